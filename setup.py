@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 
 class WithProject(build_py):
-    """Copies the project's own files to where `appa_flwr.launch.checks.project_file` looks for them."""
+    """Copies the project's own files to where `appa_flwr.launch.bundle.project_file` looks for them."""
 
     def run(self) -> None:
         """Build the packages, then add the files, but where a checkout is installed as it stands."""

@@ -90,7 +90,7 @@ class Run:
         Raises:
             UserError: the run has left none, or its survey is no longer there or another one.
         """
-        found: Predictor = importlib.import_module("server_app.asking").AskedPredictor(self.folder, self.config)
+        found: Predictor = importlib.import_module("server_app.loaded").LoadedPredictor(self.folder, self.config)
         return found
 
     def policy(self) -> Policy:
@@ -100,7 +100,7 @@ class Run:
             UserError: the run has left none, or its base model is no longer there.
         """
         # By name: the server's code lies above this package, which a group has without it.
-        found: Policy = importlib.import_module("server_app.asking").AskedPolicy(self.folder, self.config)
+        found: Policy = importlib.import_module("server_app.loaded").LoadedPolicy(self.folder, self.config)
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.serde import recorddict_to_proto
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Release, ledger_of
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.refusals import REFUSALS, Refused
-from appa_flwr.secure import masks
-from client_app.numbers import Asked, Numbers
+from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol.asks import Ask, Task
+from appa_flwr.protocol.refusals import FAILED, Refused
+from client_app.numbers import Numbers
 from client_app.party import Party
 
 log = logging.getLogger("appa.client")
@@ -51,18 +49,11 @@ def guarded(action: Action) -> Callable[[Message, Context], Message]:
             _write_down(message, context, leaving)
             return Message(leaving.content, reply_to=message)
         except Refused as refused:
-            code = refused.code
-        except masks.Refused as refused:
-            code = refusals.SECURE[refused.name]
+            log.error("%s refused: %s", name, refused)
+            code, reason = refused.code, str(refused)
         except Exception as error:
             log.exception("%s failed", name)
-            code, reason = (
-                refusals.FAILED,
-                f"{name} failed: {type(error).__name__} (details are in the group's own log)",
-            )
-        if code != refusals.FAILED:
-            reason = REFUSALS[code]
-            log.error("%s refused: %s", name, reason)
+            code, reason = FAILED, f"{name} failed: {type(error).__name__} (details are in the group's own log)"
         with contextlib.suppress(UserError):  # no number leaves
             _write_down(message, context, Leaving(RecordDict()), refused=reason)
         return Message(Error(code=code, reason=reason), reply_to=message)
@@ -70,34 +61,26 @@ def guarded(action: Action) -> Callable[[Message, Context], Message]:
     return handle
 
 
-def numbers(asked: Asked, rows: Mapping[str, Numbers]) -> Leaving:
-    """The reply to a request for numbers.
-
-    Args:
-        asked: the request.
-        rows: group -> its numbers.
+def numbers(ask: Ask, task: Task, party: Party, rows: Mapping[str, Numbers]) -> Leaving:
+    """The reply to a request for numbers; `rows` are each group's.
 
     Raises:
         ValueError: numbers outside the bounds that the request gives them, of a plain reply.
-        Refused: several groups, of a masked reply; and see `appa_flwr.secure.masks.Member.mask`.
+        Refused: see `client_app.party.Party.member` and `appa_flwr.secure.masks.Member.mask`, of a masked reply.
     """
-    shapes, kind = asks.numbers_of(asked.request, asked.public), f"ask {asked.request.kind}"
-    if not asked.masked:
+    shapes, kind = asks.numbers_of(ask, party.public), f"ask {ask.kind}"
+    if not task.cohort:
         row_GN = np.stack([asks.flatten(row, shapes) for row in rows.values()])
         return Leaving(messages.pack_reply(list(rows), row_GN), kind)
-    if len(rows) > 1:
-        raise Refused(refusals.SEVERAL_GROUPS)
-    ((group, row),) = rows.items()
-    share_N = asks.flatten(row, shapes, cut=True) / asks.scales(shapes)
-    word_N = asked.party.member(group).mask(asked.task, share_N)
-    return Leaving(messages.pack_reply([group], word_N), kind, asked.head.cohort)
+    member = party.member()
+    share_N = asks.flatten(rows[member.name], shapes, cut=True) / asks.scales(shapes)
+    return Leaving(messages.pack_reply([member.name], member.mask(task, share_N)), kind, task.cohort)
 
 
 def _write_down(message: Message, context: Context, leaving: Leaving, *, refused: str = "") -> None:
     ledger = ledger_of(context.node_config)
     if ledger is None:
         return
-    content = recorddict_to_proto(leaving.content).SerializeToString(deterministic=True)
     arrays = [array for record in leaving.content.array_records.values() for array in record.values()]
     ledger.write(
         Release(
@@ -106,7 +89,7 @@ def _write_down(message: Message, context: Context, leaving: Leaving, *, refused
             kind=leaving.kind or message.metadata.message_type,
             groups=str(context.node_config["group"]),
             numbers=sum(int(np.prod(array.shape)) for array in arrays),
-            sha256="" if refused else hashlib.sha256(content).hexdigest(),
+            sha256="" if refused else messages.digest(leaving.content),
             refused=refused,
             cohort="; ".join(leaving.cohort),
         )

@@ -5,20 +5,18 @@ Axis letters: Q public questions, J scored answers, K options.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config import Config
 from appa_flwr.owner.ledger import digest
 from appa_flwr.owner.owner_policy import SUM_ROUNDING
 from appa_flwr.protocol import asks, refusals
-from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
+from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.roster import LEAST_GROUPS
-from client_app.memory import read_arrays
-from client_app.party import Party
+from client_app.party import Group, Party
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -41,47 +39,8 @@ OWN_DECIMALS = 2
 """Of an own score: what one question adds to a mean over many is less."""
 
 
-def check(ask: Ask, party: Party, *, cohort: tuple[str, ...]) -> None:
-    """Refuse a request that the owner's policy forbids, whatever the run's config says.
-
-    Args:
-        ask: the request.
-        party: the node.
-        cohort: the groups of the masked sum; none where the reply would be plain.
-
-    Raises:
-        Refused: see `appa_flwr.protocol.refusals`.
-    """
-    policy, masked = party.policy, bool(cohort)
-    if policy.roster and not masked and ask.kind != asks.OWN_SCORES:
-        raise Refused(refusals.ONLY_SUMS)  # a server that is refused a sum could ask for its parts
-    if masked and not policy.roster:
-        raise Refused(refusals.NO_ROSTER)
-    if ask.kind == asks.TERMS and not masked and party.ledger is not None:
-        raise Refused(refusals.NO_ROSTER)
-    key = KEY_OF_KIND[ask.kind]
-    # Within a sum over groups that the owner knows a prediction tells no more than a vote.
-    if not policy.may(key) and not (masked and key == "predictions" and policy.may("votes")):
-        raise Refused(refusals.MAY_NOT_LEAVE[key])
-    if "metrics" in ask.settings and not all(map(policy.allows, ask.texts("metrics"))):
-        raise Refused(refusals.METRIC)
-    if (
-        ask.kind == asks.TERMS
-        and ask.text("rule") == "appa"
-        and party.config.appa.temperature < policy.least_temperature
-    ):
-        raise Refused(refusals.LOW_TEMPERATURE)
-    trains = set(cohort) - set(party.config.unseen_group_names)
-    if masked and ask.kind in (asks.UPDATE, asks.VALIDATION) and len(trains) < LEAST_GROUPS:
-        raise Refused(refusals.FEW_OWN)
-
-
 def check_run(party: Party) -> None:
-    """Refuse a run whose config asks for what the owner's policy lets not leave, before it starts.
-
-    Raises:
-        Refused: `metric` is foreign, or `sft.target` is a mean.
-    """
+    """Refuse a run whose config asks for what the owner's policy lets not leave, before it starts."""
     policy, target = party.policy, party.config.sft.target
     if not policy.allows(party.config.reward_metric):
         raise Refused(refusals.METRIC)
@@ -91,45 +50,60 @@ def check_run(party: Party) -> None:
         raise Refused(refusals.MAY_NOT_LEAVE["predictions"])
 
 
-def check_training(config: Config, *, masked: bool, party: Party) -> None:
-    """Refuse a plain step of a deployed group that would be nearly a sum of single answers.
-
-    Raises:
-        Refused: plain SGD, or fewer than `LEAST_STEPS` steps.
-    """
-    weak = config.pluralllm.local_optimizer == "sgd" or config.pluralllm.local_steps < LEAST_STEPS
-    if weak and not masked and party.ledger is not None:
-        raise Refused(refusals.WEAK_TRAINING)
-
-
-def count_training(ask: Ask, world: str, public: Catalogue, party: Party, groups: Iterable[str]) -> None:
-    """Write down that a reply about PluralLLM is about to rest on the answers of these groups.
-
-    Raises:
-        Refused: as many replies rest on a question as the owner allows.
-    """
-    if party.ledger is None or KEY_OF_KIND[ask.kind] != "training":
+def check_catalogue(party: Party, catalogue: str, group: str, parts: Mapping[str, Collection[str]]) -> None:
+    """Refuse a catalogue, by its digest, for a group; `parts` as in `appa_flwr.owner.ledger.Ledger.enter`."""
+    if party.ledger is None:
         return
-    limit = party.policy.training_replies
+    least = party.policy.least_answers
+    if len(parts["training"]) < least:
+        raise Refused(refusals.FEW_ANSWERS)
+    if why := party.ledger.enter(party.run_id, catalogue, group, parts, least=least):
+        raise Refused({"other": refusals.OTHER_CATALOGUE, "near": refusals.NEARLY_SAME}[why])
+
+
+def check(ask: Ask, task: Task, party: Party) -> None:
+    """Refuse a request that the owner's policy forbids, whatever the run's config says, or that is of another world."""
+    policy, masked, deployed = party.policy, bool(task.cohort), party.ledger is not None
+    if policy.roster and not masked and ask.kind != asks.OWN_SCORES:
+        raise Refused(refusals.ONLY_SUMS)  # a server that is refused a sum could ask for its parts
+    if not policy.roster and (masked or (ask.kind == asks.TERMS and deployed)):
+        raise Refused(refusals.NO_ROSTER)
+    key = KEY_OF_KIND[ask.kind]
+    # Within a sum over groups that the owner knows a prediction tells no more than a vote.
+    if not policy.may(key) and not (masked and key == "predictions" and policy.may("votes")):
+        raise Refused(refusals.MAY_NOT_LEAVE[key])
+    if "metrics" in ask.settings and not all(map(policy.allows, ask.texts("metrics"))):
+        raise Refused(refusals.METRIC)
+    appa = ask.kind == asks.TERMS and ask.text("rule") == "appa"
+    if appa and party.config.appa.temperature < policy.least_temperature:
+        raise Refused(refusals.LOW_TEMPERATURE)
+    trains = set(task.cohort) - set(party.config.unseen_group_names)
+    if masked and ask.kind in (asks.UPDATE, asks.VALIDATION) and len(trains) < LEAST_GROUPS:
+        raise Refused(refusals.FEW_OWN)
+    if task.request != asks.request_digest(ask, party.world):
+        raise Refused(refusals.OTHER_WORLD)
+    if key == "training" and deployed:
+        for group in party.groups:
+            _check_training(group, ask, task)
+
+
+def _check_training(group: Group, ask: Ask, task: Task) -> None:
+    """Refuse a step that would be nearly a sum of single answers, and more replies than the owner allows."""
+    party, settings = group.party, group.party.config.pluralllm
+    weak = settings.local_optimizer == "sgd" or settings.local_steps < LEAST_STEPS
+    if ask.kind == asks.UPDATE and weak and not task.cohort and not group.unseen:
+        raise Refused(refusals.WEAK_TRAINING)
+    public, limit = party.public, party.policy.training_replies
     limit = limit if ask.kind == asks.UPDATE else -(-limit // TENTH)
     asked_Q = {asks.UPDATE: public.train_Q, asks.VALIDATION: public.held_out_Q}.get(ask.kind, ~public.unanswered_Q)
-    mark = bytes.fromhex(asks.request_digest(ask, world))
-    for group in groups:
-        known_Q = ~np.isnan(read_arrays(party.memory, f"data {group}")["truth"]).any(axis=1)
-        marks = [(public.questions[q].question_id, mark) for q in np.flatnonzero(asked_Q & known_Q)]
-        if not all(party.ledger.spend(f"{ask.kind}: {group}", marks, limit=limit, whole=True)):
-            raise Refused(refusals.REPLIES_SPENT)
+    rows = np.flatnonzero(asked_Q & ~np.isnan(group.truth_QK).any(axis=1))
+    marks = [(public.questions[q].question_id, bytes.fromhex(task.request)) for q in rows]
+    if not all(group.spend(ask.kind, marks, limit=limit)):
+        raise Refused(refusals.REPLIES_SPENT)
 
 
 def released(
-    request: ScoreRequest,
-    scored: Mapping[str, FloatArray],
-    side_QK: FloatArray,
-    public: Catalogue,
-    *,
-    party: Party,
-    group: str,
-    side: str,
+    group: Group, request: ScoreRequest, side: str, side_QK: FloatArray, scored: Mapping[str, FloatArray]
 ) -> Mapping[str, FloatArray]:
     """The rewards (J,) by metric that may leave, written down in the ledger; `side_QK` is what they compare with.
 
@@ -138,21 +112,22 @@ def released(
     Raises:
         Refused: more scores against the prediction of a question than the owner's policy allows.
     """
+    party, kind = group.party, f"scores by {side}"
     if party.ledger is None:
         return scored
     # An answer that nobody can read, or to a question the group has no answer to, tells nothing.
-    answer_JK = np.where(public.option_QK[request.question_J], request.prediction_JK, 0.0)
-    side_JK, secret, kind = side_QK[request.question_J], party.ledger.secret(), f"scores by {side}: {group}"
+    answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
+    side_JK, secret = side_QK[request.question_J], party.ledger.secret()
     telling_J = np.flatnonzero(~np.isnan(answer_JK).any(1) & ~np.isnan(side_JK).any(1))
     places = [(metric, int(j)) for metric in scored for j in telling_J]
     marks = []
     for metric, j in places:
-        question = public.questions[request.question_J[j]].question_id
+        question = party.public.questions[request.question_J[j]].question_id
         # What is compared with belongs to it: the same answer against another table is another score.
-        parts = (kind.encode(), question.encode(), metric.encode(), answer_JK[j].tobytes(), side_JK[j].tobytes())
-        marks.append((question, digest(secret, *parts)))
+        parts = (question.encode(), metric.encode(), answer_JK[j].tobytes(), side_JK[j].tobytes())
+        marks.append((question, digest(secret, f"{kind}: {group.name}".encode(), *parts)))
     whole = side == asks.TARGET_SIDE
-    allowed = party.ledger.spend(kind, marks, limit=party.policy.scores_per_question, whole=whole)
+    allowed = group.spend(kind, marks, limit=party.policy.scores_per_question, whole=whole)
     if whole and not all(allowed):
         raise Refused(refusals.SPENT)
     kept = {metric: reward_J.copy() for metric, reward_J in scored.items()}
@@ -161,15 +136,13 @@ def released(
     return kept
 
 
-def own_score(public: Catalogue, question_J: npt.NDArray[np.int64], request: str, party: Party, group: str) -> bool:
+def own_score(group: Group, question_J: npt.NDArray[np.int64], task: Task) -> bool:
     """True if the group's mean score of readable answers to these questions may leave; it is written down then."""
-    if party.ledger is None:
-        return bool(len(question_J))
-    ids = [public.questions[q].question_id for q in np.unique(question_J)]
-    if not party.policy.own_score or len(ids) < party.policy.least_answers:
+    policy, question_Q = group.party.policy, np.unique(question_J)
+    if not policy.own_score or len(question_Q) < policy.least_answers:
         return False
-    marks = [(question, bytes.fromhex(request)) for question in ids]
-    return all(party.ledger.spend(f"own scores: {group}", marks, limit=party.policy.own_score, whole=True))
+    marks = [(group.party.public.questions[q].question_id, bytes.fromhex(task.request)) for q in question_Q]
+    return all(group.spend("own scores", marks, limit=policy.own_score))
 
 
 def rounded(sums: FloatArray, party: Party) -> FloatArray:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import MutableMapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -30,57 +29,25 @@ FILE_SUFFIX, _TABLE = ".sqlite", "memory"
 _SCHEMA = f"create table if not exists {_TABLE} (name text primary key, value blob not null) without rowid"
 
 
-class _File(MutableMapping[str, bytes]):
-    """A file's named bytes, each read or written in a transaction of its own; a UserError where it cannot be used."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @contextmanager
-    def _rows(self) -> Iterator[NamedBytes]:
-        with writing(self._path.parent):
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        with transaction(self._path, _SCHEMA, what="memory") as file:
-            yield NamedBytes(file, _TABLE)
-
-    def __getitem__(self, name: str) -> bytes:
-        with self._rows() as rows:
-            return rows[name]
-
-    def __setitem__(self, name: str, value: bytes) -> None:
-        with self._rows() as rows:
-            rows[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        with self._rows() as rows:
-            del rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        with self._rows() as rows:
-            return iter(list(rows))
-
-    def __len__(self) -> int:
-        with self._rows() as rows:
-            return len(rows)
-
-
 def memory_of(context: Context) -> Memory:
     """The memory of this node and run; what runs that have long been silent have left is removed.
 
     Raises:
-        UserError: see `appa_flwr.owner.ledger.ledger_of`.
+        UserError: see `appa_flwr.owner.ledger.ledger_of`; or its folder cannot be made.
     """
     ledger = ledger_of(context.node_config)
     if ledger is None:
         return cast(Memory, context.state.config_records.setdefault(_TABLE, ConfigRecord()))
     folder = ledger.path.with_suffix(MEMORY_SUFFIX)
+    with writing(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
     own = folder / f"{context.run_id}{FILE_SUFFIX}"
     for path in folder.glob(f"*{FILE_SUFFIX}"):
         if path == own:
             os.utime(path)
         elif time.time() - path.stat().st_mtime > KEPT_SECONDS:
             path.unlink(missing_ok=True)
-    return _File(own)
+    return NamedBytes(partial(transaction, own, _SCHEMA, what="memory"), _TABLE)
 
 
 def read_arrays(memory: Memory, name: str) -> dict[str, npt.NDArray[Any]]:

@@ -9,25 +9,19 @@ Axis letters: Q public questions, K options, J scored answers, P weights, L meas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import asks, messages, refusals, rewards, votes
-from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
+from appa_flwr.protocol import asks, refusals, rewards, votes
+from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
-from appa_flwr.secure.masks import Task
 from appa_flwr.secure.roster import LEAST_GROUPS
 from client_app import limits
-from client_app.memory import read_arrays
-from client_app.party import Party
-from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.scores import PREDICTOR, group_sums, local_sums, mean_from_sums, summed
+from client_app.party import Group
+from pluralllm.scores import COUNT, PREDICTOR, local_sums, mean_from_sums, summed
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -35,96 +29,6 @@ Numbers = Mapping[str, FloatArray]
 
 MIN_TRAINING_ANSWERS = 10
 """Sums over fewer training answers would tell what these answers are."""
-
-COUNT = "answers"  # of a sum, among its measures
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A request as it meets a node."""
-
-    request: Ask
-    head: messages.Head
-    party: Party
-    public: Catalogue
-
-    @property
-    def config(self) -> Config:
-        """The run's."""
-        return self.party.config
-
-    @property
-    def masked(self) -> bool:
-        """True if the numbers leave under masks."""
-        return bool(self.head.cohort)
-
-    @property
-    def task(self) -> Task:
-        """The masked sum that the numbers go into."""
-        head, roster = self.head, self.party.roster.sha256
-        return Task(head.run, head.round, head.cohort, asks.request_digest(self.request, head.world), roster)
-
-    @cached_property
-    def embedding(self) -> OptionEmbedding:
-        """The public options as PluralLLM takes them."""
-        return option_embedding(self.public)
-
-    @cached_property
-    def mean_sums(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Sums of the held-out answers of all groups that train, which a simulation's nodes can read."""
-        seen = [name for name in self.config.group_names or self.party.survey.groups if not self.unseen(name)]
-        held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
-        by_group = self.party.answers(seen, held_out)
-        usable = {name: answers for name, answers in by_group.items() if not isinstance(answers, UserError)}
-        return group_sums(
-            (group_data(name, mine, embedding=self.embedding) for name, mine in usable.items()), self.embedding
-        )
-
-    def unseen(self, group: str) -> bool:
-        """True if the group does not train PluralLLM."""
-        return group in self.config.unseen_group_names
-
-    def data(self, group: str) -> GroupData:
-        """The group's training answers."""
-        kept = read_arrays(self.party.memory, f"data {group}")
-        return GroupData(group, kept["question"], kept["answer"])
-
-    def truth(self, group: str) -> FloatArray:
-        """All of the group's own answers (Q, K), rows of NaN where it has none."""
-        truth_QK: FloatArray = read_arrays(self.party.memory, f"data {group}")["truth"]
-        return truth_QK
-
-    def held_out(self, group: str) -> GroupData:
-        """The group's answers to held-out questions; none where they are fewer than its owner asks for."""
-        truth_QK = self.truth(group)
-        rows = np.flatnonzero(~self.public.train_Q & ~np.isnan(truth_QK).any(axis=1))
-        answers = GroupData(group, rows, truth_QK[rows].astype(np.float32))
-        return answers if len(answers) >= self.party.policy.least_answers else answers.first(0)
-
-    def targets(self, group: str, *, draw: int = 0) -> FloatArray:
-        """The group's target table (Q, K), or one of fresh contexts where `draw` is not 0.
-
-        Raises:
-            Refused: PluralLLM's final weights have not arrived.
-        """
-        self.party.remembered("targets")
-        if not draw:
-            target_QK: FloatArray = read_arrays(self.party.memory, f"targets {group}")["target"]
-            return target_QK
-        from client_app import predictor
-
-        weight_P = np.frombuffer(self.party.remembered("weights"), dtype=np.float32)
-        ours = predictor.load(self.config, weight_P, self.embedding, self.public.train_Q)
-        return ours.table(self.data(group), draw=draw)
-
-    def side(self, group: str, side: str, *, draw: int) -> FloatArray:
-        """What answers are compared with, (Q, K), rows of NaN where there is nothing."""
-        if side == asks.TARGET_SIDE:
-            return self.targets(group, draw=draw)
-        if not self.party.policy.may(asks.TRUTH_SIDE):
-            return np.full(self.public.option_QK.shape, np.nan)
-        # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
-        return np.where(self.public.train_Q[:, None], np.nan, self.truth(group))
 
 
 def score(request: ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> dict[str, FloatArray]:
@@ -150,62 +54,59 @@ def score(request: ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> d
     return result
 
 
-def _votes(asked: Asked, group: str) -> Numbers:
-    kind, public, config = asked.request.kind, asked.public, asked.config
-    ballot = votes.BALLOTS[config.task] if kind == asks.VOTES else votes.DISTRIBUTION
-    predicted = kind == asks.PREDICTIONS or (kind == asks.VOTES and config.sft.target == "predicted-mean")
-    truth_QK = asked.truth(group)
+def _votes(group: Group, ask: Ask, task: Task) -> Numbers:
+    public, config = group.party.public, group.party.config
+    ballot = votes.BALLOTS[config.task] if ask.kind == asks.VOTES else votes.DISTRIBUTION
+    predicted = ask.kind == asks.PREDICTIONS or (ask.kind == asks.VOTES and config.sft.target == "predicted-mean")
+    truth_QK = group.truth_QK
     own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None] & (not predicted)
-    opinion_QK = np.where(own_Q1, truth_QK, asked.targets(group))
+    opinion_QK = np.where(own_Q1, truth_QK, group.targets())
     return {"votes": votes.cast(opinion_QK, public.option_QK, kind=ballot)}
 
 
-def _update(asked: Asked, group: str) -> Numbers:
+def _update(group: Group, ask: Ask, task: Task) -> Numbers:
     from client_app import predictor
 
-    weight_P = asked.request.array("weights", np.float32, axes=1)
-    data = asked.data(group).first(0) if asked.unseen(group) else asked.data(group)
+    party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
+    data = group.data.first(0) if group.unseen else group.data
     if not len(data):
         return {"step": np.zeros(len(weight_P)), "answers": np.zeros(1), "loss": np.zeros(1)}
-    limits.check_training(asked.config, masked=asked.masked, party=asked.party)
-    ledger = asked.party.ledger
     after_P, loss = predictor.train(
-        asked.config,
+        party.config,
         weight_P,
         data,
-        asked.embedding,
-        round_number=asked.request.count("round"),
-        proximal=asked.request.number("proximal"),
-        secret="" if ledger is None else ledger.secret().hex(),
+        party.embedding,
+        round_number=ask.count("round"),
+        proximal=ask.number("proximal"),
+        secret="" if party.ledger is None else party.ledger.secret().hex(),
     )
     step_P = after_P.astype(np.float64) - weight_P
-    total = limits.rounded(np.array([loss * len(data)]), asked.party)
+    total = limits.rounded(np.array([loss * len(data)]), party)
     return {"step": len(data) * step_P, "answers": np.array([float(len(data))]), "loss": total}
 
 
-def _validation(asked: Asked, group: str) -> Numbers:
+def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
     from client_app import predictor
 
-    weight_P = asked.request.array("weights", np.float32, axes=1)
-    truth = asked.held_out(group).first(0) if asked.unseen(group) else asked.held_out(group)
-    ours = predictor.load(asked.config, weight_P, asked.embedding, asked.public.train_Q)
-    error_V = limits.rounded(ours.errors(asked.data(group), truth), asked.party)
+    party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
+    truth = group.held_out.first(0) if group.unseen else group.held_out
+    ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
+    error_V = limits.rounded(ours.errors(group.data, truth), party)
     return {"answers": np.array([float(len(truth))]), "error": np.minimum(error_V, len(truth) * asks.LARGEST_ERROR)}
 
 
-def _scores(asked: Asked, group: str) -> Numbers:
+def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """PluralLLM's scores, see `pluralllm.scores.local_sums`: a row of groups that train it, and a row of others."""
-    data, truth, least = asked.data(group), asked.held_out(group), asked.party.policy.least_answers
+    party, data, truth, least = group.party, group.data, group.held_out, group.party.policy.least_answers
     others_QK = None
-    if asked.party.ledger is None:
-        others_QK = mean_from_sums(*asked.mean_sums, own=None if asked.unseen(group) else truth)
+    if party.ledger is None:
+        others_QK = mean_from_sums(*party.mean_sums, own=None if group.unseen else truth)
     parts = {asks.HELD_OUT_PART: (truth, least)}
     if len(data) >= (fewest := max(MIN_TRAINING_ANSWERS, least)):
         parts[asks.TRAINING_PART] = (data, fewest)
+    table_QK = group.targets()
     sums = {
-        part: local_sums(
-            asked.targets(group), truth=answers, known=data, embedding=asked.embedding, mean_of_others=others_QK
-        )
+        part: local_sums(table_QK, truth=answers, known=data, embedding=party.embedding, mean_of_others=others_QK)
         for part, (answers, _) in parts.items()
     }
     score_2L = np.zeros((2, len(summed())))
@@ -213,11 +114,11 @@ def _scores(asked: Asked, group: str) -> Numbers:
         measures = sums.get(part, {}).get(name)
         if measures is not None and _is_large(measures[COUNT], sums[part][PREDICTOR][COUNT], parts[part][1]):
             value = np.array(measures[measure])
-            rounded = value if measure == COUNT else np.minimum(limits.rounded(value, asked.party), measures[COUNT])
-            score_2L[int(asked.unseen(group)), place] = rounded
-    if asked.masked:
-        unseen = set(asked.head.cohort) & set(asked.config.unseen_group_names)
-        few_2 = np.array([len(asked.head.cohort) - len(unseen), len(unseen)]) < LEAST_GROUPS
+            rounded = value if measure == COUNT else np.minimum(limits.rounded(value, party), measures[COUNT])
+            score_2L[int(group.unseen), place] = rounded
+    if task.cohort:
+        unseen = set(task.cohort) & set(party.config.unseen_group_names)
+        few_2 = np.array([len(task.cohort) - len(unseen), len(unseen)]) < LEAST_GROUPS
         score_2L[few_2] = 0.0
     return {"scores": score_2L}
 
@@ -227,93 +128,82 @@ def _is_large(count: float, every: float, least: int) -> bool:
     return count == every or least <= count <= every - least
 
 
-def _rewards(asked: Asked, group: str) -> Numbers:
+def _rewards(group: Group, ask: Ask, task: Task) -> Numbers:
+    request = ScoreRequest.of(ask)
     numbers: dict[str, FloatArray] = {}
-    for metric, side, reward_J in _scored(asked, group, ScoreRequest.of(asked.request)):
-        known_J, name = ~np.isnan(reward_J), f"{metric} {side}"
-        numbers |= {
-            f"{name} reward": np.nan_to_num(reward_J),
-            f"{name} square": np.nan_to_num(reward_J) ** 2,
-            f"{name} known": known_J.astype(np.float64),
-            f"{name} own": np.array([reward_J[known_J].mean() if known_J.any() else 0.0]),
-            f"{name} groups": np.array([float(known_J.any())]),
-        }
+    for side in request.sides:
+        for metric, reward_J in _scored(group, request, side).items():
+            known_J, name = ~np.isnan(reward_J), f"{metric} {side}"
+            numbers |= {
+                f"{name} reward": np.nan_to_num(reward_J),
+                f"{name} square": np.nan_to_num(reward_J) ** 2,
+                f"{name} known": known_J.astype(np.float64),
+                f"{name} own": np.array([reward_J[known_J].mean() if known_J.any() else 0.0]),
+                f"{name} groups": np.array([float(known_J.any())]),
+            }
     return numbers
 
 
-def _scored(asked: Asked, group: str, request: ScoreRequest) -> list[tuple[str, str, FloatArray]]:
-    """Metric, side and rewards (J,), NaN where there is none that may leave."""
-    scored = []
-    for side in request.sides:
-        side_QK = asked.side(group, side, draw=request.draw)
-        by_metric: Mapping[str, FloatArray] = score(request, side_QK, asked.public.option_QK)
-        by_metric = limits.released(
-            request, by_metric, side_QK, asked.public, party=asked.party, group=group, side=side
-        )
-        scored += [(metric, side, reward_J) for metric, reward_J in by_metric.items()]
-    return scored
+def _scored(group: Group, request: ScoreRequest, side: str) -> Mapping[str, FloatArray]:
+    """Metric -> rewards (J,), NaN where there is none that may leave."""
+    side_QK = group.side(side, request.draw)
+    by_metric = score(request, side_QK, group.party.public.option_QK)
+    return limits.released(group, request, side, side_QK, by_metric)
 
 
-def _terms(asked: Asked, group: str) -> Numbers:
-    ask, config, request = asked.request, asked.config, ScoreRequest.of(asked.request)
-    rule, iteration, reference = ask.text("rule"), ask.count("iteration"), ask.number("reference")
-    if rule not in (config.rule, config.baseline_rule) or request.sides != (asks.TARGET_SIDE,):
-        raise Refused(refusals.BAD_REQUEST)
-    if request.metrics != (config.reward_metric,):
+def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
+    config, request = group.party.config, ScoreRequest.of(ask)
+    rule, reference, completed = ask.text("rule"), ask.number("reference"), ask.texts("completed")
+    usual = (request.metrics, request.sides) == ((config.reward_metric,), (asks.TARGET_SIDE,))
+    if not usual or rule not in (config.rule, config.baseline_rule):
         raise Refused(refusals.BAD_REQUEST)
     rule_sums.check_rule(rule, config.appa)
-    ((_, _, reward_J),) = _scored(asked, group, request)
-    training_1J = rewards.training_reward(
+    reward_J = _scored(group, request, asks.TARGET_SIDE)[config.reward_metric]
+    (training_J,) = rewards.training_reward(
         reward_J[None],
         ask.array("format", np.float64, axes=1),
         ask.array("parsed", np.bool_, axes=1),
         alignment_weight=config.appa.alignment_weight,
     )
-    run = f"{asked.head.run}\n{group}"
-    task = asked.task.digest.hex() if asked.masked else asks.request_digest(ask, asked.head.world)
-    with asked.party.facts() as facts:
-        history = rule_sums.before(
-            facts, run=run, rule=rule, iteration=iteration, reference=reference, completed=ask.texts("completed")
-        )
+    run = f"{task.run}\n{group.name}"
+    with group.party.facts() as facts:
+        history = rule_sums.before(facts, run=run, rule=rule, reference=reference, completed=completed)
         terms, after = rule_sums.terms(
             rule,
             config.appa,
             reference=reference,
-            iteration=iteration,
+            iteration=len(completed) + 1,
             history=history,
             reward_J=reward_J,
-            training_J=training_1J[0],
+            training_J=training_J,
         )
-        rule_sums.remember(facts, run=run, rule=rule, task=task, history=after)
+        name = task.digest.hex() if task.cohort else task.request
+        rule_sums.remember(facts, run=run, rule=rule, completed=completed, task=name, history=after)
     return terms
 
 
-def _own_scores(asked: Asked, group: str) -> Numbers:
+def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """The group's score of an evaluation: the mean over questions of their answers' mean reward.
 
     One of a single question would tell what was answered there, so it takes answers that can be read to as many
     questions as the owner asks for, and every answer to a question counts once.
     """
-    request = ScoreRequest.of(asked.request)
+    request, party = ScoreRequest.of(ask), group.party
     numbers = {}
     for side in request.sides:
-        side_QK = asked.side(group, side, draw=request.draw)
-        for metric, reward_J in score(request, side_QK, asked.public.option_QK).items():
+        for metric, reward_J in score(request, group.side(side, request.draw), party.public.option_QK).items():
             known_J = ~np.isnan(reward_J)
-            by_question = [
-                reward_J[known_J & (request.question_J == q)].mean() for q in np.unique(request.question_J[known_J])
-            ]
             readable_J = known_J & ~np.isnan(request.prediction_JK).all(axis=1)
-            may = limits.own_score(
-                asked.public, request.question_J[readable_J], asked.request.digest, asked.party, group
-            )
-            numbers[f"{metric} {side}"] = (
-                np.array([limits.own_rounded(float(np.mean(by_question)), asked.party), 1.0]) if may else np.zeros(2)
-            )
+            numbers[f"{metric} {side}"] = np.zeros(2)
+            if limits.own_score(group, request.question_J[readable_J], task):
+                questions = np.unique(request.question_J[known_J])
+                by_question = [reward_J[known_J & (request.question_J == q)].mean() for q in questions]
+                own = limits.own_rounded(float(np.mean(by_question)), party)
+                numbers[f"{metric} {side}"] = np.array([own, 1.0])
     return numbers
 
 
-MAKERS: Mapping[str, Callable[[Asked, str], Numbers]] = {
+MAKERS: Mapping[str, Callable[[Group, Ask, Task], Numbers]] = {
     asks.VOTES: _votes,
     asks.PREDICTIONS: _votes,
     asks.ANSWERS: _votes,

@@ -1,7 +1,11 @@
-"""A node and what it speaks for: its config, its owner's policy and ledger, its groups and their private answers."""
+"""A node and the groups that it speaks for: its config, its owner's policy and ledger, and the groups' private answers.
+
+Axis letters: Q public questions, K options.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,27 +13,24 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from flwr.app import Context
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
-from appa_flwr.protocol import refusals
+from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import Member
-from appa_flwr.secure.roster import (
-    KEY_SUFFIX,
-    LEAST_GROUPS,
-    ROSTER_FILE,
-    Roster,
-    own_key,
-    read_file,
-    read_roster,
-)
+from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_key, read_file, read_roster
 from appa_flwr.survey import store
-from appa_flwr.survey.types import FloatArray, Question, Survey
-from client_app.memory import Memory, memory_of
+from appa_flwr.survey.types import Question, Survey
+from client_app.memory import Memory, memory_of, read_arrays
+from pluralllm.data import FloatArray, GroupData, OptionEmbedding, group_data, option_embedding
+from pluralllm.scores import group_sums
 
 Answers = Mapping[str, FloatArray]
 
@@ -58,6 +59,8 @@ class Party:
         config = Config.load({key: value for key, value in items if isinstance(value, bool | int | float | str)})
         node = context.node_config
         return cls(node, str(context.run_id), config, owner_policy_of(node), ledger_of(node), memory_of(context))
+
+    # --- its survey -------------------------------------------------------------------------------------------------
 
     @property
     def hosted(self) -> tuple[str, ...]:
@@ -96,23 +99,31 @@ class Party:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
-    def answers(self, groups: Sequence[str], public: Sequence[Question]) -> dict[str, Answers | UserError]:
-        """These groups' answers to the public questions; one counts if its options are the public ones, in their order.
+    def answers(self, group: str, public: Sequence[Question]) -> Answers:
+        """A group's answers to the public questions; one counts if its options are the public ones, in their order.
 
-        Returns:
-            Each group's answers, or why it has none that can be used.
+        Raises:
+            UserError: the survey does not have the group.
         """
-        wanted, survey = {question.question_id: question.options for question in public}, self.survey
-        same = {q.question_id for q in survey.questions if wanted.get(q.question_id) == q.options}
-        if reordered := sum(q.question_id in wanted for q in survey.questions) - len(same):
+        if group not in self.survey.answers:
+            known = ", ".join(self.survey.groups)
+            raise UserError(f"group '{group}' is not in the survey file, which has {known}")
+        wanted = {question.question_id: question.options for question in public}
+        same = {q.question_id for q in self.survey.questions if wanted.get(q.question_id) == q.options}
+        if reordered := sum(q.question_id in wanted for q in self.survey.questions) - len(same):
             log.warning("%d questions are left out: their options differ from the server's public ones", reordered)
-        known = ", ".join(survey.groups)
-        return {
-            group: {key: shares for key, shares in survey.answers[group].items() if key in same}
-            if group in survey.answers
-            else UserError(f"group '{group}' is not in the survey file, which has {known}")
-            for group in groups
-        }
+        return {key: shares for key, shares in self.survey.answers[group].items() if key in same}
+
+    @cached_property
+    def mean_sums(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """Sums of the held-out answers of all groups that train, which a simulation's nodes can read."""
+        unseen, survey = self.config.unseen_group_names, self.survey.answers
+        seen = [name for name in self.config.group_names or survey if name in survey and name not in unseen]
+        held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
+        own = (group_data(name, self.answers(name, held_out), embedding=self.embedding) for name in seen)
+        return group_sums(own, self.embedding)
+
+    # --- what it remembers of the run -------------------------------------------------------------------------------
 
     def remembered(self, name: str) -> bytes:
         """An entry of the node's memory.
@@ -125,39 +136,121 @@ class Party:
         except KeyError:
             raise Refused(refusals.FORGOTTEN) from None
 
+    @cached_property
+    def public(self) -> Catalogue:
+        """The public questions; Refused where the server has sent none."""
+        return messages.unpack_catalogue(messages.from_bytes(self.remembered("catalogue")))
+
+    @cached_property
+    def embedding(self) -> OptionEmbedding:
+        """The public options as PluralLLM takes them."""
+        return option_embedding(self.public)
+
+    @property
+    def groups(self) -> list[Group]:
+        """Those of the node's groups that take part; Refused where the server has sent no catalogue."""
+        return [Group(self, name) for name in self.remembered("groups").decode().split("\n")]
+
+    @property
+    def world(self) -> str:
+        """See `appa_flwr.protocol.asks.world_of`."""
+        catalogue = hashlib.sha256(self.remembered("catalogue")).hexdigest()
+        return asks.world_of(self.config, catalogue, self.memory.get("targets", b"").decode())
+
+    # --- its part in secure sums ------------------------------------------------------------------------------------
+
     def facts(self) -> AbstractContextManager[MutableMapping[str, bytes]]:
         """What the node must not forget of secure sums: in its ledger, in one transaction."""
         return nullcontext(self.memory) if self.ledger is None else self.ledger.facts()
 
-    @cached_property
-    def roster(self) -> Roster:
-        """The roster beside the group's data, if it is the one that its owner has pinned.
-
-        Raises:
-            Refused: none is pinned.
-            UserError: it cannot be read, or is another one.
-        """
-        if not self.policy.roster:
-            raise Refused(refusals.NO_ROSTER)
-        path = Path(str(self.node.get("data", ""))).with_name(ROSTER_FILE)
-        roster = read_roster(read_file(path), source=str(path), pinned=self.policy.roster)
-        if roster.sha256 != self.policy.roster:
-            raise UserError(f"{path}: is not the roster that the owner's policy pins; run appa group pin again")
-        return roster
-
-    def member(self, group: str) -> Member:
-        """The group's part in secure sums.
+    def member(self) -> Member:
+        """The node's one group as a member of the roster beside its data, if that is the one its owner has pinned.
 
         Raises:
             Refused: no roster is pinned, or the node hosts several groups.
-            UserError: the roster or the private key cannot be used.
+            UserError: the roster or the private key cannot be used, or it is another roster.
         """
-        roster = self.roster
+        if not self.policy.roster:
+            raise Refused(refusals.NO_ROSTER)
         if len(self.hosted) > 1:
             raise Refused(refusals.SEVERAL_GROUPS)
-        key = own_key(Path(str(self.node.get("data", ""))).with_suffix(KEY_SUFFIX))
+        data = Path(str(self.node.get("data", "")))
+        path, key = data.with_name(ROSTER_FILE), own_key(data.with_suffix(KEY_SUFFIX))
+        roster = read_roster(read_file(path), source=str(path), pinned=self.policy.roster)
+        if roster.sha256 != self.policy.roster:
+            raise UserError(f"{path}: is not the roster that the owner's policy pins; run appa group pin again")
         least = self.policy.least_cohort or max(LEAST_GROUPS, len(roster.names) - 1)
-        return Member(group, key, roster, least=least, changes=self.policy.cohort_changes, facts=self.facts)
+        changes = self.policy.cohort_changes
+        return Member(self.hosted[0], key, roster, least=least, changes=changes, facts=self.facts)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A group of a node in a run, with its private answers."""
+
+    party: Party
+    name: str
+
+    @property
+    def unseen(self) -> bool:
+        """True if the group does not train PluralLLM."""
+        return self.name in self.party.config.unseen_group_names
+
+    @property
+    def data(self) -> GroupData:
+        """The group's training answers."""
+        kept = read_arrays(self.party.memory, f"data {self.name}")
+        return GroupData(self.name, kept["question"], kept["answer"])
+
+    @property
+    def truth_QK(self) -> FloatArray:
+        """All of the group's own answers, rows of NaN where it has none."""
+        truth_QK: FloatArray = read_arrays(self.party.memory, f"data {self.name}")["truth"]
+        return truth_QK
+
+    @property
+    def held_out(self) -> GroupData:
+        """The group's answers to held-out questions; none where they are fewer than its owner asks for."""
+        truth_QK = self.truth_QK
+        rows = np.flatnonzero(~self.party.public.train_Q & ~np.isnan(truth_QK).any(axis=1))
+        answers = GroupData(self.name, rows, truth_QK[rows].astype(np.float32))
+        return answers if len(answers) >= self.party.policy.least_answers else answers.first(0)
+
+    def targets(self, draw: int = 0) -> FloatArray:
+        """The group's target table (Q, K), or one of fresh contexts where `draw` is not 0.
+
+        Raises:
+            Refused: PluralLLM's final weights have not arrived.
+        """
+        party = self.party
+        party.remembered("targets")
+        if not draw:
+            target_QK: FloatArray = read_arrays(party.memory, f"targets {self.name}")["target"]
+            return target_QK
+        from client_app import predictor
+
+        weight_P = np.frombuffer(party.remembered("weights"), dtype=np.float32)
+        ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
+        return ours.table(self.data, draw=draw)
+
+    def side(self, side: str, draw: int) -> FloatArray:
+        """What answers are compared with, (Q, K), rows of NaN where there is nothing."""
+        if side == asks.TARGET_SIDE:
+            return self.targets(draw)
+        public = self.party.public
+        if not self.party.policy.may(asks.TRUTH_SIDE):
+            return np.full(public.option_QK.shape, np.nan)
+        # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
+        return np.where(public.train_Q[:, None], np.nan, self.truth_QK)
+
+    def spend(self, what: str, marks: Sequence[tuple[str, bytes]], *, limit: int, whole: bool = True) -> list[bool]:
+        """See `appa_flwr.owner.ledger.Ledger.spend`; a simulation may anything."""
+        ledger = self.party.ledger
+        return (
+            [True] * len(marks)
+            if ledger is None
+            else ledger.spend(f"{what}: {self.name}", marks, limit=limit, whole=whole)
+        )
 
 
 @lru_cache(maxsize=2)

@@ -39,19 +39,13 @@ def train(
     proximal: float,
     secret: str,
 ) -> tuple[Weights, float]:
-    """Train a copy of the server's joined weights on a group's answers.
+    """Train a copy of the server's joined weights (P,) on a group's answers, at least one, with FedProx' mu `proximal`.
 
-    Args:
-        config: the run's.
-        weight_P: the server's.
-        data: the group's training answers, at least one.
-        embedding: the public table.
-        round_number: from 1 on; it decides the step size and, with the run's seed and the group, the episodes.
-        proximal: mu of FedProx.
-        secret: of the node, beside the run's seed, so that nobody can repeat the round with guessed answers.
+    `round_number`, from 1 on, decides the step size and, with the run's seed and the group, the episodes; so does the
+    node's `secret`, that nobody can repeat the round with guessed answers.
 
     Returns:
-        The weights after training, and the mean loss over the steps.
+        The weights (P,) after training, and the mean loss over the steps.
     """
     torch.set_num_threads(1)
     settings, model = config.pluralllm, _model(config, weight_P)
@@ -75,15 +69,7 @@ def train(
 
 @dataclass(frozen=True)
 class Predictor:
-    """PluralLLM with all that its predictions depend on but the group.
-
-    Attributes:
-        model: with the weights of a round, or the final ones.
-        embedding: the public table.
-        train_Q: which questions are for training.
-        settings: context size.
-        seed: the run's.
-    """
+    """PluralLLM with all that its predictions depend on but the group; `train_Q` are the questions for training."""
 
     model: PluralLLM
     embedding: OptionEmbedding
@@ -109,9 +95,7 @@ class Predictor:
     def errors(self, data: GroupData, truth: GroupData) -> FloatArray:
         """Sums (V,) of the natural Jensen-Shannon distance to a group's held-out answers, for each choice of views.
 
-        Args:
-            data: its training answers, the context.
-            truth: its held-out answers.
+        `data` are its training answers, the context.
         """
         torch.set_num_threads(1)
         if not len(truth):

@@ -158,9 +158,9 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 def our_ppo(work: Workload) -> dict[str, float]:
     """Run the updates by our engine; the reward is whether an answer begins with an odd token id."""
     from appa_flwr.config import Config, Scalar
-    from server_app.models.base import load_model
-    from server_app.models.policy import ppo_models
-    from server_app.ppo.engine import PPOEngine
+    from server_app.policy.base import load_model
+    from server_app.policy.models import ppo_models
+    from server_app.policy.ppo import PPOEngine
 
     keys: dict[str, Scalar] = {"policy.tuning": "lora", "policy.lora-rank": LORA_RANK, "ppo.epochs": PPO_EPOCHS}
     keys |= {"policy.ppo-targets": ",".join(LORA_TARGETS), "ppo.num-mini-batches": 1, "ppo.baseline": "value"}
@@ -239,8 +239,8 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
     from trl import SFTTrainer
 
     from appa_flwr.config import Config, Scalar
-    from server_app.models.base import Base, load_model, with_dtype
-    from server_app.models.sft import adapter, arguments, make_trainer
+    from server_app.policy.base import Base, load_model, with_dtype
+    from server_app.policy.sft import adapter, arguments, make_trainer
 
     keys: dict[str, Scalar] = {"policy.tuning": "lora", "policy.compute-dtype": SFT_DTYPE}
     keys |= {"sft.steps": 1 + work.updates, "sft.batch-size": work.rollouts, "sft.learning-rate": 5e-6}

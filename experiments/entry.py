@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from appa_flwr.launch.endings import exit_codes
+from appa_flwr.launch.terminal import exit_codes
 
 
 def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], object] = typer.run) -> None:

@@ -6,7 +6,7 @@ Groups are deployed nodes: the real ClientApp with owner's policy, ledger and ke
 The server chooses config, catalogue, weights and requests, and looks for the answers whose replies are those it got.
 Under sums it takes the groups' mean for the attacked group's numbers.
 
-Axis letters: G groups, N answered questions, K options, J scored answers, P weights, R numbers of replies.
+Axis letters: G groups, N answered questions, K options, J scored answers, P weights, R numbers of replies, S rounds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -25,26 +24,23 @@ import numpy.typing as npt
 import torch
 import typer
 from flwr.app import ArrayRecord
-from scipy.optimize import least_squares
-from scipy.special import softmax
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.owner_policy import SUM_ROUNDING, Leaving
-from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol import asks, messages, rewards
 from appa_flwr.secure.rule_sums import SumState, combine, first
 from appa_flwr.survey.types import Question, Survey
 from client_app import predictor
-from experiments import entry, study
+from experiments import entry, likeliest, study
 from experiments.pluralllm.federation import Deployed, flower_task
-from pluralllm.data import GroupData, option_embedding
-from pluralllm.scores import COUNT, MEASURES, PREDICTOR, measure_sums, summed
-from pluralllm.training import choices
+from pluralllm.data import FloatArray, GroupData, option_embedding
+from pluralllm.embedding import embed_questions
+from pluralllm.scores import COUNT, MEASURES, PREDICTOR, summed
+from pluralllm.training import WARM_UP_STEPS, choices
 from server_app.predictor.pretraining import initial_weights
 
-FloatArray = npt.NDArray[np.float64]
-
-GROUPS, OPTIONS, TRAINING, COPIES = 5, 3, 10, 2000
+GROUPS, OPTIONS, TRAINING, COPIES, MADE_UP = 5, 3, 10, 2000, 300
 POLICIES: Mapping[str, Mapping[str, object]] = {
     "no limits": {"may-leave": get_args(Leaving), "least-answers": 1, "training-replies": 0, "own-score": 10**6},
     "owner's defaults": {},
@@ -55,84 +51,76 @@ UNIFORM = "uniform guess"
 
 SETTINGS: Mapping[str, Scalar] = {
     "run.min-groups": 1,
-    "pluralllm.rounds": 100,
+    "pluralllm.rounds": 1000,
+    "pluralllm.learning-rate": 3e-3,
     "metric": "cosine",
     "sft.target": "smoothed-votes",
 }
 # Logarithms of PluralLLM's kernel: predictions are the network's, or the answer to the question that reads alike.
 NETWORK_ALONE = {"log_weight": -6.0, "view_shares": 0.0}
 NEAREST_ALONE = {"log_weight": 1.0, "log_noise": -2.0, "view_shares": 1.0}
-SECRET_DRAWS, ROUNDING = 0.05, 12**-0.5  # how far off a step with other draws is, and what is rounded to multiples of 1
-DRAWS, STEP, STARTS, SEARCH = 2, 1e-3, 20, 20  # of the search: training rounds, derivative, starts, steps of each
+ROUNDING = 12**-0.5  # how far off is what was rounded to multiples of 1
+
+
+def _questions(number: int) -> list[Question]:
+    """So many, of the same options."""
+    options = tuple(f"answer {k}" for k in range(OPTIONS))
+    return [Question(f"q{n}", f"What of topic {n}?", options) for n in range(number)]
+
+
+def _weights(config: Config, seed: int, kernel: Mapping[str, float]) -> ArrayRecord:
+    """Random weights of PluralLLM; those of the kernel as given."""
+    state, generator = initial_weights(config).to_torch_state_dict(), torch.Generator().manual_seed(seed)
+    for name, value in state.items():
+        if not name.startswith("log_"):
+            value += torch.randn(value.shape, generator=generator)
+    for name, number in {"log_feature": -6.0, **kernel}.items():
+        state[name][:] = number
+    return ArrayRecord(state)
 
 
 class Nodes(Deployed):
     """Groups with answers (G, N, K) to `asked`, of which the server wants to know those of the `compared` one."""
 
     def __init__(self, folder: Path, answer_GNK: FloatArray, policy: Mapping[str, object], config: Config) -> None:
-        self.answer_GNK, self.compared, options = answer_GNK, 0, tuple(f"answer {k}" for k in range(OPTIONS))
-        self.asked = [Question(f"q{n}", f"What of topic {n}?", options) for n in range(answer_GNK.shape[1])]
+        self.answer_GNK, self.compared = answer_GNK, 0
+        self.limited = False  # True once they have given less than an attack has asked for
+        self.asked = _questions(answer_GNK.shape[1])
         answers = {f"g{g}": {f"q{n}": a_K for n, a_K in enumerate(a_NK)} for g, a_NK in enumerate(answer_GNK)}
         super().__init__(Survey(tuple(self.asked), answers), folder, policy, config)
 
     def ask(self, request: asks.Ask) -> dict[str, FloatArray]:
         """The attacked group's numbers, or their mean over the groups under sums; a UserError if they refuse."""
         answer = self.groups.ask(request)
-        each = answer.data.ndim == 2
-        return {name: answer.each(name)[0] if each else answer.mean(name) for name in answer.numbers}
-
-    def weights(self, seed: int, kernel: Mapping[str, float]) -> ArrayRecord:
-        """Random weights of PluralLLM; those of the kernel as given."""
-        state, generator = initial_weights(self.config).to_torch_state_dict(), torch.Generator().manual_seed(seed)
-        for name, value in state.items():
-            if not name.startswith("log_"):
-                value += torch.randn(value.shape, generator=generator)
-        for name, number in {"log_feature": -6.0, **kernel}.items():
-            state[name][:] = number
-        return ArrayRecord(state)
+        return {name: answer.each(name)[0] if answer.data.ndim == 2 else answer.mean(name) for name in answer.numbers}
 
 
-def fit_answers(
-    replies: Callable[[FloatArray], FloatArray], reply_R: FloatArray, *, number: int, noise: float, starts: int = 1
-) -> FloatArray:
-    """The answers (N, K) of which `replies` are nearest to those that the group gave (R,); a UserError without any.
+Attack = Callable[[Nodes], FloatArray]
 
-    `noise` is how far a reply may be off; the more, the nearer the answers stay to uniform ones.
-    """
-    if not len(reply_R):
-        raise UserError("no reply")
 
-    def answers(free: FloatArray) -> FloatArray:
-        return np.asarray(softmax(np.c_[free.reshape(number, OPTIONS - 1), np.zeros(number)], axis=1))
-
-    def missed(free: FloatArray) -> FloatArray:
-        return np.asarray(np.r_[replies(answers(free)) - reply_R, noise * free])
-
-    def slope(free: FloatArray) -> FloatArray:  # replies are of float32, which scipy's own steps are too short for
-        return np.stack([missed(free + step) - missed(free) for step in STEP * np.eye(len(free))], axis=1) / STEP
-
-    rng = np.random.default_rng(0)
-    begin = [np.zeros(number * (OPTIONS - 1)), *rng.normal(size=(starts - 1, number * (OPTIONS - 1)))]
-    fits = [least_squares(missed, start, slope, max_nfev=SEARCH) for start in begin]
-    return answers(min(fits, key=lambda fit: fit.cost).x)
+@cache
+def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
+    """Answers (S, N, K) that the server makes up, and what a round of training on each changes (S, P)."""
+    answer_SNK = np.random.default_rng(0).dirichlet(np.ones(OPTIONS), size=(MADE_UP, number))
+    embedding, weight_P = embed_questions(_questions(number + 1)), messages.join_weights(_weights(config, 0, {}))
+    step_SP = np.empty((MADE_UP, len(weight_P)))
+    for s, answer_NK in enumerate(answer_SNK.astype(np.float32)):
+        train = partial(predictor.train, config, weight_P, GroupData("g0", np.arange(number), answer_NK), embedding)
+        step_SP[s] = train(round_number=WARM_UP_STEPS + 1, proximal=0.0, secret=f"{s}")[0] - weight_P
+    return answer_SNK, step_SP
 
 
 def by_training(nodes: Nodes, *, rounds: int, strategy: str = "fedavg", steps: int = 16) -> FloatArray:
-    """From so many training rounds that start with the same weights: the mean of what they change."""
-    nodes.config = Config.load({**nodes.config.flat(), "pluralllm.strategy": strategy, "pluralllm.local-steps": steps})
-    number, weights = len(nodes.asked), nodes.weights(0, {})
-    weight_P = messages.join_weights(weights)
-    nodes.begin(nodes.asked, held_out=0, weights=weights)
-    requests = [asks.Ask(asks.UPDATE, {"weights": weight_P}, {"round": n + 1, "proximal": 0.0}) for n in range(rounds)]
-    step_P = np.mean([numbers["step"] / numbers["answers"] for numbers in map(nodes.ask, requests)], axis=0)
-
-    def replies(answer_NK: FloatArray) -> FloatArray:
-        data = GroupData("g0", np.arange(number), answer_NK.astype(np.float32))
-        train = partial(predictor.train, nodes.config, weight_P, data, option_embedding(nodes.public))
-        made = [train(round_number=n + 1, proximal=0.0, secret="")[0] for n in range(min(rounds, DRAWS))]
-        return np.asarray(np.mean(made, axis=0, dtype=np.float64) - weight_P)
-
-    return fit_answers(replies, step_P, number=number, noise=SECRET_DRAWS)
+    """From so many training rounds that start with the same weights, beside rounds that the server trains itself."""
+    settings: dict[str, Scalar] = {"pluralllm.strategy": strategy, "pluralllm.local-steps": steps}
+    number, config = len(nodes.asked), Config.load({**nodes.config.flat(), **settings})
+    nodes.config, weights = config, _weights(config, 0, {})
+    nodes.begin(_questions(number + 1), held_out=0, weights=weights)  # one more: a single text has no features
+    array, rounds_R = {"weights": messages.join_weights(weights)}, WARM_UP_STEPS + 1 + np.arange(rounds)
+    replies = [nodes.ask(asks.Ask(asks.UPDATE, array, {"round": int(n), "proximal": 0.0})) for n in rounds_R]
+    step_P = np.mean([numbers["step"] / numbers["answers"] for numbers in replies], axis=0)
+    made_up = _made_up(Config.load({**SETTINGS, **settings}), number)
+    return likeliest.by_steps(*made_up, step_P, rounds=rounds)
 
 
 def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray:
@@ -146,7 +134,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
     nobody = GroupData("g0", np.arange(0), np.empty((0, OPTIONS), np.float32))
     reply_R, predicted = [], []
     for turn in range(turns):
-        weights = nodes.weights(turn, NETWORK_ALONE)
+        weights = _weights(nodes.config, turn, NETWORK_ALONE)
         weight_P = messages.join_weights(weights)
         if turn == 0 or not validates:
             nodes.begin(nodes.asked, held_out=number, weights=weights)
@@ -165,21 +153,23 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         mean_NK = ours.table(nobody, draw=0)[:number]
         plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
         predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]
-    names, option_NK = ("js_distance",) if validates else MEASURES, np.ones((number, OPTIONS), dtype=bool)
+    nodes.limited = len(reply_R) < turns * (len(mixes) if validates else len(MEASURES))
+    distance: Callable[..., FloatArray] = partial(rewards.js_distance, base=np.e)
+    measures = [distance] if validates else [rewards.js, distance, rewards.wasserstein]  # of the second, `MEASURES`
 
-    def replies(answer_NK: FloatArray) -> FloatArray:
-        sums = [measure_sums(prediction_NK, answer_NK, option_NK) for prediction_NK in predicted]
-        return np.array([measures[name] / number for measures in sums for name in names])
+    def parts(answer_NK: FloatArray) -> FloatArray:
+        pairs = np.concatenate(predicted), np.tile(answer_NK, (len(predicted), 1))
+        scores_MTN = [measure(*pairs, np.ones(pairs[0].shape, dtype=bool)).reshape(-1, number) for measure in measures]
+        return np.stack(scores_MTN, axis=1).reshape(-1, number) / number
 
-    noise = SUM_ROUNDING * ROUNDING / number
-    return fit_answers(replies, np.array(reply_R), number=number, noise=noise, starts=max(2, STARTS // number))
+    return likeliest.by_sums(parts, np.array(reply_R), (number, OPTIONS), noise=SUM_ROUNDING * ROUNDING / number)
 
 
 def _corners(nodes: Nodes) -> asks.ScoreRequest:
     """A run with made-up questions that read as the groups' own, and scores of each of their options."""
     number = len(nodes.asked)
     copies = [replace(question, question_id=f"copy of {question.question_id}") for question in nodes.asked]
-    nodes.begin([*copies, *nodes.asked], held_out=number, weights=nodes.weights(0, NEAREST_ALONE))
+    nodes.begin([*copies, *nodes.asked], held_out=number, weights=_weights(nodes.config, 0, NEAREST_ALONE))
     return asks.ScoreRequest(np.repeat(np.arange(number), OPTIONS), np.tile(np.eye(OPTIONS), (number, 1)), ("cosine",))
 
 
@@ -210,13 +200,14 @@ def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArr
         request = asks.ScoreRequest(question_J, prediction_NK[question_J], metrics)
         score, leaves = nodes.ask(request.ask(asks.OWN_SCORES))["cosine targets"]
         reply_R += [score] * int(leaves)
+    nodes.limited = len(reply_R) < len(option_RN)
 
-    def replies(answer_NK: FloatArray) -> FloatArray:
+    def parts(answer_NK: FloatArray) -> FloatArray:
         reward_NK = 0.5 + answer_NK / np.linalg.norm(answer_NK, axis=1, keepdims=True) / 2.0
         reward_RN = np.where(option_RN < 0, 0.0, reward_NK[np.arange(number), option_RN])
-        return np.asarray(reward_RN[: len(reply_R)].mean(axis=1))
+        return np.asarray(reward_RN[: len(reply_R)] / number)
 
-    return fit_answers(replies, np.array(reply_R), number=number, noise=0.01 * ROUNDING)
+    return likeliest.by_sums(parts, np.array(reply_R), (number, OPTIONS), noise=0.01 * ROUNDING)
 
 
 def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray:
@@ -230,12 +221,12 @@ def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray
     one = asks.ScoreRequest(corners.question_J[:1], corners.prediction_JK[:1], corners.metrics)
     for request in [one] * (iterations - 1) + [corners]:
         if request is corners and lie == "reference":
-            state = SumState(state.iteration - 1, state.reference + 1.0, state.completed[:-1])
+            state = SumState(state.reference + 1.0, state.completed[:-1])
         if request is corners and lie == "history":
             state = replace(state, completed=("no sum",) * len(state.completed))
         number = len(request.question_J)
         arrays = {"format": np.ones(number), "parsed": np.ones(number, dtype=np.bool_)}
-        stands = {**vars(state), "iteration": state.iteration + 1, "completed": list(state.completed)}
+        stands = {**vars(state), "completed": list(state.completed)}
         answer = nodes.groups.ask(request.ask(asks.TERMS, arrays=arrays, rule="appa", **stands))
         sums = {name: answer.sum(name) for name in answer.numbers}
         state = combine("appa", appa, state, sums, groups=groups, task=answer.task).state
@@ -246,12 +237,12 @@ def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray
 ALONE = np.kron(np.eye(10, dtype=int), np.arange(1, OPTIONS + 1)[:, None]) - 1
 RANDOM = np.random.default_rng(0).integers(OPTIONS, size=(100, 10))
 _validation, _scores = (partial(by_errors, kind=kind) for kind in (asks.VALIDATION, asks.SCORES))
-ATTACKS: Mapping[str, tuple[int, Callable[[Nodes], FloatArray]]] = {
-    "training: one question, one step of SGD": (1, partial(by_training, rounds=1, strategy="fedadam", steps=1)),
+ATTACKS: Mapping[str, tuple[int, Attack]] = {
+    "training: one question, 20 steps of SGD": (1, partial(by_training, rounds=20, strategy="fedadam", steps=1)),
     "training: ten questions, one round of 16 steps": (10, partial(by_training, rounds=1)),
-    "training: ten questions, 100 such rounds": (10, partial(by_training, rounds=100)),
+    "training: ten questions, 50 such rounds": (10, partial(by_training, rounds=50)),
     "validation: one question, ten replies": (1 + TRAINING, partial(_validation, number=1, turns=10)),
-    "validation: ten questions, 100 replies": (10 + TRAINING, partial(_validation, number=10, turns=100)),
+    "validation: ten questions, 50 replies": (10 + TRAINING, partial(_validation, number=10, turns=50)),
     "scores of PluralLLM: one question, five runs": (1 + TRAINING, partial(_scores, number=1, turns=5)),
     "scores of PluralLLM: ten questions, 20 runs": (10 + TRAINING, partial(_scores, number=10, turns=20)),
     "rewards: each option of ten questions": (10, by_rewards),
@@ -271,14 +262,23 @@ def learned(setting: study.Setting, seed: int) -> dict[str, float]:
     number, read = ATTACKS[setting[0]]
     answer_GNK = np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=(GROUPS, number))
     distances = {UNIFORM: _distance(np.full((number, OPTIONS), 1.0 / OPTIONS), answer_GNK[0])}
-    for column in COLUMNS:
-        sums, limits = column.split(", ")
-        config, groups = Config.load({**SETTINGS, "run.sums": sums}), 1 if sums == "plain" else GROUPS
-        distances[column] = np.nan
-        with tempfile.TemporaryDirectory() as folder, flower_task(), suppress(UserError):
-            nodes = Nodes(Path(folder), answer_GNK[:groups], POLICIES[limits], config)
-            distances[column] = _distance(read(nodes), answer_GNK[nodes.compared])
+    for sums, groups in (("plain", 1), ("secure", GROUPS)):
+        config, limited = Config.load({**SETTINGS, "run.sums": sums}), True
+        for limits in reversed([*POLICIES]):  # the owner's defaults first: where they cost no reply, no limits add none
+            if limited:
+                distance, limited = _attacked(read, answer_GNK[:groups], config, limits)
+            distances[f"{sums}, {limits}"] = distance
     return distances
+
+
+def _attacked(read: Attack, answer_GNK: FloatArray, config: Config, limits: str) -> tuple[float, bool]:
+    """The distance of what is read, NaN where that is refused; whether the owner's policy cost the server a reply."""
+    with tempfile.TemporaryDirectory() as folder, flower_task():
+        nodes = Nodes(Path(folder), answer_GNK, POLICIES[limits], config)
+        try:
+            return _distance(read(nodes), answer_GNK[nodes.compared]), nodes.limited
+        except UserError:
+            return np.nan, True
 
 
 def _distance(read_NK: FloatArray, answer_NK: FloatArray) -> float:

@@ -13,13 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.destinations import destination, drawn_questions, ends, rules
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
-from appa_flwr.protocol.asks import PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask
-from appa_flwr.protocol.rewards import find, metrics_of
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask
+from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run import predictions
+from appa_flwr.run.pair_scores import put, replace_rows
 from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
@@ -31,9 +34,11 @@ from appa_flwr.run.records import (
     RuleRecord,
     SummaryRow,
 )
-from server_app.evaluation import given_answers, result, score
-from server_app.federation.scores import of_rewards
+from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
+from server_app.evaluation import Scored, given_answers, result, score, with_skill
+from server_app.federation.scores import GroupScores, of_rewards
 from server_app.inputs import RunInputs
+from server_app.lookups import look_ups
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -47,15 +52,82 @@ log = logging.getLogger("appa.server")
 
 @dataclass(frozen=True, eq=False)
 class Baselines:
-    """The scale of a learned score: rows that need no language model, and how groups and rules differ.
+    """The scale of a learned score: methods that need no language model, and how groups and rules differ.
 
-    `predictions` are the groups', which a server keeps of a simulation alone.
+    Attributes:
+        scored: the methods.
+        differences: None where single groups' predictions are not known.
+        predictions: the groups', a row an option; a server keeps them of a simulation alone.
     """
 
-    rows: list[SummaryRow]
-    pair_scores: pd.DataFrame
-    differences: Differences | None
-    predictions: pd.DataFrame | None
+    scored: list[Scored]
+    differences: Differences | None = None
+    predictions: pd.DataFrame | None = None
+
+    @property
+    def rows(self) -> list[SummaryRow]:
+        """Of summary.json."""
+        return [row for method in self.scored for row in method.rows]
+
+
+def score_baselines(
+    run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
+) -> list[SummaryRow]:
+    """Trivial baselines and ceilings; all rows of summary.json, with their skill scores.
+
+    Args:
+        run: the run.
+        test_J: held-out questions that are used.
+        majority_QK: the majority's answers; None where too few groups voted.
+        earlier: rows of the models scored so far.
+    """
+    with run.folder.phase("baselines") as phase:
+        known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
+        known_JK |= _mean_answers(run, test_J)
+        baselines = baseline_scores(run, question_J=test_J, known_JK=known_JK)
+        rows = with_skill([*earlier, *baselines.rows])
+        put(run.folder.path, pd.concat([method.pair_scores for method in baselines.scored]))
+        run.folder.write(SUMMARY, tuple(rows))
+        if baselines.predictions is not None:
+            replace_rows(run.folder.path / PREDICTIONS_FILE, baselines.predictions)
+        if baselines.differences is not None:
+            run.folder.write(DIFFERENCES, baselines.differences)
+        phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
+    return rows
+
+
+def _about_ceilings(run: RunInputs) -> str:
+    """That there are ceilings, or why there are none, for the log."""
+    if not run.config.eval.ceilings:
+        return ""
+    if withheld := ", ".join(run.groups.without("predictions")):
+        return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
+    if not run.groups.plain:
+        return "; NO CEILINGS AND NO OWN PREDICTIONS: they need single groups' numbers"
+    return ", ceilings"
+
+
+def _mean_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
+    """Answers to the held-out questions by look-up, and the mean prediction, as far as groups let them be known."""
+    known_JK = dict[str, FloatArray]()
+    if (mean_QK := _mean(run, ANSWERS)) is not None:
+        known_JK = look_ups(mean_QK, run.catalogue, test_J)
+    # Where single groups' predictions are known, `baseline_scores` has their mean.
+    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
+        known_JK[MEAN_PREDICTION] = mean_QK[test_J]
+    return known_JK
+
+
+def _mean(run: RunInputs, kind: str) -> FloatArray | None:
+    """The groups' mean answers or predictions (Q, K); None where an owner lets none leave, or too few give them."""
+    if run.groups.without(kind):
+        return None
+    try:
+        mean_QK: FloatArray = run.groups.ask(Ask(kind)).mean("votes")
+    except UserError as error:
+        log.warning("no rows by the groups' mean %s: %s", kind, error)
+        return None
+    return mean_QK
 
 
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
@@ -70,72 +142,63 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
-    groups, config = run.groups, run.config
-    option_JK = run.catalogue.option_QK[question_J]
+    groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
     metrics = metrics_of(config.task, config.reward_metric)
-    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
-    scored = [
-        score(run, name, given_answers(question_J, answer_JK), metrics=metrics) for name, answer_JK in trivial.items()
-    ]
 
-    def found(differences: Differences | None) -> Baselines:
-        rows = [row for one in scored for row in one.rows]
-        return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences, predicted)
+    def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> Scored:
+        return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)
 
-    predicted: pd.DataFrame | None = None
+    trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
+    scored = [scores(name, answer_JK) for name, answer_JK in trivial_JK.items()]
     if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
-        return found(None)
-    predicted_GQK = groups.ask(Ask(PREDICTIONS)).rows("votes", groups.names)
-    against = {TARGET_SIDE: _rounded(predicted_GQK[:, question_J])}
+        return Baselines(scored)
+    tables = {TARGET_SIDE: _rounded(groups.ask(Ask(PREDICTIONS)).rows("votes", groups.names)[:, question_J])}
     if groups.simulated:
-        against[TRUTH_SIDE] = _rounded(run.survey_answers()[:, question_J])
-    there_G = ~np.isnan(against[TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
-    target_GQK = against[TARGET_SIDE][there_G]
-    mean = given_answers(question_J, target_GQK.mean(axis=0))
-    scored.append(score(run, MEAN_PREDICTION, mean, metrics=metrics))
+        tables[TRUTH_SIDE] = _rounded(run.survey_answers()[:, question_J])
+    there_G = ~np.isnan(tables[TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
+    target_GJK, predicted = tables[TARGET_SIDE][there_G], None
+    scored.append(scores(MEAN_PREDICTION, target_GJK.mean(axis=0)))
     if groups.simulated:
         names = [groups.names[g] for g in np.flatnonzero(there_G)]
-        asked = [run.catalogue.questions[q] for q in question_J]
-        predicted = predictions.as_rows(target_GQK, groups=names, questions=asked)
-        own = {
-            key: of_rewards(groups.names, reward_GJ)
-            for key, reward_GJ in _own_rewards(against, option_JK, metrics=metrics).items()
-        }
+        predicted = predictions.as_rows(target_GJK, groups=names, questions=run.questions(question_J))
+        own = _own_scores(tables, option_JK, groups.names, metrics=metrics)
+        mean = given_answers(question_J, target_GJK.mean(axis=0))
         scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             try:
-                best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
+                best_JK = shared_answer(target_GJK, option_JK, metric=metric, objective=objective)
             except NotSolved as error:
                 log.warning("there is no row %s by %s: %s", name, metric, error)
                 continue
-            best = given_answers(question_J, best_QK)
-            scored.append(score(run, name, best, metrics=[metric]))
-    if config.reward_metric not in SOLVED_METRICS:
-        return found(None)
-    truth_GQK = against[TRUTH_SIDE][there_G] if TRUTH_SIDE in against else None
-    if truth_GQK is not None and np.isnan(truth_GQK).all():
-        truth_GQK = None
-    try:
-        return found(_compared(target_GQK, truth_GQK, option_JK, config))
-    except NotSolved as error:
-        log.warning("groups and rules are not compared: %s", error)
-        return found(None)
+            scored.append(scores(name, best_JK, [metric]))
+    truth_GJK = tables[TRUTH_SIDE][there_G] if TRUTH_SIDE in tables else None
+    return Baselines(scored, _compared(target_GJK, truth_GJK, option_JK, config), predicted)
 
 
 def _compared(
     target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
-) -> Differences:
-    """The groups' differences by their predictions, and by their survey answers where these are known; the rules."""
-    differ, found = _differences(target_GQK, option_QK, config), _rules(target_GQK, truth_GQK, option_QK, config)
-    if truth_GQK is None:
-        return Differences(predicted=differ, rules=found)
-    return Differences(
-        predicted=differ,
-        survey=_differences(truth_GQK, option_QK, config),
-        captured=CapturedRecord(**vars(deviations(target_GQK, truth_GQK, option_QK))),
-        rules=found,
-    )
+) -> Differences | None:
+    """Differences by the groups' predictions, and by their survey answers where these are known, and the rules' ends.
+
+    None for a metric without ceilings, and where these are not found.
+    """
+    if config.reward_metric not in SOLVED_METRICS:
+        return None
+    if truth_GQK is not None and np.isnan(truth_GQK).all():
+        truth_GQK = None
+    try:
+        return Differences(
+            predicted=_differences(target_GQK, option_QK, config),
+            survey=None if truth_GQK is None else _differences(truth_GQK, option_QK, config),
+            captured=None
+            if truth_GQK is None
+            else CapturedRecord(**vars(deviations(target_GQK, truth_GQK, option_QK))),
+            rules=_rules(target_GQK, truth_GQK, option_QK, config),
+        )
+    except NotSolved as error:
+        log.warning("groups and rules are not compared: %s", error)
+        return None
 
 
 def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> DifferencesRecord:
@@ -150,7 +213,7 @@ def _rules(
     drawn = drawn_questions(*target_GQK.shape[:2], seed=config.seed)
     target_GQK, option_QK = target_GQK[:, drawn], option_QK[drawn]
     truth_GQK = None if truth_GQK is None else truth_GQK[:, drawn]
-    found = {
+    destinations = {
         name: destination(rule, target_GQK, option_QK, metric=metric, seed=config.seed)
         for name, rule in rules(config).items()
     }
@@ -162,14 +225,14 @@ def _rules(
                 min_as=end.min_as,
                 over_average=(end.over_average.value, end.over_average.low, end.over_average.high),
             )
-            for name, end in ends(found, against_GQK, option_QK, metric=metric).items()
+            for name, end in ends(destinations, against_GQK, option_QK, metric=metric).items()
         }
 
     predicted = scored(target_GQK)
     survey = {} if truth_GQK is None else scored(truth_GQK)
     return {
-        name: RuleRecord(fell_back=one.fell_back, predicted=predicted[name], survey=survey.get(name))
-        for name, one in found.items()
+        name: RuleRecord(fell_back=reached.fell_back, predicted=predicted[name], survey=survey.get(name))
+        for name, reached in destinations.items()
     }
 
 
@@ -179,17 +242,17 @@ def _rounded(table_GJK: FloatArray) -> FloatArray:
     return rounded_GJK
 
 
-def _own_rewards(
-    tables: Mapping[str, FloatArray], option_JK: BoolArray, *, metrics: Sequence[str]
-) -> dict[tuple[str, str], FloatArray]:
-    """Rewards (G, J) where every group is given its own prediction; NaN where it has nothing to compare with."""
-    uniform_JK = option_JK / option_JK.sum(axis=1, keepdims=True)
-    own_GJK, found = tables[TARGET_SIDE], {}
-    for side, against_GJK in tables.items():
-        known_GJ: BoolArray = np.logical_not(np.isnan(own_GJK + against_GJK).any(axis=2))
-        known_GJ1 = known_GJ[:, :, None]
-        safe_GJK, safe_against_GJK = (np.where(known_GJ1, table, uniform_JK) for table in (own_GJK, against_GJK))
-        for metric in metrics:
-            reward_GJ = find(metric)(safe_GJK, safe_against_GJK, option_JK)
-            found[metric, side] = np.where(known_GJ, reward_GJ, np.nan)
-    return found
+def _own_scores(
+    tables: Mapping[str, FloatArray], option_JK: BoolArray, names: Sequence[str], *, metrics: Sequence[str]
+) -> dict[tuple[str, str], GroupScores]:
+    """Scores where every group is given its own prediction, by metric and side."""
+    own_GJK = tables[TARGET_SIDE]
+    there_GJ1 = ~np.isnan(own_GJK).any(axis=2, keepdims=True)
+    answer_GJK = np.where(there_GJ1, own_GJK, option_JK / option_JK.sum(axis=1, keepdims=True))
+    return {
+        (metric, side): of_rewards(
+            names, shared_rewards(answer_GJK, np.where(there_GJ1, against_GJK, np.nan), option_JK, metric=metric)
+        )
+        for side, against_GJK in tables.items()
+        for metric in metrics
+    }

@@ -5,6 +5,7 @@ Axis letters: G groups, J answers, K options.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,15 @@ from appa_flwr.analysis.alignment import skill_score
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
-from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows
+from appa_flwr.protocol.rewards import metrics_of
+from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
+from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.scores import GroupScores, of_rewards, scores
-from server_app.inputs import RunInputs
-from server_app.models.base import Base
-from server_app.ppo.rollouts import Decoding, sample
+from server_app.inputs import PolicyInputs, RunInputs
+from server_app.policy.base import Base
+from server_app.policy.sample import Decoding, sample
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -37,8 +40,7 @@ BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 def greedy(model: PreTrainedModel, base: Base, config: Config) -> Decoding:
     """Decoding of answers that are scored or asked for: the likeliest token each time."""
-    return Decoding.fitting(
-        model,
+    return Decoding(
         max_new_tokens=config.ppo.response_length,
         temperature=0.0,
         stop_ids=base.stop_ids,
@@ -47,33 +49,31 @@ def greedy(model: PreTrainedModel, base: Base, config: Config) -> Decoding:
 
 
 def greedy_answers(
+    run: RunInputs,
     model: PreTrainedModel,
-    base: Base,
-    config: Config,
-    *,
-    prompts: Sequence[Sequence[int]],
+    inputs: PolicyInputs,
     question_J: IntArray,
-    catalogue: Catalogue,
+    *,
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> Answers:
-    """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position.
+    """Decode one answer to each of these questions, without sampling.
 
     `progress` is called with (batches done, batches).
     """
     texts: list[str] = []
-    decoding = greedy(model, base, config)
+    decoding = greedy(model, inputs.base, run.config)
     batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
-        decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
-        texts += base.texts(decoded.response_JT, decoded.mask_JT)
+        decoded = sample(model, [inputs.prompts[q] for q in batch], decoding).sequences
+        texts += inputs.base.texts(decoded.response_JT, decoded.mask_JT)
         progress(done, len(batches))
-    return parse_answers(config.task, texts, question_J, catalogue)
+    return parse_answers(run.config.task, texts, question_J, run.catalogue)
 
 
-def curve_questions(test_J: IntArray, seed: int) -> IntArray:
-    """The held-out questions of the learning curve, the same in all iterations."""
-    rng = np.random.default_rng(child_seed(seed, "eval.every"))
-    return np.sort(rng.permutation(test_J)[:CURVE_QUESTIONS])
+def curve_answers(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> Answers:
+    """Answers to the held-out questions of the learning curve, the same in all iterations."""
+    rng = np.random.default_rng(child_seed(run.config.seed, "eval.every"))
+    return greedy_answers(run, model, inputs, np.sort(rng.permutation(inputs.test_J)[:CURVE_QUESTIONS]))
 
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
@@ -100,30 +100,63 @@ class Scored:
     reward_J: FloatArray
 
 
+def evaluate(
+    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
+) -> Scored:
+    """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json."""
+    config = run.config
+    # The training metric first: the examples in the report show its rewards.
+    metrics = sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
+    with run.folder.phase(f"evaluate {name}") as phase:
+        answers = greedy_answers(
+            run,
+            model,
+            inputs,
+            inputs.test_J,
+            progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
+        )
+        scored = score(run, name, answers, metrics=metrics)
+        put(run.folder.path, scored.pair_scores)
+        run.folder.write(SUMMARY, (*earlier, *scored.rows))
+        phase.step(1, 1, in_words(scored.rows[0]))
+    return scored
+
+
+def in_words(row: SummaryRow) -> str:
+    """A row's scores in the log."""
+    words = [f"Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
+    if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
+        words.append(f"WITHOUT {', '.join(missing)}")
+    if row.readable is not None and row.readable < 1:
+        words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
+    if row.format_score is not None:
+        words.append(f"format {row.format_score:.3f}")
+    return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
+
+
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:
     """Let the groups score one method's answers to the held-out questions; a row for each metric.
 
     With several samples, answers to one question stand next to each other, and each group's score of it is their mean;
     that takes single groups' scores.
     """
-    found = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
+    scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
     if samples > 1:
-        found = {key: of_rewards(run.groups.names, _means(one.reward_GJ, samples)) for key, one in found.items()}
-    return result(run, method, answers, found, metrics=metrics, samples=samples)
+        scored = {key: _means(scores, run.groups.names, samples) for key, scores in scored.items()}
+    return result(run, method, answers, scored, metrics=metrics, samples=samples)
 
 
-def _means(reward_GJ: FloatArray | None, samples: int) -> FloatArray:
-    """The mean over each question's answers."""
-    assert reward_GJ is not None
-    mean_GQ: FloatArray = reward_GJ.reshape(len(reward_GJ), -1, samples).mean(axis=2)
-    return mean_GQ
+def _means(scores: GroupScores, names: Sequence[str], samples: int) -> GroupScores:
+    """The scores of questions, each the mean of so many answers'."""
+    assert scores.reward_GJ is not None
+    return of_rewards(names, scores.reward_GJ.reshape(len(names), -1, samples).mean(axis=2))
 
 
 def result(
     run: RunInputs,
     method: str,
     answers: Answers,
-    found: Mapping[tuple[str, str], GroupScores],
+    scored: Mapping[tuple[str, str], GroupScores],
     *,
     metrics: Sequence[str],
     samples: int = 1,
@@ -134,27 +167,27 @@ def result(
     """
     written, share = bool(np.isfinite(answers.format_score_J).all()), float(answers.readable_J.mean())
     readable_J: BoolArray = np.logical_or.reduce(answers.readable_J.reshape(-1, samples), axis=1)
-    questions = [run.catalogue.questions[q].question_id for q in answers.question_J[::samples]]
+    questions = [question.question_id for question in run.questions(answers.question_J[::samples])]
     pairs = [
         as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions)
         for metric in metrics
         for side, against in SIDES.items()
-        if (reward_GJ := found[metric, side].reward_GJ) is not None
+        if (reward_GJ := scored[metric, side].reward_GJ) is not None
     ]
     rows = [
         SummaryRow(
             method=method,
             metric=metric,
-            **vars(_record(found[metric, TARGET_SIDE], readable_J)),
+            **vars(_record(scored[metric, TARGET_SIDE], readable_J)),
             format_score=float(answers.format_score_J.mean()) if written else None,
             survey=_record(survey, readable_J) if survey.known else None,
             readable=share,
         )
         for metric in metrics
-        for survey in (found[metric, TRUTH_SIDE],)
+        for survey in (scored[metric, TRUTH_SIDE],)
     ]
     pair_scores = pd.concat(pairs) if pairs else pd.DataFrame(columns=list(COLUMNS))
-    return Scored(rows, pair_scores, answers.texts, found[metrics[0], TARGET_SIDE].mean_J)
+    return Scored(rows, pair_scores, answers.texts, scored[metrics[0], TARGET_SIDE].mean_J)
 
 
 def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:

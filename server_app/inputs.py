@@ -13,17 +13,18 @@ import numpy.typing as npt
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, votes
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
-from appa_flwr.run.records import QuestionCounts
 from appa_flwr.run.run_files import QUESTIONS
+from appa_flwr.survey.types import Question
 from server_app.federation.ask import Answer
-from server_app.federation.catalogue import fitting_questions, run_survey
 from server_app.federation.groups import Groups
-from server_app.models import sft
-from server_app.models.base import Base
+from server_app.policy import sft
+from server_app.policy.base import Base
+from server_app.questions import fitting_questions, run_survey
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,10 @@ class RunInputs:
     groups: Groups
     catalogue: Catalogue
     survey: str = ""
+
+    def questions(self, which_Q: IntArray | BoolArray) -> list[Question]:
+        """The public questions at these positions of the catalogue, or where this mask is True."""
+        return [self.catalogue.questions[q] for q in np.arange(len(self.catalogue.questions))[which_Q]]
 
     def survey_answers(self) -> FloatArray:
         """A simulation's survey answers (G, Q, K), 0 on padding, rows of NaN where a group has none.
@@ -54,28 +59,24 @@ class RunInputs:
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
-    """Starting point of the policy, and what it learns from.
+    """Starting point of the policy, and the questions that it learns from and is scored on.
 
     Attributes:
         base: the starting point.
         prompts: token ids of every question's prompt, by catalogue position.
         train_J: training questions that are used.
         test_J: held-out questions that are used.
-        majority_QK: the majority's answers, as scores; None where too few groups voted, as a given SFT model allows.
-        sft_QK: what SFT teaches, as scores; None likewise.
     """
 
     base: Base
     prompts: list[list[int]]
     train_J: IntArray
     test_J: IntArray
-    majority_QK: FloatArray | None
-    sft_QK: FloatArray | None
 
 
 @dataclass(frozen=True, eq=False)
-class Taught:
-    """What the groups' votes come to, as scores (Q, K).
+class VoteResult:
+    """Result of the groups' votes, as scores (Q, K).
 
     Attributes:
         sft_QK: SFT's targets.
@@ -88,7 +89,7 @@ class Taught:
     sentence: str
 
 
-def ask_votes(run: RunInputs) -> Taught:
+def ask_votes(run: RunInputs) -> VoteResult:
     """Have the groups vote.
 
     Raises:
@@ -98,50 +99,42 @@ def ask_votes(run: RunInputs) -> Taught:
     kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
     answer = groups.ask(Ask(kind))
     if groups.plain:
-        return taught(config, answer.each("votes"), option_QK)
+        return _count(config, answer.each("votes"), option_QK)
 
-    def counted(voted: Answer, target: str) -> FloatArray:
-        return sft.targets_of_mean(voted.mean("votes"), option_QK, target=target, num_groups=len(voted.groups))
+    def targets(votes: Answer, target: str) -> FloatArray:
+        return sft.targets_of_mean(votes.mean("votes"), option_QK, target=target, num_groups=len(votes.groups))
 
     majority_QK = None
     if config.task == "dpa":  # the most frequent ranking is no sum
-        majority_QK = counted(answer if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
+        majority_QK = targets(answer if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
     sentence = f"{len(answer.groups)} groups voted; their sums are known"
-    return Taught(counted(answer, config.sft.target), majority_QK, sentence)
+    return VoteResult(targets(answer, config.sft.target), majority_QK, sentence)
 
 
-def taught(config: Config, votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> Taught:
-    """From the votes (G, Q, K)."""
+def _count(config: Config, votes_GQK: FloatArray, option_QK: BoolArray) -> VoteResult:
     sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
     # A predictor that ignores its context answers the same for every group, and nothing else would show it.
     differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
     sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
-    return Taught(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
+    return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
 
 
-def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInputs:
-    """Prompts, the questions that can be asked and answered, and SFT's targets."""
+def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:
+    """Prompts, and the questions that can be asked and answered."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
     sizes_Q = [len(question.options) for question in catalogue.questions]
     by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
-    fitting = fitting_questions(
+    train_J, test_J, counts = fitting_questions(
         config,
         catalogue,
         prompt_tokens_Q=[len(ids) for ids in prompts],
         answer_tokens_Q=[by_size[size] for size in sizes_Q],
     )
-    counts = QuestionCounts(
-        training=len(fitting.train_J),
-        held_out=len(fitting.test_J),
-        unanswerable=fitting.unanswerable,
-        too_long=fitting.too_long,
-    )
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
-    majority_QK, sft_QK = (None, None) if voted is None else (voted.majority_QK, voted.sft_QK)
-    return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
+    return PolicyInputs(base, prompts, train_J, test_J)
 
 
 def answer_tokens(base: Base, task: str, num_options: int) -> int:

@@ -12,10 +12,12 @@ from types import FrameType
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from appa_flwr.config import Config, check_groups
+from appa_flwr.analysis.checks import check_methods
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
 from appa_flwr.run.run_files import AUTO
+from server_app import quiet
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
 
@@ -47,16 +49,12 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
-    if config.group_names:
-        check_groups(config, config.group_names)
+    check_methods(config, config.group_names)
     # Half a minute of imports on a busy machine, before which a run whose folder is another's has failed.
-    import transformers
-
-    from server_app.models.base import with_dtype
+    quiet()
+    from server_app.policy.base import with_dtype
     from server_app.run import run_phases
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     resolved = with_dtype(config)
     if resolved != config:
         chosen: dict[str, str] = {"policy.compute-dtype": resolved.policy.compute_dtype}

@@ -1,10 +1,11 @@
-"""PPO as a phase: a policy aligned by the run's rule, and beside it one by the baseline's, from the same SFT model."""
+"""PPO as a phase: a policy aligned by each of the run's rules, from the same SFT model."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,14 +41,12 @@ from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
 from server_app.federation.ask_grid import AskGrid
-from server_app.federation.reward_rule import RuleState, reward_rule
+from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.inputs import PolicyInputs, RunInputs
-from server_app.models.exports import load_policy
-from server_app.models.model_card import model_card
-from server_app.models.policy import PolicyModels
-from server_app.ppo.engine import PPOEngine
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder
-from server_app.rows import evaluate
+from server_app.policy.model_card import model_card
+from server_app.policy.models import PolicyModels
+from server_app.policy.ppo import PPOEngine
+from server_app.policy.strategy import AppaStrategy, QuestionOrder
 from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
@@ -55,36 +54,19 @@ TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterati
 _SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
 
 
-def align_by_rule(
-    run: RunInputs, models: PolicyModels, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]
-) -> None:
-    """Align the SFT model by the run's rule; scores, example answers and the policy go into the run's folder.
+@contextmanager
+def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
+    """The run as it trains a policy by one of its rules; None where it has done that.
 
-    Args:
-        run: of this rule.
-        models: the SFT model.
-        inputs: what it learns from.
-        before: its scores.
-        rows: of summary.json, which stay there.
+    By `rule` it is the run itself. By `baseline-rule` it has a folder of its own within the run's, and its report is
+    built at the end; SFT model, questions and first rollouts are the same.
     """
-    train_policy(run, models, inputs)
-    after = evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
-    rows = evaluation.with_skill([*rows, *after.rows])
-    run.folder.write(SUMMARY, tuple(rows))
-    run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
-    with replaced_folder(run.folder.path / POLICY) as beside:
-        models.save_policy(beside)
-        inputs.base.tokenizer.save_pretrained(beside)
-        (beside / "README.md").write_text(model_card(run.config, rows, run.groups.names, survey=run.survey))
-
-
-def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]) -> None:
-    """The same by `baseline-rule`, in a run folder of its own within the run's; nothing where it is there already.
-
-    SFT model, questions and first rollouts are the same.
-    """
-    path = run.folder.path / rule_folder(run.config.baseline_rule)
+    if rule == run.config.rule:
+        yield run
+        return
+    path = run.folder.path / rule_folder(rule)
     if finished(path):
+        yield None
         return
     config = resumable(path) if (path / CONFIG_FILE).exists() else baseline_config(run.config, path)
     with RunFolder(config, above=run.folder) as folder:
@@ -92,10 +74,31 @@ def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows
             for name in _SHARED:
                 if (run.folder.path / name).exists():
                     shutil.copyfile(run.folder.path / name, folder.path / name)
-        models = load_policy(config, inputs.base, run.folder.path / SFT_MODEL)
-        second = replace(run, config=config, folder=folder)
-        align_by_rule(second, models, inputs, before, rows)
+        yield replace(run, config=config, folder=folder)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
+
+
+def align(
+    run: RunInputs, models: PolicyModels, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]
+) -> None:
+    """Align the SFT model by the run's rule; scores, example answers and the policy go into the run's folder.
+
+    Args:
+        run: by this rule, see `run_by`.
+        models: the SFT model.
+        inputs: what the policy learns from.
+        before: the SFT model's scores.
+        rows: of summary.json, which stay there.
+    """
+    train_policy(run, models, inputs)
+    after = evaluation.evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
+    rows = evaluation.with_skill([*rows, *after.rows])
+    run.folder.write(SUMMARY, tuple(rows))
+    run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
+    with replaced_folder(run.folder.path / POLICY) as beside:
+        models.save_policy(beside)
+        inputs.base.tokenizer.save_pretrained(beside)
+        (beside / "README.md").write_text(model_card(run.config, rows, run.groups.names, survey=run.survey))
 
 
 def baseline_config(config: Config, path: Path) -> Config:
@@ -123,7 +126,7 @@ def num_iterations(config: Config, num_train_questions: int) -> int:
 
 def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
     """PPO on the groups' rewards, from the checkpoint where there is one."""
-    config, folder, rule = run.config, run.folder, reward_rule(run.groups, run.config)
+    config, folder, rule = run.config, run.folder, RewardRule(run.groups.names, run.config)
     iterations = num_iterations(config, len(inputs.train_J))
     engine = PPOEngine(
         models,
@@ -135,23 +138,23 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     )
     order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
     path = folder.path / CHECKPOINT_FILE
-    kept = checkpoints.load(path)
-    done = 0 if kept is None else kept.iteration
-    if kept is not None:
+    checkpoint = checkpoints.load(path)
+    done = 0 if checkpoint is None else checkpoint.iteration
+    if checkpoint is not None:
         try:
-            engine.restore(kept.engine)
+            engine.restore(checkpoint.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
-        order.take(kept.questions)
+        order.take(checkpoint.questions)
     folder.keep_iterations(done)
     with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
         if done:
             phase.step(done, iterations, f"resumed at iteration {done}")
 
-        def iterated(line: Iteration, state: RuleState) -> None:
+        def keep(line: Iteration, state: RuleState) -> None:
             folder.append(METRICS, line)
             track(line)
-            phase.step(line.iteration, iterations, _shown(line))
+            phase.step(line.iteration, iterations, _in_words(line))
             if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
                 checkpoints.save(path, Checkpoint(line.iteration, order.taken, rule.saved(state), engine.state()))
                 phase.save_seconds()
@@ -166,24 +169,16 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             prompts=inputs.prompts,
             order=order,
             num_iterations=iterations,
-            curve=partial(
-                evaluation.greedy_answers,
-                models.policy(),
-                inputs.base,
-                config,
-                prompts=inputs.prompts,
-                question_J=evaluation.curve_questions(inputs.test_J, config.seed),
-                catalogue=run.catalogue,
-            ),
-            finished=iterated,
+            curve=partial(evaluation.curve_answers, run, models.policy(), inputs),
+            finished=keep,
             done=done,
-            state=None if kept is None else rule.restored(kept.rule),
+            state=None if checkpoint is None else rule.restored(checkpoint.rule),
         )
         timeout = config.run.reply_timeout
         strategy.start(AskGrid(run.groups), ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
 
 
-def _shown(line: Iteration) -> str:
+def _in_words(line: Iteration) -> str:
     """An iteration in the log."""
     rewards = [reward for reward in line.rewards.values() if reward is not None]
     worst = f", worst group {min(rewards):.3f}" if rewards else ""

@@ -123,7 +123,8 @@ class RunFolder:
             name: of the phase; seconds of earlier sessions are added to.
             done: its steps that an earlier session has done.
         """
-        phase = OpenPhase(self, name, done)
+        earlier = self._phases[name].seconds if name in self._phases else 0.0
+        phase = OpenPhase(self, name, done=done, earlier=earlier)
         phase.step(0, 1, "begins")
         yield phase
         phase.save_seconds()
@@ -136,10 +137,6 @@ class RunFolder:
         self.write(PHASES, tuple(self._phases.values()))
         if self._above is not None:
             self._above.save_seconds(self._named(phase), seconds)
-
-    def seconds(self, phase: str) -> float:
-        """Seconds of a phase in earlier sessions."""
-        return self._phases[phase].seconds if phase in self._phases else 0.0
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """One line for the launcher and one for the log."""
@@ -199,9 +196,8 @@ def _left(spent: float, step: int, of: int) -> float | None:
 class OpenPhase:
     """One phase of a run; see `RunFolder.phase`."""
 
-    def __init__(self, folder: RunFolder, name: str, done: int) -> None:
-        self._folder, self._name, self._done = folder, name, done
-        self._earlier = folder.seconds(name)
+    def __init__(self, folder: RunFolder, name: str, *, done: int, earlier: float) -> None:
+        self._folder, self._name, self._done, self._earlier = folder, name, done, earlier
         self.started = time.monotonic()
 
     def step(self, step: int, of: int, message: str) -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.records import Iteration
 
-NONE = "none"
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "wandb": ("wandb",),
-    "trackio": ("trackio",),
-}
-"""Tracker -> packages of which it needs one."""
+NONE, TENSORBOARD, WANDB = "none", "tensorboard", "wandb"
 PROJECT = "appa-flwr"
 
 
@@ -32,8 +25,9 @@ def check(config: Config) -> None:
         UserError: see above.
     """
     name = config.run.tracker
-    if name != NONE and not any(importlib.util.find_spec(package) for package in PACKAGES[name]):
-        raise UserError(f'run.tracker = "{name}" needs its package: pip install {PACKAGES[name][-1]}')
+    if name != NONE and name not in map(str, get_available_trackers()):
+        package = "tensorboardX" if name == TENSORBOARD else name
+        raise UserError(f'run.tracker = "{name}" needs its package: pip install {package}')
 
 
 @contextmanager
@@ -46,18 +40,12 @@ def tracked(config: Config, folder: Path) -> Iterator[Callable[[Iteration], None
     if name == NONE:
         yield lambda line: None
         return
-    given: dict[str, dict[str, Any]] = {
-        "tensorboard": {"run_name": "tensorboard", "logging_dir": str(folder)},
-        "wandb": {
-            "run_name": PROJECT,
-            "name": config.run_name,
-            "dir": str(folder),
-            "mode": os.environ.get("WANDB_MODE", "offline"),
-            "config": config.flat(),
-        },
-        "trackio": {"run_name": PROJECT, "name": config.run_name, "config": config.flat()},
-    }
-    tracker = LOGGER_TYPE_TO_CLASS[name](**given[name])
+    settings: dict[str, Any] = {"run_name": PROJECT, "name": config.run_name, "config": config.flat()}
+    if name == TENSORBOARD:
+        settings = {"run_name": TENSORBOARD, "logging_dir": str(folder)}
+    elif name == WANDB:
+        settings |= {"dir": str(folder), "mode": os.environ.get("WANDB_MODE", "offline")}
+    tracker = LOGGER_TYPE_TO_CLASS[name](**settings)
     tracker.start()
     try:
         yield lambda line: tracker.log(numbers(line), step=line.iteration)
@@ -67,8 +55,8 @@ def tracked(config: Config, folder: Path) -> Iterator[Callable[[Iteration], None
 
 def numbers(line: Iteration) -> dict[str, float]:
     """An iteration as names and numbers: those by group or part as "weights/NAME"; what is unknown is left out."""
-    found: dict[str, float] = {}
+    known: dict[str, float] = {}
     for name, value in line.model_dump(exclude={"iteration", "num_iterations", "missing_groups"}).items():
         values = {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
-        found |= {key: float(item) for key, item in values.items() if item is not None}
-    return found | {"missing_groups": float(len(line.missing_groups))}
+        known |= {key: float(item) for key, item in values.items() if item is not None}
+    return known | {"missing_groups": float(len(line.missing_groups))}

@@ -31,7 +31,7 @@ from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from client_app import numbers
 from pluralllm.scores import PREDICTOR, summed
-from server_app.federation.catalogue import build_catalogue
+from server_app.questions import build_catalogue
 
 SMALL_RUN = {
     **TINY,

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from in_process import cross, request, simulated
-from small import SMALL_PREDICTOR, VOTES
+from in_process import cross, deployed, request, simulated
+from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
+from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
+from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest, Task
+from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from client_app.main import app
@@ -25,8 +27,8 @@ from client_app.party import Party
 from pluralllm.residual import SHARES_KEY
 from pluralllm.scores import summed
 from pluralllm.training import choices
-from server_app.federation.catalogue import build_catalogue
 from server_app.predictor.pretraining import initial_weights
+from server_app.questions import build_catalogue
 
 SMALL = {
     "data.num-questions": 24,
@@ -63,14 +65,10 @@ class Node:
         reply = self.send(messages.HELLO, messages.pack_hello("run", survey))
         return messages.unpack_reply(reply.content, roster=str, round=int)
 
-    def ask(self, asked: Ask, **head: object) -> Message:
-        """Ask for numbers, in the world that the node knows."""
-        digests = ["", ""]
-        if "catalogue" in self.memory:
-            kept = RecordDict(messages.pack_catalogue(self.catalogue))
-            digests = [messages.digest(kept), self.memory.get("targets", b"").decode()]
-        world = asks.world_of(self.config, *digests)
-        return self.send(messages.ASK, messages.pack_ask(asked, messages.Head("run", world, **head)))
+    def ask(self, asked: Ask) -> Message:
+        """Ask for plain numbers, in the world that the node knows."""
+        world = Party.of(self.context).world if "catalogue" in self.memory else ""
+        return self.send(messages.ASK, messages.pack_ask(asked, Task(request=asks.request_digest(asked, world))))
 
     def numbers(self, asked: Ask) -> dict[str, dict[str, np.ndarray]]:
         """Group -> its numbers by name."""
@@ -82,10 +80,7 @@ class Node:
 
     @property
     def catalogue(self) -> Catalogue:
-        from flwr.common.serde import recorddict_from_proto
-        from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
-
-        return messages.unpack_catalogue(recorddict_from_proto(RecordDictBytes.FromString(self.memory["catalogue"])))
+        return Party.of(self.context).public
 
     def targets(self, group: str) -> np.ndarray:
         return read_arrays(self.memory, f"targets {group}")["target"]
@@ -164,3 +159,51 @@ def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Ma
     written = write_split(survey, folder)
     keys = {"survey": str(written.questions), "groups": "; ".join(written.groups)}  # as `appa deploy` has them
     return Config.load({**config.flat(), **keys}), written.groups
+
+
+SURVEY = generate(num_questions=160, num_groups=2, seed=3)
+GROUP = SURVEY.groups[0]
+
+
+class Owned(Node):
+    """A deployed node of the first group, in its first run."""
+
+    def __init__(self, folder, owner_policy="", **changes):
+        config, files = home_files(SURVEY, folder, config_of(data__num_groups=2))
+        config = Config.load({**config.flat(), **AS_OWNERS_ASK, **changes})
+        super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
+        self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))
+        self.public = build_catalogue(config)
+        self.answered = [q.question_id in SURVEY.answers[GROUP] for q in self.public.questions]
+
+    def run(self, number):
+        self.context = Context(number, 2, self.context.node_config, RecordDict(), self.context.run_config)
+
+    def cut(self, *, training, held_out):
+        """A catalogue with so many of the answered questions, and all that nobody answered."""
+        train_Q, kept = self.public.train_Q, ~np.array(self.answered)
+        for part_Q, count in ((train_Q, training), (~train_Q, held_out)):
+            kept[np.flatnonzero(part_Q & self.answered)[:count]] = True
+        rows = np.flatnonzero(kept)
+        questions = tuple(self.public.questions[row] for row in rows)
+        public = self.public
+        arrays = (public.train_Q, public.embedding_QKE, public.option_QK, public.unanswered_Q)
+        return Catalogue(questions, *(array[rows] for array in arrays))
+
+    def take(self, catalogue):
+        """Code of the refusal; 0 for an answer."""
+        return refused(self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)))
+
+    def ready(self, **counts):
+        """The node with its target tables."""
+        assert self.take(self.cut(**counts)) == 0
+        assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
+        return self
+
+    def code(self, kind, **changes):
+        return refused(self.ask(asked_of(kind, self.catalogue, self.config, **changes)))
+
+
+def refused(reply: Message) -> int:
+    """Code of a refusal; 0 for an answer."""
+    return reply.error.code if reply.has_error() else 0

@@ -1,20 +1,24 @@
-"""Groups' nodes in memory that answer as they are told, for tests of the server's federation."""
+"""Groups' nodes in memory that answer as a test says, for tests of the server's federation."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
-from fakes import GOOD, KEY, FakeGrid, Node
-from flwr.app import Message
+from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, Node
+from flwr.app import Array, ArrayRecord, Message
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, votes
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from client_app.numbers import score
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import GroupKeys
 from server_app.federation.groups import Groups
 
+WEIGHTS = ArrayRecord({"w": Array(np.ones(1, np.float32))})
 MAY = ("votes", "training", "rewards", "predictions", "answers", "truth")
 
 
@@ -81,6 +85,11 @@ def replying(*names: str, rewards: Mapping[tuple[str, str], np.ndarray] | None =
     return FakeGroups(names, numbers)
 
 
+def scorer(name: str, reward_J: np.ndarray = GOOD, key: tuple[str, str] = KEY) -> FakeGroups:
+    """A group's node that gives these rewards."""
+    return replying(name, rewards={key: np.asarray(reward_J, dtype=float)})
+
+
 def scoring_node(
     table_by_group: Mapping[str, np.ndarray],
     truth_by_group: Mapping[str, np.ndarray] | None = None,
@@ -113,13 +122,44 @@ def scoring_node(
     return node
 
 
+def gathered(
+    nodes: FakeGrid | Mapping[int, Node],
+    expected: Sequence[str] = (),
+    *,
+    patience: float = 0.0,
+    keys: GroupKeys | None = None,
+    answers: Path | None = None,
+    **changes: object,
+) -> Groups:
+    """The groups at these nodes, which have joined a run; `changes` of its config, as `run__sums`."""
+    own = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
+    config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02, **own})
+    grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(nodes)
+    groups = Groups(OverlapGrid(grid), config, keys=keys, answers=answers)
+    groups.gather(expected, patience=patience)
+    return groups
+
+
+def at_work(groups: Groups) -> Groups:
+    """The groups, with catalogue and PluralLLM."""
+    groups.send_catalogue(CATALOGUE)
+    groups.send_targets(WEIGHTS)
+    return groups
+
+
+_numbers = itertools.count()
+
+
+def new_request() -> Ask:
+    """A request for rewards that nobody has been asked."""
+    return REQUEST.ask(asks.REWARDS, number=next(_numbers))
+
+
 def federated(
     nodes: Mapping[int, Node], catalogue: Catalogue, *, min_groups: int = 1, silent: Sequence[int] = ()
 ) -> Groups:
     """The groups at these nodes with the catalogue; silent nodes answer nothing from now on."""
-    grid = FakeGrid(nodes)
-    groups = Groups(OverlapGrid(grid), Config.load({"run.min-groups": min_groups, "run.reply-timeout": 0.02}))
-    groups.gather((), patience=0.0)
+    groups = gathered(grid := FakeGrid(nodes), run__min_groups=min_groups)
     groups.send_catalogue(catalogue)
     grid.nodes.update(dict.fromkeys(silent, lambda message: None))
     return groups

@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,13 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Phi3Co
 
 from appa_flwr.protocol import asks
 from appa_flwr.survey.types import Question
-from server_app.engine.sequences import Sequences, pad_prompts
-from server_app.models.policy import FullModels, LoraModels, PolicyModels
+from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
+from server_app.policy.models import FullModels, LoraModels, PolicyModels
+from server_app.policy.sequences import Sequences, pad
 
 RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
 
+Score = Callable[[Sequences], torch.Tensor]
 Node = Callable[[Message], Message | None]
 
 
@@ -190,7 +194,7 @@ PREFIX = [33, 4, 19, 60, 27, 11, 52, 38, 21, 46]
 
 def answer_rows(prompts: Sequence[Sequence[int]] = PROMPTS, *, shared: int = 0) -> Sequences:
     """The prompts behind the first tokens of the prefix, and random answers to them of 6, 2, 4, 1 and 1 tokens."""
-    ids = pad_prompts(prompts, pad_id=PAD_ID, device=torch.device("cpu"))
+    ids = pad(prompts, pad_id=PAD_ID, device=torch.device("cpu"), left=True)
     lengths = (6, 2, 4, 1, 1)[: len(prompts)]
     response_JT = torch.randint(1, VOCABULARY, (len(lengths), 6), generator=torch.Generator().manual_seed(0))
     mask_JT = torch.arange(6)[None] < torch.tensor(lengths)[:, None]
@@ -198,14 +202,26 @@ def answer_rows(prompts: Sequence[Sequence[int]] = PROMPTS, *, shared: int = 0) 
 
 
 def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
-    """Policy, reference and value model: full tuning, adapters on different layers, or these over an adapter of SFT."""
+    """Policy, reference and value model: full tuning, adapters, or these over an adapter of SFT on other layers too."""
     if tuning == "full":
         return FullModels(model)
     torch.manual_seed(1)
-    targets = {"policy_targets": ["q_proj", "v_proj", "down_proj"], "value_targets": ["k_proj", "o_proj"]}
     with tempfile.TemporaryDirectory() as folder:
         adapter = save_adapter(model, Path(folder)) if tuning == "stacked" else None
-        return LoraModels(model, rank=3, sft_adapter=adapter, **targets)
+        return LoraModels(model, rank=3, targets=["q_proj", "v_proj", "down_proj"], sft_adapter=adapter)
+
+
+@contextmanager
+def scoring(models: PolicyModels, which: str, prefix_C: torch.Tensor, *, temperature: float) -> Iterator[Score]:
+    """Within the block, scores (J, T) of rows behind the prefix by "policy", "reference" or "value" model."""
+    block = nullcontext(models.policy()) if which == "policy" else getattr(models, which)()
+    with block as model:
+        trunk = model if which == "value" else model.base_model
+        with shared_prefix(trunk, prefix_C) as prefix:
+            if which == "value":
+                yield partial(response_values, trunk, models.head, prefix=prefix)
+            else:
+                yield partial(response_logprobs, model, temperature=temperature, prefix=prefix)
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> Path:
@@ -221,7 +237,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def joined(sequences: Sequences) -> Sequences:
-    """The same rows with the prefix back in each prompt: what every pass takes the plain path with."""
+    """The same rows with the prefix back in each prompt, so that nothing is shared."""
     rows, shared = len(sequences.prompt_JP), len(sequences.prefix_C)
     return Sequences(
         sequences.prefix_C[:0],

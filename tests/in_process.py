@@ -81,7 +81,7 @@ def request(kind: str, content: RecordDict | None = None, *, node: int = 1) -> M
 
 def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     """Contexts of a simulation's nodes, which know the run's survey; their ids are no partition numbers."""
-    from server_app.federation.catalogue import run_survey  # a group's machine has no server
+    from server_app.questions import run_survey  # a group's machine has no server
 
     contexts = _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
     path = Path(tempfile.mkdtemp()) / SURVEY_FILE

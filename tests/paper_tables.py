@@ -40,7 +40,7 @@ def as_printed(table: str, name: str, says: str, *keys: str) -> Row:
     return Row(table, name, says, dict.fromkeys(keys, value))
 
 
-TWICE_THE_RANK: Mapping[str, Scalar] = {"policy.lora-rank": 16, "server_app.models.policy.ALPHA_PER_RANK": 2}
+TWICE_THE_RANK: Mapping[str, Scalar] = {"policy.lora-rank": 16, "server_app.policy.models.ALPHA_PER_RANK": 2}
 MODELS = "gemma-2-2b-it{0}, Llama-3.2-3B-Instruct{0}, Qwen3-0.6B-Instruct{0}"
 ROWS = (
     Row("SFT", "Base models", MODELS.format(""), {"model": "google/gemma-2-2b-it"}),
@@ -50,7 +50,7 @@ ROWS = (
     Row("SFT", "Loss masking", "Response tokens only (query tokens masked)"),
     as_printed("SFT", "Rank (r)", "16", "policy.lora-rank"),
     Row("SFT", "Alpha", "32", TWICE_THE_RANK),
-    as_printed("SFT", "Dropout", "0.05", "server_app.models.sft.LORA_DROPOUT"),
+    as_printed("SFT", "Dropout", "0.05", "server_app.policy.sft.LORA_DROPOUT"),
     Row(
         "SFT",
         "Target modules",
@@ -91,9 +91,9 @@ ROWS = (
     as_printed("PPO", "KL coefficient", "0.05", "ppo.kl-coefficient"),
     as_printed("PPO", "Clip range", "0.2", "ppo.clip-range"),
     as_printed("PPO", "Clip range (value)", "0.2", "ppo.clip-range"),
-    as_printed("PPO", "Value loss coefficient (v_f)", "0.2", "server_app.ppo.losses.VALUE_COEFFICIENT"),
-    as_printed("PPO", "Discount factor (gamma)", "1.0", "server_app.ppo.engine.DISCOUNT"),
-    as_printed("PPO", "GAE lambda (lambda_GAE)", "0.95", "server_app.ppo.engine.GAE_LAMBDA"),
+    as_printed("PPO", "Value loss coefficient (v_f)", "0.2", "server_app.policy.losses.VALUE_COEFFICIENT"),
+    as_printed("PPO", "Discount factor (gamma)", "1.0", "server_app.policy.ppo.DISCOUNT"),
+    as_printed("PPO", "GAE lambda (lambda_GAE)", "0.95", "server_app.policy.ppo.GAE_LAMBDA"),
     Row("PPO", "Reward whitening", "Per rollout (before PPO update)"),
     as_printed("APPA", "EMA decay (lambda)", "0.8", "appa.ema-decay"),
     as_printed("APPA", "Softmax temperature (T)", "0.1", "appa.temperature"),

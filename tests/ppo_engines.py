@@ -6,8 +6,8 @@ import torch
 from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection
-from server_app.models.policy import FullModels, LoraModels
-from server_app.ppo.engine import PPOEngine
+from server_app.policy.models import FullModels, LoraModels
+from server_app.policy.ppo import PPOEngine
 
 SETTINGS = PPOSection(
     learning_rate=1e-3,
@@ -33,23 +33,23 @@ LONG_BATCH = [PREFIX + prompt for prompt in BATCH]
 
 def make(tuning="full", *, vocabulary=61, **changes):
     # Double precision, and an Adam that does not turn a vanishing gradient's rounding error into a whole step.
-    model = tiny_causal_lm(vocabulary=vocabulary, window=WIDE_WINDOW).double()
-    if tuning == "full":
-        models = FullModels(model)
-    else:
-        torch.manual_seed(4)
-        models = LoraModels(model, rank=2, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
     num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
     assert changes.keys() <= PPOSection.model_fields.keys()
+    settings = SETTINGS.model_copy(update=changes)
+    model = tiny_causal_lm(vocabulary=vocabulary, window=WIDE_WINDOW).double()
+    if tuning == "full":
+        models = FullModels(model, value=settings.baseline == "value")
+    else:
+        torch.manual_seed(4)
+        models = LoraModels(model, rank=2, targets=["q_proj", "v_proj"], value=settings.baseline == "value")
     stops = STOPS if vocabulary > len(STOPS) else (1,)
     engine = PPOEngine(
         models,
-        SETTINGS.model_copy(update=changes),
+        settings,
         num_iterations=num_iterations,
         stop_ids=stops,
         pad_id=PAD_ID,
         seed=7,
-        shared_prefix=True,
     )
     for group in engine._optimizer.param_groups:
         group["eps"] = EPSILON
@@ -64,7 +64,7 @@ def iterate(engine, score_J, times=1, prompts=BATCH):
 
 
 def weights(engine):
-    parameters = engine.models.policy_parameters() + engine.models.value_parameters()
+    parameters = engine.models.policy_parameters + engine.models.value_parameters
     return torch.cat([p.detach().flatten() for p in parameters])
 
 

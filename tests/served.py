@@ -48,7 +48,7 @@ class Groups:
         self.requests, self.silent, self.gate, self.seconds = [], set(), threading.Event(), {}
         self.gate.set()
 
-    def ask(self, ask, *, meanwhile=None, label=0):
+    def ask(self, ask, *, meanwhile=None):
         request, numbers = asks.ScoreRequest.of(ask), asks.numbers_of(ask, CATALOGUE)
         self.requests.append(request)
         assert self.gate.wait(10)
@@ -79,6 +79,11 @@ class Served:
         items = [Item(id=name, question_id=question, completion=text) for name, question, text in answers]
         found = await self.rounds.score(ScoreRequest(run=fields.pop("run", "r"), round=number, items=items, **fields))
         return [item["reward"] for item in found["items"]]
+
+    async def sample(self, question_id, completion):
+        """The reward of an answer without an id."""
+        items = [Item(question_id=question_id, completion=completion)]
+        return (await self.rounds.score(ScoreRequest(run="r", items=items)))["items"][0]["reward"]
 
     def lines(self, run="r"):
         return read_rounds(self.folder).get(run, ())

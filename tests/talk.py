@@ -10,10 +10,10 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask, ScoreRequest
 from pluralllm.scores import summed
-from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.questions import build_catalogue
 
 KINDS = (asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS)
 

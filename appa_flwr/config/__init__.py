@@ -110,6 +110,11 @@ class Config(Section):
         return {name: reduce(operator.getitem, name.split("."), values) for name in KEYS}
 
     @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules by which the run trains a policy each: `rule`, and `baseline-rule` where it is another."""
+        return tuple(dict.fromkeys(rule for rule in (self.rule, self.baseline_rule) if rule))
+
+    @property
     def group_names(self) -> tuple[str, ...]:
         """The groups asked for by name; empty = all that the survey has."""
         return split_names(self.groups)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, MutableMapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from appa_flwr.core.errors import UserError
@@ -38,26 +38,33 @@ def transaction(path: Path, schema: str, *, what: str) -> Iterator[sqlite3.Conne
 
 
 class NamedBytes(MutableMapping[str, bytes]):
-    """The rows of a table with columns `name` and `value`, within a transaction."""
+    """The rows of a table with columns `name` and `value`.
 
-    def __init__(self, file: sqlite3.Connection, table: str) -> None:
-        self._file, self._table = file, table
+    `open_file` opens the file for one access; `lambda: nullcontext(file)` where all are within one transaction.
+    """
+
+    def __init__(self, open_file: Callable[[], AbstractContextManager[sqlite3.Connection]], table: str) -> None:
+        self._open, self._table = open_file, table
 
     def __getitem__(self, name: str) -> bytes:
-        row = self._file.execute(f"select value from {self._table} where name = ?", (name,)).fetchone()
+        with self._open() as file:
+            row = file.execute(f"select value from {self._table} where name = ?", (name,)).fetchone()
         if row is None:
             raise KeyError(name)
         return bytes(row[0])
 
     def __setitem__(self, name: str, value: bytes) -> None:
-        self._file.execute(f"insert or replace into {self._table} (name, value) values (?, ?)", (name, value))
+        with self._open() as file:
+            file.execute(f"insert or replace into {self._table} (name, value) values (?, ?)", (name, value))
 
     def __delitem__(self, name: str) -> None:
-        if not self._file.execute(f"delete from {self._table} where name = ?", (name,)).rowcount:
-            raise KeyError(name)
+        with self._open() as file:
+            if not file.execute(f"delete from {self._table} where name = ?", (name,)).rowcount:
+                raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for (name,) in self._file.execute(f"select name from {self._table} order by name")])
+        with self._open() as file:
+            return iter([name for (name,) in file.execute(f"select name from {self._table} order by name")])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -14,15 +14,6 @@ OPENED = "query.open"
 """Kind of the message for which a group gives what takes its own mask off a sum."""
 
 
-def each(releases: Sequence[Release]) -> Table:
-    """Every release."""
-    table = Table("when", "run", "message", "numbers", "summed with", "sha256", "refused")
-    for line in releases:
-        row = (_time(line), line.run, line.kind, str(line.numbers), line.cohort, line.sha256[:12], line.refused)
-        table.add_row(*row)
-    return table
-
-
 def by_kind(releases: Sequence[Release]) -> Table:
     """Releases of each run and kind."""
     table = Table("run", "message", "answered", "refused", "numbers", "first", "last")

@@ -1,4 +1,4 @@
-"""Files that `flwr run` sends to every party: the app's bundle."""
+"""The Flower app: the folder it lies in, the files that `flwr run` sends of it to every party, and their hash."""
 
 from __future__ import annotations
 
@@ -9,13 +9,34 @@ import subprocess
 import sysconfig
 import tempfile
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
+import appa_flwr
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.checks import APP_NAME, project_file
 
-PROJECT = "pyproject.toml"
+APP_NAME, PROJECT = "appa-flwr", "pyproject.toml"
 OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
+
+
+def project_file(app_folder: Path, name: str) -> Path:
+    """A file of the project in a checkout, or where the wheel has put it (setup.py)."""
+    installed = app_folder / "appa_flwr" / "project" / name
+    return installed if installed.exists() else app_folder / name
+
+
+def find_app_folder(start: Path) -> Path:
+    """The folder with the Flower app: the checkout that `start` lies in, or the one where the package is installed.
+
+    Raises:
+        UserError: neither is there.
+    """
+    for folder in (start, *start.parents, Path(appa_flwr.__file__).parent.parent):
+        with suppress(OSError, ValueError):
+            table = tomllib.loads(project_file(folder, PROJECT).read_text(encoding="utf-8"))
+            if table.get("project", {}).get("name") == APP_NAME and "app" in table.get("tool", {}).get("flwr", {}):
+                return folder
+    raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install one")
 
 
 def own_code(name: str, here: Path) -> Path | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,20 +21,16 @@ from appa_flwr.config.keys import to_toml, to_toml_table, to_word, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output, replace_file, writing
-from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
-from appa_flwr.launch.checks import find_app_folder
-from appa_flwr.launch.credentials import certificate
-from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
+from appa_flwr.launch.bundle import OWN_PACKAGES, find_app_folder
 from appa_flwr.launch.group import app as group
-from appa_flwr.launch.options import Verbose, Words
-from appa_flwr.launch.shown import show
-from appa_flwr.launch.survey_commands import diagnose, export, survey
+from appa_flwr.launch.ports import LOOPBACK
+from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
+from appa_flwr.launch.survey_commands import export, survey
+from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Verbose, Words, exit_codes, show
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.secure.roster import read_file
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
-
-_SCREEN = (100, 24)  # of a pipe, which has none
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
@@ -44,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command()(survey)
 app.add_typer(export, name="export")
 app.add_typer(group, name="group")
 
@@ -171,47 +167,31 @@ def deploy(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parties' folders go.")],
     words: Words = None,
     local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
-    host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The server's.")] = 9100,
+    host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(help="The server's.")] = PORT,
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
     if resume and not local:
         raise UserError("--resume goes on with a run on this machine: add --local")
+    if local and (host, port) != (LOOPBACK, PORT):
+        raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
 
     app_folder = find_app_folder(Path.cwd())
-    if resume:
-        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder, verbose=verbose)
-        typer.echo(f"report: {ended / REPORT_FILE}")
-        return
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     beneath = {**preset("deployed"), "run.sums": "secure"}
-    config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
-    if local:
+    if resume:
+        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder, verbose=verbose)
+    else:
+        config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
+        if not local:
+            sites, bundle = deployment.make_sites(config, folder, host=host, port=port, app_folder=app_folder)
+            deployment.describe(sites, bundle=bundle, sums=config.run.sums)
+            return
         ended = deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)
-        typer.echo(f"report: {ended / REPORT_FILE}")
-        return
-    bundle = bundle_hash(app_folder)
-    sites = deployment.make_sites(config, folder, host=host, port=port, bundle=bundle)
-    table = Table("carry", "to", "and start")
-    table.add_row(str(sites.server), f"the server, {host}", "start.sh")
-    for name in sites.groups:
-        table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
-    table.add_row(str(sites.submitter), "whoever submits, at the server", "register.sh once; submit.sh CHECKOUT")
-    show(table)
-    show(*(deployment.pinning_steps(sites) if config.run.sums == "secure" else ()))
-    kept = deployment.not_pinning(sites, bundle)
-    for name, pinned in kept.items():
-        show(f"the owner's policy of {name} stays as it was, and pins {'another bundle' if pinned else 'none'}")
-    if len(kept) < len(sites.groups):
-        show(
-            f"{'the other' if kept else 'all'} groups pin this checkout's app, bundle {bundle}; once it changes, each "
-            "of them has to pin what `appa group bundle CHECKOUT` prints"
-        )
-    ends = certificate(sites.server / "ca.crt").not_valid_after_utc
-    show(f"{folder / 'authority'} signs certificates, valid until {ends:%Y-%m-%d}: keep ca.key to yourself")
+    typer.echo(f"report: {ended / REPORT_FILE}")
 
 
 @app.command()
@@ -223,11 +203,11 @@ def doctor(
     """Say what keeps this machine, or a party, from working."""
     from appa_flwr.launch import doctor as looks
 
-    findings = [*looks.machine(group=folder is not None and looks.is_group(folder))]
+    findings = [*looks.machine(group=folder is not None and (folder / OWNER_POLICY_FILE).exists())]
     findings += looks.party(folder) if folder is not None else []
     table = Table("", "what", "found")
-    for finding in findings:
-        table.add_row("ok" if finding.good else "WRONG", finding.what, finding.text)
+    for what, text, good in findings:
+        table.add_row("ok" if good else "WRONG", what, text)
     wrong = sum(not finding.good for finding in findings)
     show(table, f"{wrong} of {len(findings)} are wrong" if wrong else "nothing is wrong")
     if wrong:
@@ -235,30 +215,25 @@ def doctor(
 
 
 @app.command()
-def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]) -> None:
-    """Rebuild the report of a run from what it wrote."""
-    if not run_folder.is_dir():
-        raise UserError(f"{run_folder} is not a run folder; it does not exist")
-    from appa_flwr.report import build
-
-    typer.echo(f"report: {build(run_folder)}")
-
-
-@app.command()
-def compare(
-    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs of one survey.")],
-    out: Annotated[Path | None, typer.Option(help="A picture of it, as PNG.", show_default=False)] = None,
+def report(
+    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN]...", help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="Of several runs: a picture, as PNG.", show_default=False)] = None,
 ) -> None:
-    """Compare runs with the first: scores, differences, intervals."""
+    """Rebuild a run's report; with several runs of one survey, compare them with the first instead."""
+    if len(run_folders) == 1 and out is None:
+        from appa_flwr.report import build
+
+        typer.echo(f"report: {build(run_folders[0])}")
+        return
     from appa_flwr.report import comparison
 
-    found = comparison.compare(run_folders)
+    compared = comparison.compare(run_folders)
     show(
-        *comparison.tables(found),
+        *comparison.tables(compared),
         "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
     )
     if out is not None:
-        replace_file(out, comparison.draw(found))
+        replace_file(out, comparison.draw(compared))
         typer.echo(f"picture: {out}")
 
 
@@ -276,6 +251,7 @@ def ask(
     choices = settings.split_names(options)
     if not MIN_OPTIONS <= len(choices) <= MAX_OPTIONS:  # before a model is loaded
         raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
+    importlib.import_module("server_app").quiet()  # by name: a group has no server's code
     answer = opened.policy().ask(question, choices)
     if opened.config.task == "opa" and answer.prediction is not None:
         table = Table("option", "place")
@@ -319,20 +295,12 @@ def config(
 
 def _on_one_screen(values: Mapping[str, settings.Scalar]) -> None:
     """Print every key with its value as a command line takes it, a paragraph a section."""
-    width = shutil.get_terminal_size(fallback=_SCREEN).columns
-    margin = max(map(len, settings.SECTIONS)) + 2
+    paragraphs = Table.grid(padding=(0, 2))
     for section in ("", *settings.SECTIONS):
         pairs = (f"{key.rpartition('.')[2]}={to_word(values[key])}" for key in settings.keys_in(section))
-        lines = textwrap.wrap(" ".join(pairs), width - margin, break_long_words=False, break_on_hyphens=False)
-        show(
-            *(Text(f"{name:{margin}}{line}") for name, line in zip([section, *len(lines) * [""]], lines, strict=False))
-        )
-    show(f"presets: {', '.join(PRESETS)}")
+        paragraphs.add_row(section, Text(" ".join(pairs)))
+    show(paragraphs, f"presets: {', '.join(PRESETS)}")
     show("set SECTION.KEY=VALUE, or preset=NAME; appa config --all says what each key does")
-
-
-for read in (survey, diagnose):
-    app.command()(read)
 
 
 def main() -> None:
@@ -346,5 +314,5 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] in OWN_PACKAGES:
             raise
-        print(f"appa: {missing.name} is not installed; `make group` brings what `appa group` needs", file=sys.stderr)
+        print(f"appa: {missing.name} is not installed; appa doctor names what appa-flwr needs", file=sys.stderr)
         sys.exit(USER_ERROR)

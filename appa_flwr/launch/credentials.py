@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,22 +16,19 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 
 YEARS_VALID = 2
+RENEWED = timedelta(days=30)  # before its end a certificate is made anew, and the doctor says so
 PUBLIC = ".pub"  # what a public key's file is called after its private one
 _PEM = serialization.Encoding.PEM
 _OPEN = serialization.NoEncryption()
-_HASH = hashes.SHA384()
 _USAGES = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
 _NO_USAGE = dict.fromkeys((*_USAGES, "encipher_only", "decipher_only"), False)
-_AUTHORITY, _SERVER = (
-    x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"appa-flwr {who}")]) for who in ("authority", "server")
-)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write `ca.crt` and `ca.key`, an authority of its own, and `server.crt` and `server.key`, signed by it.
 
-    A certificate that is good for these hosts for another month stays, and so does the authority's; a new one of it
-    has the same key.
+    Certificates that are good for these hosts for another month stay. New ones are signed by the authority's old key,
+    so that whoever has its old certificate trusts them until that ends.
 
     Args:
         folder: where they go.
@@ -41,28 +37,40 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     Raises:
         UserError: something cannot be written, or the authority's key is somebody else's.
     """
-    if _lasting(folder / "ca.crt") and _good(folder / "server.crt", hosts):
+    authority, server = folder / "ca", folder / "server"
+    if all(lasts(path.with_suffix(".crt")) for path in (authority, server)) and _names(server, hosts):
         return
-    signer = _signer(folder / "ca.key")
-    if not _lasting(folder / "ca.crt"):
-        made = _certificate(_AUTHORITY, signer, signer, x509.BasicConstraints(ca=True, path_length=0))
-        _write(folder / "ca", signer, made.sign(signer, _HASH))
+    signer = _signer(authority.with_suffix(".key"))
+    _write(authority, signer, _certificate("authority", signer, signer))
     key = ec.generate_private_key(ec.SECP384R1())
-    made = _certificate(_SERVER, key, signer, x509.BasicConstraints(ca=False, path_length=None))
-    made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    _write(folder / "server", key, made.sign(signer, _HASH))
+    _write(server, key, _certificate("server", key, signer, hosts))
 
 
-def certificate(path: Path) -> x509.Certificate:
-    """A certificate that was made here.
+def ends(path: Path) -> datetime:
+    """The time from which on a certificate is no longer valid; a UserError where the file holds none."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except ValueError:
+        raise UserError(f"{path}: is no certificate; take the one that appa deploy made") from None
 
-    Raises:
-        UserError: it does not say what its key may do, as those of earlier versions, which Python 3.13 refuses.
-    """
-    found = x509.load_pem_x509_certificate(path.read_bytes())
-    if not any(isinstance(extension.value, x509.KeyUsage) for extension in found.extensions):
-        raise UserError("has no key usage, without which Python 3.13 refuses it; make the folders again")
-    return found
+
+def lasts(path: Path) -> bool:
+    """True if a certificate is there and valid for another month."""
+    return path.exists() and ends(path) > datetime.now(UTC) + RENEWED
+
+
+def make_node_key(path: Path) -> None:
+    """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    replace_file(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _OPEN), parents=True, mode=0o600)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    replace_file(path.with_name(path.name + PUBLIC), public + b"\n")
+
+
+def _names(server: Path, hosts: Sequence[str]) -> bool:
+    own = x509.load_pem_x509_certificate(server.with_suffix(".crt").read_bytes())
+    named = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return all(_host(host) in named for host in hosts)
 
 
 def _signer(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -74,47 +82,27 @@ def _signer(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _lasting(path: Path) -> bool:
-    with suppress(UserError, FileNotFoundError):
-        return certificate(path).not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
-    return False
-
-
-def _good(path: Path, hosts: Sequence[str]) -> bool:
-    if not _lasting(path):
-        return False
-    named = certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return all(_host(host) in named for host in hosts)
-
-
-def make_node_key(path: Path) -> None:
-    """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    replace_file(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _OPEN), parents=True, mode=0o600)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    replace_file(path.with_name(path.name + PUBLIC), public + b"\n")
-
-
 def _certificate(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    signer: ec.EllipticCurvePrivateKey,
-    rights: x509.BasicConstraints,
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    usage = x509.KeyUsage(**{**_NO_USAGE, "digital_signature": not rights.ca, "key_cert_sign": rights.ca})
-    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    return (
-        x509.CertificateBuilder(subject_name=subject, issuer_name=_AUTHORITY, public_key=key.public_key())
+    who: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, hosts: Sequence[str] = ()
+) -> x509.Certificate:
+    """A certificate of a server with these names, or without any of the authority; as Python 3.13 wants it."""
+    now, ca = datetime.now(UTC), not hosts
+    subject, issuer = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"appa-flwr {name}")]) for name in (who, "authority")
+    )
+    made = (
+        x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + timedelta(days=365 * YEARS_VALID))
-        .add_extension(rights, critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(identifier, critical=False)
-        .add_extension(by, critical=False)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, **_NO_USAGE), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
+    if hosts:
+        made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    return made.sign(signer, hashes.SHA384())
 
 
 def _host(host: str) -> x509.GeneralName:

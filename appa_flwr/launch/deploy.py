@@ -1,51 +1,63 @@
-"""A whole deployment on this machine: server, a node a group and a submitter, each its own process and folder.
+"""The parties of a deployment: their folders made for a run, and all of them started on this machine.
 
-TLS, node keys and the owners' policies are those of real sites (`sites`); only the network is a loopback.
+TLS, node keys and the owners' policies are then those of real sites (`sites`); only the network is a loopback.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from rich.table import Table
+
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import claim_run_folder, read_survey
+from appa_flwr.launch.credentials import ends
 from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.group import pin_roster
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
+from appa_flwr.launch.terminal import show
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
-from appa_flwr.secure.rule_sums import check_config
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
 SERVER, SUBMITTER = "(server)", "(submitter)"
-_OWN_KEYS = ("survey", "groups", "run.output-dir", "run.group-keys")
 
 
-def submitted(config: Config) -> dict[str, bool | int | float | str]:
-    """The keys of a run that its submitter sends; where things lie is the server's own affair."""
-    return {key: value for key, value in config.flat().items() if key not in _OWN_KEYS}
-
-
-def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str) -> Sites:
-    """Write the parties' folders of a run with this config, and say what its survey loses; see `sites.prepare`."""
-    survey = read_survey(config)
-    check_config(config, groups=len(survey.groups))
+def make_sites(config: Config, root: Path, *, host: str, port: int, app_folder: Path) -> tuple[Sites, str]:
+    """Write the parties' folders of a run with this config, see `sites.prepare`; with the hash of this app's bundle."""
+    survey, keys = read_survey(config), config.flat()
     print(survey.about.sentence())
-    return prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
+    del keys["run.output-dir"]  # the server's own affair
+    bundle = bundle_hash(app_folder)
+    return prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle), bundle
+
+
+def describe(sites: Sites, *, bundle: str, sums: str) -> None:
+    """Print what goes to whom, and what is to be done before a run."""
+    table = Table("carry", "to", "and start")
+    table.add_row(str(sites.server), f"the server, {sites.host}", "start.sh")
+    for name in sites.groups:
+        table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
+    table.add_row(str(sites.submitter), "whoever submits, at the server", "register.sh once; submit.sh CHECKOUT")
+    show(table, f"new owners' policies pin this checkout's app, bundle {bundle}; after a change of it each pins again")
+    for name in pinned_elsewhere(sites, bundle):
+        show(f"the owner's policy of {name} stays as it was, and pins another bundle")
+    if sums == "secure":
+        show("before the run each owner makes a key and pins the roster (docs/deployment.md, Secure sums)")
+    show(f"certificates are valid until {ends(sites.server / 'ca.crt'):%Y-%m-%d}; nobody else may get authority/ca.key")
 
 
 def pin_rosters(sites: Sites) -> None:
@@ -61,34 +73,14 @@ def pin_rosters(sites: Sites) -> None:
         pin_roster(roster, sites.group(name) / OWNER_POLICY_FILE, group=name, key=sites.sums_key(name))
 
 
-def pinning_steps(sites: Sites) -> list[str]:
-    """What the parties do before a run with secure sums, so that nobody but a group's owner ever has its private key.
-
-    Of the groups whose owners have pinned no roster yet; empty where all have.
-    """
-    policies = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE) for name in sites.groups}
-    keys = {name: sites.sums_key(name).name for name, policy in policies.items() if not policy.roster}
-    make = [["appa", "group", "key", key, "--group", name] for name, key in keys.items()]
-    pin = ["appa", "group", "pin", ROSTER_FILE, "--policy", OWNER_POLICY_FILE]
-    if not keys:
-        return []
-    return [
-        "before the run each owner makes the group's key in its folder, and sends you the line that this prints:",
-        *(f"  {shlex.join(command)}" for command in make),
-        f"put the lines of all groups into one file, {ROSTER_FILE}, and send it to every owner. They compare what",
-        f"`appa group roster {ROSTER_FILE}` prints with each other, and pin it, each in the group's folder:",
-        *(f"  {shlex.join([*pin, '--group', name, '--key', key])}" for name, key in keys.items()),
-    ]
-
-
-def not_pinning(sites: Sites, bundle: str) -> dict[str, bool]:
-    """The groups whose owners' policies, which were there before, pin no bundle (False) or others than this one (True).
+def pinned_elsewhere(sites: Sites, bundle: str) -> list[str]:
+    """The groups whose owners' policies, which were there before, pin an app, but not this one.
 
     Raises:
         UserError: an owner's policy cannot be read.
     """
     pinned = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE).bundle.split() for name in sites.groups}
-    return {name: bool(hashes) for name, hashes in pinned.items() if bundle not in hashes}
+    return [name for name, hashes in pinned.items() if hashes and bundle not in hashes]
 
 
 def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool = False) -> Path:
@@ -97,7 +89,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
     Args:
         config: with absolute paths; its survey is split over the groups' folders.
         root: folder of the parties' folders; what an earlier deployment left there is used again.
-        app_folder: see `checks.find_app_folder`.
+        app_folder: see `bundle.find_app_folder`.
         verbose: copy Flower's log to standard output too.
 
     Raises:
@@ -107,8 +99,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
-    bundle = bundle_hash(app_folder)
-    sites = make_sites(config, root, host=LOOPBACK, port=free_port(), bundle=bundle)
+    sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port(), app_folder=app_folder)
     if config.run.sums == "secure":
         pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
@@ -123,7 +114,7 @@ def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path,
     Args:
         root: folder of the parties' folders.
         changes: as for `resumable`.
-        app_folder: see `checks.find_app_folder`.
+        app_folder: see `bundle.find_app_folder`.
         verbose: copy Flower's log to standard output too.
 
     Raises:
@@ -139,7 +130,7 @@ def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path,
 
 
 def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, verbose: bool) -> Path:
-    if others := [name for name, pinned in not_pinning(sites, bundle).items() if pinned]:
+    if others := pinned_elsewhere(sites, bundle):
         owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
         raise UserError(f"{owner_policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
     folder = claim_run_folder(config)

@@ -1,68 +1,47 @@
-"""`appa doctor`: what would keep a run, or a party of a deployment, from working here, before it is tried.
-
-It needs no more than a group's machine has installed.
-"""
+"""`appa doctor`: what keeps a run, or a party of a deployment, from working here; a group's packages suffice for it."""
 
 from __future__ import annotations
 
 import http.client
 import importlib.metadata
-import json
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from packaging.requirements import Requirement
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.credentials import certificate
-from appa_flwr.launch.sites import (
-    OWNER_POLICY_FILE,
-    STATE_FILE,
-)
+from appa_flwr.launch.credentials import ends, lasts
+from appa_flwr.launch.sites import PRIVATE
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 PACKAGE = "appa-flwr"
 OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
-LEAST_DISK = 5.0  # GiB; a run with one of the paper's models keeps its SFT model and two adapters
-ASK_TORCH = """
-import json, torch
-
-def packs(gpu):
-    try:
-        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-        kept = quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device=gpu), quant_type="nf4")
-        return "" if dequantize_4bit(*kept).eq(1).all() else "wrong numbers"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-
-def known(gpu):
-    has, free = torch.cuda.get_device_properties(gpu), torch.cuda.mem_get_info(gpu)[0]
-    return has.name, free, has.total_memory, has.major, has.minor, packs(gpu)
-
-print(json.dumps([torch.__version__, *map(known, range(torch.cuda.device_count()))]))
-"""
-FIRST_WITH_BFLOAT16 = 8  # major version of the capability
-SECONDS_TO_CONNECT = 5.0
+LEAST = 2.0  # GiB
 AHEAD, BEHIND = 5, 305
 """Seconds by which a node's clock may differ from the server's, as Flower 1.41 bounds the time that a node signs."""
+ASK_TORCH = """
+import torch
+print("torch", torch.__version__)
+for gpu in range(torch.cuda.device_count()):
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    packed = quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device=gpu), quant_type="nf4")
+    assert dequantize_4bit(*packed).eq(1).all(), "nf4 gives wrong numbers"
+    free, size = (bytes / 2**30 for bytes in torch.cuda.mem_get_info(gpu))
+    print(f"{torch.cuda.get_device_name(gpu)}: {free:.0f} of {size:.0f} GiB free, nf4 works")
+"""
 _ADDRESS = re.compile(r"(?:--superlink |address = \")([^\s\"]+):(\d+)")
-_PRIVATE = ("*.key", "*.jsonl", "*.secret", "*.sqlite*", f"{STATE_FILE}*")
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that was looked at: what is there, or what is wrong and what would be right."""
 
     what: str
@@ -70,154 +49,69 @@ class Finding:
     good: bool
 
 
-def _look(what: str, look: Callable[[], str]) -> Finding:
-    try:
-        return Finding(what, look(), good=True)
-    except (UserError, OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        return Finding(what, str(error), good=False)
-
-
 def machine(*, group: bool = False) -> Iterator[Finding]:
-    """Python, the packages, memory, disk and the GPU; with `group` what a group's machine needs of them."""
-    found = importlib.metadata.metadata(PACKAGE)
-    python = Requirement(f"python{found['Requires-Python']}")
-    yield _look("Python", lambda: _in_range(python, ".".join(map(str, sys.version_info[:3]))))
-    for line in importlib.metadata.requires(PACKAGE) or ():
-        wanted = Requirement(line)
+    """The packages, memory and GPUs; with `group` the packages alone that a group's machine needs."""
+    for wanted in map(Requirement, importlib.metadata.requires(PACKAGE) or ()):
         if wanted.marker is None and (not group or wanted.name in OF_A_GROUP):
-            yield _look(wanted.name, partial(_installed, wanted))
+            yield _package(wanted)
     if not group:
-        yield _look("disk", lambda: _room(Path.cwd()))
-        yield _look("GPU", _gpus)
+        import psutil  # a group's machine lacks it
+
+        free = psutil.virtual_memory().available / 2**30
+        yield Finding("memory", f"{free:.1f} GiB free; the tiny model needs {LEAST:g}", free >= LEAST)
+        yield _gpus()
 
 
-def _gpus() -> str:
-    """Torch's GPUs, of which the first is used; asked in another process, for a driver can take a process with it."""
-    asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        said = asked.stderr.strip().splitlines() or [f"status {asked.returncode}"]
-        raise UserError(f"torch cannot be asked for it: {said[-1]}")
-    version, *gpus = json.loads(asked.stdout.splitlines()[-1])
-    if not gpus and shutil.which("nvidia-smi"):
-        raise UserError(f"torch {version} sees none, and nvidia-smi is here; install torch for your CUDA version")
-    if not gpus:
-        return f"none; torch {version} computes on the CPU"
-    named = []
-    for name, free, memory, major, minor, fault in gpus:
-        native = "native" if major >= FIRST_WITH_BFLOAT16 else 'emulated, so that "auto" is float32'
-        packs = f'nf4 fails, so that policy.tuning = "qlora" will ({fault})' if fault else "nf4 works"
-        held = f"{free / 2**30:.0f} of {memory / 2**30:.0f} GiB free"
-        named.append(f"{name}, {held}, capability {major}.{minor}, bfloat16 {native}, {packs}")
-    return "; ".join(named) + (" (the first is used; CUDA_VISIBLE_DEVICES chooses)" if len(named) > 1 else "")
-
-
-def _installed(wanted: Requirement) -> str:
+def _package(wanted: Requirement) -> Finding:
     try:
-        return _in_range(wanted, importlib.metadata.version(wanted.name))
+        version = importlib.metadata.version(wanted.name)
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(f'is not installed; pip install "{wanted}"') from None
+        return Finding(wanted.name, f'not installed; pip install "{wanted}"', good=False)
+    good = wanted.specifier.contains(version, prereleases=True)
+    return Finding(wanted.name, version if good else f"{version}; {wanted} is needed", good)
 
 
-def _in_range(wanted: Requirement, version: str) -> str:
-    if not wanted.specifier.contains(version, prereleases=True):
-        raise UserError(f"is {version}; {wanted} is needed")
-    return version
+def _gpus() -> Finding:
+    """Asked of torch in another process, for a driver can take a process with it."""
+    done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
+    lines = (done.stderr if done.returncode else done.stdout).splitlines() or [f"exit status {done.returncode}"]
+    if done.returncode:
+        return Finding("GPU", f"torch or nf4 fails: {lines[-1]}", good=False)
+    if len(lines) == 1 and shutil.which("nvidia-smi"):
+        return Finding("GPU", f"{lines[0]} sees none; install torch for your CUDA version", good=False)
+    return Finding("GPU", "; ".join(lines) if len(lines) > 1 else f"{lines[0]}: none, computes on the CPU", good=True)
 
 
 def party(folder: Path) -> Iterator[Finding]:
-    """A party's folder as `appa deploy` made it, or the folder of all parties: file modes, certificates, server, clock.
+    """A party's folder as `appa deploy` made it: file modes, certificates, and the server and its clock.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is none.
     """
-    if (folder / "groups").is_dir():
-        everyone = (folder / "server", *sorted((folder / "groups").iterdir()), folder / "submitter")
-        for one in everyone:  # as many as have not been carried away
-            for finding in party(one) if one.is_dir() else ():
-                yield replace(finding, what=f"{one.relative_to(folder)}: {finding.what}")
-        return
     if not (folder / "ca.crt").exists():
-        raise UserError(f"{folder}: is no party's folder; `appa deploy` makes such folders")
-    private = [path for pattern in _PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
-    yield _look("folder", lambda: _private(folder, *private))
+        raise UserError(f"{folder}: is no party's folder: server, submitter or groups/NAME of what appa deploy made")
+    private = [path for pattern in PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
+    opened = [f"others can open it: chmod go= {path}" for path in (folder, *private) if path.stat().st_mode & 0o077]
+    yield Finding("file modes", "; ".join(opened) or "nobody else can open what is private", not opened)
     for path in sorted(folder.glob("*.crt")):
-        yield _look(path.name, partial(_in_time, path))
+        advice = "" if lasts(path) else "; call appa deploy again, then carry the new ca.crt to all"
+        yield Finding(path.name, f"valid until {ends(path):%Y-%m-%d}{advice}", lasts(path))
     script = folder / ("submit.sh" if (folder / "submit.sh").exists() else "start.sh")
     if address := _ADDRESS.search(script.read_text()) if script.exists() else None:
-        host, port = address.groups()
-        yield (server := _look("server", lambda: _reached(folder, host, int(port))))
-        if server.good:
-            yield _look("clock", lambda: _in_step(folder, host, int(port)))
+        yield _server(address[1], int(address[2]), folder / "ca.crt")
 
 
-def is_group(folder: Path) -> bool:
-    """True if it is a group's folder, whose machine needs less."""
-    return (folder / OWNER_POLICY_FILE).exists()
-
-
-def _private(*paths: Path) -> str:
-    for path in paths:
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            right = "700" if path.is_dir() else "600"
-            raise UserError(f"others can read {path.name} (mode {mode:o}); chmod {right} {path}")
-    return "nobody else can read it"
-
-
-def _in_time(path: Path) -> str:
-    own = certificate(path)
-    begin, end, now = own.not_valid_before_utc, own.not_valid_after_utc, datetime.now(UTC)
-    if now < begin:
-        raise UserError(f"is valid from {begin:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?")
-    if now > end - timedelta(days=1):
-        raise UserError(f"is valid until {end:%Y-%m-%d %H:%M} UTC only; make the folders again")
-    return f"valid until {end:%Y-%m-%d}"
-
-
-def _room(folder: Path) -> str:
-    free = shutil.disk_usage(folder).free / 2**30
-    if free < LEAST_DISK:
-        raise UserError(f"{free:.1f} GiB free; a run with a large model needs {LEAST_DISK:.0f}")
-    return f"{free:.1f} GiB free"
-
-
-def _reached(folder: Path, host: str, port: int) -> str:
-    if why := _unreached(host, port, folder / "ca.crt"):
-        tunnel = f"; elsewhere than at the server: ssh -N -L {port}:{host}:{port} SERVER"
-        raise UserError(f"{host}:{port}: {why}{tunnel * (folder / 'submit.sh').exists()}")
-    return f"{host}:{port} answers, with a certificate that ca.crt vouches for"
-
-
-def _in_step(folder: Path, host: str, port: int) -> str:
-    """Check of this machine's clock against the server's, which each answer names in whole seconds."""
-    trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    caller = http.client.HTTPSConnection(host, port, timeout=SECONDS_TO_CONNECT, context=trusting)
-    with closing(caller) as connection:
-        connection.request("GET", "/health")
-        date = connection.getresponse().getheader("Date")
-    if date is None:
-        return "the server does not tell its own"
-    ahead = round((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
-    differs = f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'} the server's"
-    if not -BEHIND < ahead < AHEAD:
-        raise UserError(f"this machine's clock is {differs}; Flower refuses such nodes (401): set it by NTP")
-    return differs
-
-
-def _unreached(host: str, port: int, authority: Path) -> str | None:
-    """The reason why a TLS connection cannot be made; None where it was."""
-    trusting = ssl.create_default_context(cafile=str(authority))
+def _server(host: str, port: int, authority: Path) -> Finding:
+    """Whether it answers by TLS, and its clock, which each answer names in whole seconds."""
     try:
-        with (
-            socket.create_connection((host, port), timeout=SECONDS_TO_CONNECT) as plain,
-            trusting.wrap_socket(plain, server_hostname=host),
-        ):
-            return None
-    except ssl.SSLCertVerificationError as error:
-        return f"ca.crt does not vouch for what answers: {error.verify_message}"
-    except TimeoutError:
-        return "no answer; does a firewall close that port to this machine?"
-    except ssl.SSLError as error:
-        return f"what answers speaks no TLS ({error.reason})"
-    except OSError as error:
-        return f"cannot be reached ({error.strerror or error}); has start.sh been run at the server?"
+        trusting = ssl.create_default_context(cafile=str(authority))
+        caller = http.client.HTTPSConnection(host, port, timeout=5.0, context=trusting)
+        with closing(caller) as connection:
+            connection.request("GET", "/health")
+            date = parsedate_to_datetime(connection.getresponse().headers["Date"])
+    except (OSError, http.client.HTTPException, ValueError, TypeError) as error:  # the last two: it tells no date
+        return Finding("server", f"{host}:{port}: {error}; has start.sh been run at the server?", good=False)
+    ahead = round((datetime.now(UTC) - date).total_seconds())
+    text = f"{host}:{port} answers; its clock is {abs(ahead)} s {'behind' if ahead > 0 else 'ahead of'} this machine's"
+    good = -BEHIND < ahead < AHEAD
+    return Finding("server", text if good else f"{text}: Flower refuses such nodes (401); set clocks by NTP", good)

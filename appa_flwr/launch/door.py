@@ -7,6 +7,7 @@ runs are submitted from the server's own machine, or through a tunnel that ends 
 
 from __future__ import annotations
 
+import sys
 from ipaddress import ip_address
 from typing import Any
 
@@ -34,16 +35,28 @@ def _from_here(scope: Scope) -> bool:
 
 
 def main() -> None:
-    """Run Flower's program, which gives its app to uvicorn."""
+    """Run Flower's program, which gives its app to uvicorn.
+
+    Raises:
+        RuntimeError: Flower listens, or ends, without having called `uvicorn.run`; nobody can connect then.
+    """
     program: Any = uvicorn
-    run = program.run
+    run, is_behind_door = program.run, False
 
     def run_behind_door(app: ASGIApp, **given: Any) -> None:
+        nonlocal is_behind_door
+        is_behind_door = True
         # A caller's headers do not decide who the caller is.
         run(behind_door(app), **given, proxy_headers=False)
 
+    def check(event: str = "socket.bind", _: object = None) -> None:
+        if event == "socket.bind" and not is_behind_door:
+            raise RuntimeError("this version of Flower does not start by uvicorn.run: the server would be open to all")
+
+    sys.addaudithook(check)
     program.run = run_behind_door
     flower_superlink()
+    check()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ import httpx
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, writing
 from appa_flwr.report.findings import duration
-from appa_flwr.trainers.client import Served, client_of, said_to_be_silent
+from appa_flwr.survey.sources import sha256_of
+from appa_flwr.trainers.client import Served, client_of, retry_after, said_to_be_silent
 
 KEY = "APPA_EVAL_KEY"
 PAUSES, LONGEST_PAUSE, ANSWER_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0), 60.0, 300.0
@@ -67,7 +68,9 @@ def evaluate(
         temperature: 0 = greedy.
         samples: answers to each question.
         concurrency: questions that the endpoint has at once.
-        kept: file that answers go to at once, so that a stopped evaluation goes on.
+        kept: file that answers go to at once, so that a stopped evaluation goes on. They count for the same model (for
+            a folder: the same files), endpoint, prompt, length and temperature; an endpoint cannot tell of another
+            model of the same name, so it is said how many are taken from the file.
         say: gets lines of progress.
 
     Raises:
@@ -86,10 +89,9 @@ def evaluate(
     else:
         ask = functools.partial(_local, model=model, tokens=tokens, temperature=temperature)
     jobs = [Job(one["question_id"], one["prompt"], sample) for one in questions for sample in range(samples)]
-    by_key = {
-        hashlib.sha256(json.dumps([model, plain, temperature, *job]).encode()).hexdigest()[:16]: job for job in jobs
-    }
-    texts = _told(kept, by_key, ask, lambda line: say(f"{name}: {line}"))
+    same_for_all = [model, endpoint.rstrip("/"), _files_of(model), plain, temperature, tokens]
+    by_key = {hashlib.sha256(json.dumps([*same_for_all, *job]).encode()).hexdigest()[:16]: job for job in jobs}
+    texts = _texts(kept, by_key, ask, lambda line: say(f"{name}: {line}"))
     answers: dict[str, list[str]] = {one["question_id"]: [] for one in questions}
     for job, text in zip(jobs, texts, strict=True):
         answers[job.question_id].append(text)
@@ -100,7 +102,17 @@ def evaluate(
     return judged
 
 
-def _told(kept: Path, jobs: Mapping[str, Job], ask: Ask, say: Say) -> list[str]:
+def _files_of(model: str) -> str:
+    """A hash of a local model's files, and of the base's that an adapter names; empty for a name on the hub."""
+    adapter = Path(model) / "adapter_config.json"
+    try:
+        base = json.loads(adapter.read_bytes())["base_model_name_or_path"] if adapter.exists() else ""
+        return sha256_of(model) + (sha256_of(base) if base else "")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{model}: cannot be read ({error})") from None
+
+
+def _texts(kept: Path, jobs: Mapping[str, Job], ask: Ask, say: Say) -> list[str]:
     """What came of each job; asked is what the file does not have."""
     keep_lines(kept)
     found: dict[str, str] = {}
@@ -112,7 +124,7 @@ def _told(kept: Path, jobs: Mapping[str, Job], ask: Ask, say: Say) -> list[str]:
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{kept}: line {number} is no answer that appa eval has kept; move the file away") from None
     started, before = time.monotonic(), len(found)
-    say(f"{len(jobs)} answers" + (f", {before} of them kept from before" if before else ""))
+    say(f"{len(jobs)} answers" + (f", {before} of them from before; {kept} has them" if before else ""))
 
     def put(key: str, text: str) -> None:
         found[key] = text
@@ -131,6 +143,7 @@ def _told(kept: Path, jobs: Mapping[str, Job], ask: Ask, say: Say) -> list[str]:
 def _local(jobs: Mapping[str, Job], put: Put, *, model: str, tokens: int, temperature: float) -> None:
     """Ask a model of this machine; see `Ask`."""
     # By name: the server's code lies above this package, which a group has without it.
+    importlib.import_module("server_app").quiet(bars=True)
     loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
     prompts = [job.prompt for job in jobs.values()]
     for key, text in zip(jobs, loaded.answers(prompts, answer_tokens=tokens, temperature=temperature), strict=True):
@@ -152,15 +165,16 @@ class Endpoint:
     async def _all(self, jobs: Mapping[str, Job], put: Put) -> None:
         key = os.environ.get(KEY, "")
         headers, room = {"Authorization": f"Bearer {key}"} if key else {}, asyncio.Semaphore(self._most)
-        async with client_of(self._url, headers, httpx.Timeout(ANSWER_SECONDS)) as client:
+        client = await client_of(self._url)
+        post = functools.partial(client.post, self._url, headers=headers, timeout=ANSWER_SECONDS)
 
-            async def one(name: str, job: Job) -> None:
-                async with room, said_to_be_silent(self._url) as failed:
-                    put(name, await self._answer(client, job, failed))
+        async def one(name: str, job: Job) -> None:
+            async with room, said_to_be_silent(self._url) as failed:
+                put(name, await self._answer(post, job, failed))
 
-            await asyncio.gather(*(one(name, job) for name, job in jobs.items()))
+        await asyncio.gather(*(one(name, job) for name, job in jobs.items()))
 
-    async def _answer(self, client: httpx.AsyncClient, job: Job, failed: dict[str, str]) -> str:
+    async def _answer(self, post: Callable[..., Awaitable[httpx.Response]], job: Job, failed: dict[str, str]) -> str:
         """What it writes, once that comes; why a try failed goes to `failed`."""
         prompt = {"prompt": job.prompt} if self._plain else {"messages": [{"role": "user", "content": job.prompt}]}
         drawn = {"seed": job.sample} if self._asked_of_all["temperature"] else {}
@@ -168,14 +182,14 @@ class Endpoint:
         for pause in (*PAUSES, 0.0):
             wait = pause
             try:
-                given = await client.post(self._url, json={**self._asked_of_all, **prompt, **drawn})
-                if given.is_success:
-                    of = given.json()["choices"][0]
-                    return str((of["text"] if self._plain else of["message"]["content"]) or "")
-                why = f"{given.status_code}: {given.text[:200]}"
-                if given.status_code < 500 and given.status_code not in (408, 429):
+                reply = await post(json={**self._asked_of_all, **prompt, **drawn})
+                if reply.is_success:
+                    choice = reply.json()["choices"][0]
+                    return str((choice["text"] if self._plain else choice["message"]["content"]) or "")
+                why = f"{reply.status_code}: {reply.text[:200]}"
+                if reply.status_code < 500 and reply.status_code not in (408, 429):
                     break
-                wait = min(LONGEST_PAUSE, float(given.headers.get("Retry-After", pause)))
+                wait = min(LONGEST_PAUSE, retry_after(reply, pause))
             except (httpx.TransportError, ValueError, LookupError, TypeError) as error:
                 why = f"{type(error).__name__}: {error}"
             failed["last"] = why

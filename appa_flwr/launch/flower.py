@@ -26,16 +26,14 @@ from typing import Any
 
 from rich.console import Console
 
-from appa_flwr.analysis import aggregation
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
-from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Tail, read_progress, shown
-from appa_flwr.protocol import rewards
+from appa_flwr.launch.terminal import RunFailed, Stopped
 from appa_flwr.run.run_files import (
     ERROR_FILE,
     FLOWER_LOG,
@@ -46,7 +44,6 @@ from appa_flwr.run.run_files import (
     SUPERLINK_LOG,
     SURVEY_FILE,
 )
-from appa_flwr.secure.rule_sums import check_config
 from appa_flwr.survey import store
 
 COMPLETED = "finished:completed"
@@ -70,24 +67,18 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
 
     Args:
         config: with absolute paths: of `appa_flwr.config.assemble`, or of `appa_flwr.run.resume.resumable` to go on.
-        app_folder: see `checks.find_app_folder`.
+        app_folder: see `bundle.find_app_folder`.
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started or written: see `aggregation.find`, `checks.read_survey`,
-            `checks.check_server` and `checks.claim_run_folder`.
+        UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
+            `checks.claim_run_folder`.
         RunFailed: Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came, and the run was not serving, which they end well; all that was started
             has been ended.
     """
     config = config.named(datetime.now())
-    rules = [aggregation.configured(rule, config.appa) for rule in (config.rule, config.baseline_rule) if rule]
-    rewards.try_out(config.reward_metric, config.task)
     survey = read_survey(config)
-    groups = survey.groups
-    for rule in rules:
-        aggregation.try_out(rule, num_groups=len(groups))
-    check_config(config, groups=len(groups))
     check_server(config, app_folder)
     folder = claim_run_folder(config)
     if not config.run.resume:
@@ -101,7 +92,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         named = (config.rule, config.baseline_rule, config.metric)
         own = (own_code(name, Path.cwd()) for name in named)
         command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
-        processes = min(len(groups), os.cpu_count() or 1)
+        processes = min(len(survey.groups), os.cpu_count() or 1)
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
         simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
         command += ["--federation-config", simulation]

@@ -16,9 +16,8 @@ from rich.table import Table
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.files import replace_file, writing
 from appa_flwr.launch import audit as audits
-from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.checks import APP_NAME, find_app_folder
-from appa_flwr.launch.shown import show
+from appa_flwr.launch.bundle import APP_NAME, bundle_hash, find_app_folder
+from appa_flwr.launch.terminal import show
 from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.secure.roster import ROSTER_FILE, Roster, own_key, public_key, read_file, read_roster, roster_file
@@ -29,7 +28,6 @@ _PINNED = re.compile(r"""^([ \t]*roster[ \t]*=[ \t]*)("[^"\n]*"|'[^'\n]*')""", r
 
 app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
 
-RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster, a line for each group.")]
 LedgerFile = Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")]
 
 
@@ -88,26 +86,18 @@ def key(
 
 
 @app.command()
-def roster(file: RosterFile) -> None:
-    """Print a roster's hash: compare it with the other owners' before you pin it."""
-    print(read_roster(read_file(file), source=str(file)).sha256)
-
-
-@app.command()
 def pin(
-    file: RosterFile,
+    file: Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster, a line for each group.")],
     owner_policy: Annotated[Path, typer.Option("--policy", help="Your owner's policy, beside your data file.")],
-    group: Annotated[str, typer.Option(help="Your group's name, which has to stand there.")] = "",
-    key: Annotated[
-        Path | None, typer.Option(help="Your group's private key, whose public one has to stand there.")
-    ] = None,
+    group: Annotated[str, typer.Option(help="Your group's name, which has to stand there.")],
+    key: Annotated[Path, typer.Option(help="Your group's private key, whose public one has to stand there.")],
 ) -> None:
     """Pin a roster in your owner's policy: numbers leave in secure sums with its groups then, and in no other way."""
     pinned = pin_roster(file, owner_policy, group=group, key=key)
     show(f"{owner_policy}: pins the roster {pinned.sha256} of {', '.join(pinned.names)}")
 
 
-def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path | None) -> Roster:
+def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path) -> Roster:
     """Copy a roster beside an owner's policy and write its hash into that, where all else stays; the roster.
 
     Raises:
@@ -115,13 +105,12 @@ def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path | None) 
     """
     data = read_file(file)
     pinned = read_roster(data, source=str(file))
-    if group or key is not None:
-        if group not in pinned.names:
-            raise UserError(f"{file}: {unknown_name('group', group, valid=pinned.names)}")
-        if key is None or not key.exists():
-            raise UserError(f"{key or '--key'}: is not there; `appa group key FILE --group NAME` makes a key")
-        if public_key(own_key(key)) != pinned.key_of[group]:
-            raise UserError(f"{file}: {group}: is not the public key of {key}; `appa group key` prints the right line")
+    if group not in pinned.names:
+        raise UserError(f"{file}: {unknown_name('group', group, valid=pinned.names)}")
+    if not key.exists():
+        raise UserError(f"{key}: is not there; `appa group key FILE --group NAME` makes a key")
+    if public_key(own_key(key)) != pinned.key_of[group]:
+        raise UserError(f"{file}: {group}: is not the public key of {key}; `appa group key` prints the right line")
     read_owner_policy(owner_policy)
     text = read_file(owner_policy).decode()
     line = f'roster = "{pinned.sha256}"'
@@ -141,12 +130,10 @@ def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path | None) 
 @app.command()
 def audit(
     file: LedgerFile,
-    every: Annotated[bool, typer.Option("--all", help="Show every release, not their sums by run and kind.")] = False,
 ) -> None:
     """Show what has left this node, with whom it was summed, and how much rests on one question."""
     releases = Ledger(file).releases()
-    first = audits.each(releases) if every else audits.by_kind(releases)
-    show(first, *audits.sums(releases), audits.used(Ledger(file)))
+    show(audits.by_kind(releases), *audits.sums(releases), audits.used(Ledger(file)))
 
 
 @app.command()

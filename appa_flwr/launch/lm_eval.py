@@ -1,22 +1,33 @@
-"""A task folder for lm-evaluation-harness: the held-out questions of a survey, and how answers to them are scored.
+"""A task for lm-evaluation-harness: the held-out questions of a survey, and how answers to them are scored.
 
-No axis letters: there are no arrays here.
+The harness needs appa-flwr in its environment, for its scores are the functions below.
+
+Legend: G groups, K options.
 """
 
 from __future__ import annotations
 
 import json
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from appa_flwr.analysis.alignment import Scores, alignment_scores
 from appa_flwr.config import Config
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import formats
+from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 
 QUESTIONS_FILE, METRICS_FILE = "questions.jsonl", "metrics.py"
 MEASURES = ("avg_as", "min_as", "fi")
+# The harness takes functions from files beside a task alone.
+_METRICS = f"from appa_flwr.launch.lm_eval import process_results, {', '.join(MEASURES)}  # noqa: F401\n"
+
+Rewards = Mapping[str, float]
+"""Group -> reward of one answer; groups that were not asked the question are absent."""
 
 _TASK = """# {questions} held-out questions of {survey}, answered by {groups} groups; written by `appa export lm-eval`.
 # Run it where appa-flwr is installed too:
@@ -77,7 +88,7 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     )
     questions = folder.absolute() / QUESTIONS_FILE
     replace_file(questions, "".join(json.dumps(row) + "\n" for row in rows).encode(), parents=True)
-    replace_file(folder / METRICS_FILE, (resources.files("appa_flwr.launch") / "lm_eval_metrics.py").read_bytes())
+    replace_file(folder / METRICS_FILE, _METRICS.encode())
     path = folder / f"{name}.yaml"
     text = _TASK.format(
         name=name,
@@ -91,3 +102,37 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     )
     replace_file(path, text.encode())
     return path
+
+
+def process_results(doc: Mapping[str, object], results: Sequence[str]) -> dict[str, object]:
+    """One answer: each group's reward under every measure's name, and the format score."""
+    options, task = list(doc["options"]), str(doc["task"])  # type: ignore[call-overload]
+    parsed = formats.parse(task, results[0], len(options))
+    real_K = np.ones(len(options), dtype=bool)
+    answers = {name: shares for name, shares in dict(doc["answers"]).items() if shares is not None}  # type: ignore[call-overload]
+    metric = find(str(doc["metric"]))
+    rewards = {
+        name: 0.0 if parsed.prediction is None else float(metric(parsed.prediction, shares, real_K))
+        for name, shares in answers.items()
+    }
+    return {"avg_as": rewards, "min_as": rewards, "fi": rewards, "format_score": parsed.format_score}
+
+
+def avg_as(items: Sequence[Rewards]) -> float:
+    """Mean over the groups' scores."""
+    return _scores(items).avg_as
+
+
+def min_as(items: Sequence[Rewards]) -> float:
+    """The worst group's score."""
+    return _scores(items).min_as
+
+
+def fi(items: Sequence[Rewards]) -> float:
+    """Fairness Index over the questions that two groups or more were asked."""
+    return _scores(items).fairness_index
+
+
+def _scores(items: Sequence[Rewards]) -> Scores:
+    groups = sorted({name for rewards in items for name in rewards})
+    return alignment_scores([[rewards.get(name, np.nan) for rewards in items] for name in groups])

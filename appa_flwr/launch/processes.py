@@ -13,7 +13,7 @@ from types import FrameType
 
 import psutil
 
-from appa_flwr.launch.endings import Stopped
+from appa_flwr.launch.terminal import Stopped
 
 END_SECONDS = 5.0  # between asking a process to end and killing it
 END_ROUNDS = 5  # a process can start another one while it is being ended

@@ -23,9 +23,10 @@ from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
-CONNECTION = "deployed"
+CONNECTION, PORT = "deployed", 9100
 KEYS_FILE, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
 SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
+PRIVATE = ("*.key", "*.jsonl", "*.secret", "*.sqlite*", f"{STATE_FILE}*")
 # Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
 # node needs the first one alone, and each of the others would run a bundle too.
 GUARD = "guard"

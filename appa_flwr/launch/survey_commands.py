@@ -1,8 +1,9 @@
-"""The commands that read a survey: `appa survey`, `diagnose` and `export`."""
+"""The commands that read a survey: `appa survey` and `export`."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,7 @@ from rich.table import Table
 
 from appa_flwr.config import HUB_SURVEY, Config
 from appa_flwr.config.sources import assemble
-from appa_flwr.launch.options import Words
-from appa_flwr.launch.shown import show
+from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import store
 from appa_flwr.survey.sources import read_run
 from appa_flwr.survey.types import Survey
@@ -43,9 +43,10 @@ def survey(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write a file a group, public questions, a picture.", show_default=False),
     ] = None,
+    diagnose: Annotated[bool, typer.Option("--diagnose", help="Say whether it can tell rules apart.")] = False,
 ) -> None:
     """Turn a survey from any source into our own format, and say what was read, decided and left out."""
-    survey = _surveyed(source, words)[1]
+    config, survey = _surveyed(source, words)
     # Written first: whoever cuts the tables short, as `| head` does, still has the files.
     written: list[str] = []
     if write is not None:
@@ -60,6 +61,7 @@ def survey(
         *survey.about.notes,
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
+        *(_diagnosis(config, survey) if diagnose else ()),
     )
 
 
@@ -95,15 +97,15 @@ def _table(survey: Survey) -> Table:
     return shown
 
 
-def diagnose(source: Source, words: Words = None) -> None:
-    """Say before training whether a survey can tell rules apart."""
-    chosen, survey = _surveyed(source, words)
+def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
+    """Where each rule would end, before any training."""
     from appa_flwr.analysis.destinations import rules
-    from appa_flwr.analysis.diagnosis import diagnose as diagnosed
+    from appa_flwr.analysis.diagnosis import diagnose
     from appa_flwr.report.diagnosis_tables import tables
 
-    found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen), seed=chosen.seed)
-    show(*tables(found), *found.sentences(threshold=chosen.appa.fairness_threshold))
+    found = diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
+    yield from tables(found)
+    yield from found.sentences(threshold=config.appa.fairness_threshold)
 
 
 @export.command("lm-eval")

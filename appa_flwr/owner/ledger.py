@@ -9,7 +9,7 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ class Ledger:
     def facts(self) -> Iterator[MutableMapping[str, bytes]]:
         """Named bytes, in one transaction, which an exception takes back; the ledger serves nothing else meanwhile."""
         with self._open() as file:
-            yield NamedBytes(file, "fact")
+            yield NamedBytes(lambda: nullcontext(file), "fact")
 
     def secret(self) -> bytes:
         """Random bytes of this node alone (32), the same over all runs."""
@@ -117,7 +117,7 @@ class Ledger:
         answered = {f"{part}: {question}" for part, questions in parts.items() for question in questions}
         earlier: dict[bytes, set[str]] = {}
         with self._open() as file:
-            if NamedBytes(file, "fact").setdefault(f"catalogue of run {run}", mark) != mark:
+            if NamedBytes(lambda: nullcontext(file), "fact").setdefault(f"catalogue of run {run}", mark) != mark:
                 return "other"
             read = "select mark, question from used where kind = ? and mark != ?"
             for other, row in file.execute(read, (kind, mark)):

@@ -94,11 +94,7 @@ SIMULATION = OwnerPolicy(
 
 
 def read_owner_policy(path: Path) -> OwnerPolicy:
-    """The owner's file.
-
-    Raises:
-        UserError: it cannot be read, or a key in it is unknown or has a wrong value.
-    """
+    """The owner's file; a UserError where it cannot be read, or a key in it is unknown or has a wrong value."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -127,11 +123,7 @@ def owner_policy_file(*, bundle: str = "") -> str:
 
 
 def owner_policy_of(node_config: Mapping[str, object]) -> OwnerPolicy:
-    """The owner's policy of a node: its file (`policy`), the defaults without one, and everything in a simulation.
-
-    Raises:
-        UserError: see `read_owner_policy`.
-    """
+    """The owner's policy of a node: its file (`policy`), the defaults without one, and everything in a simulation."""
     if not node_config.get("group"):
         return SIMULATION
     path = str(node_config.get("policy", ""))

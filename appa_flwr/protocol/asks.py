@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -103,23 +103,23 @@ class Ask:
         """A setting; a ValueError where it is missing or no text."""
         return str(typed(self.settings.get(name), str))
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A setting; a ValueError where it is missing or no list of texts."""
+        return tuple(typed(self.settings.get(name), (str,)))
+
     def number(self, name: str) -> float:
         """A setting; a ValueError where it is missing or no finite number."""
-        value = self.settings.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        value: Any = self.settings.get(name)
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError(f"{name}: no finite number")
         return float(value)
 
-    def count(self, name: str) -> int:
-        """A setting; a ValueError where it is missing or no whole number from 0 on."""
-        value = typed(self.settings.get(name), int)
-        if value < 0:
-            raise ValueError(f"{name}: below 0")
-        return int(value)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A setting; a ValueError where it is missing or no list of texts."""
-        return tuple(strings(self.settings.get(name)))
+    def count(self, name: str, *, least: int = 0, most: int = 1 << 62) -> int:
+        """A setting; a ValueError where it is missing or no whole number in this range."""
+        value = int(typed(self.settings.get(name), int))
+        if not least <= value <= most:
+            raise ValueError(f"{name}: not between {least} and {most}")
+        return value
 
     def array(self, name: str, dtype: type[_Scalar], *, axes: int) -> npt.NDArray[_Scalar]:
         """An array; a ValueError where it is missing, or of another type or number of axes."""
@@ -127,6 +127,30 @@ class Ask:
         if value is None or value.dtype != dtype or value.ndim != axes:
             raise ValueError(f"{name}: no array of {np.dtype(dtype)} with {axes} axes")
         return value
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where the numbers of a request go.
+
+    Attributes:
+        run: the run's name.
+        round: number of the masked sum in this run, from 1 on; 0 where the reply is plain.
+        cohort: the groups of the sum; none where the reply is plain.
+        request: see `request_digest`.
+        roster: SHA-256 of the groups' roster.
+    """
+
+    run: str = ""
+    round: int = 0
+    cohort: tuple[str, ...] = ()
+    request: str = ""
+    roster: str = ""
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of two tasks that differ in anything it differs, and with it every mask."""
+        return hashed(astuple(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,10 +188,7 @@ class ScoreRequest:
     @classmethod
     def of(cls, ask: Ask) -> ScoreRequest:
         """The answers of such a request; a ValueError where it has none, or too many."""
-        question_J, prediction_JK = (
-            ask.array("question", np.int64, axes=1),
-            ask.array("prediction", np.float64, axes=2),
-        )
+        question_J, prediction_JK = ask.array("question", np.int64, axes=1), ask.array("prediction", np.float64, axes=2)
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:
             raise ValueError("not one question an answer, or too many answers")
         sides, metrics = ask.texts("sides"), ask.texts("metrics")
@@ -201,11 +222,11 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
             "answers": Number((1,), 0.0, training),
             "loss": Number((1,), -LARGEST_LOSS * training, LARGEST_LOSS * training),
         }
-    if ask.kind == VALIDATION:
-        error = Number((_size(ask),), 0.0, LARGEST_ERROR * held_out)
-        return {"answers": Number((1,), 0.0, held_out), "error": error}
-    if ask.kind == SCORES:
-        return {"scores": Number((2, _size(ask)), 0.0, len(catalogue.questions))}
+    if ask.kind in (VALIDATION, SCORES):
+        size = ask.count("size", least=1, most=MOST_MEASURES)
+        if ask.kind == SCORES:
+            return {"scores": Number((2, size), 0.0, len(catalogue.questions))}
+        return {"answers": Number((1,), 0.0, held_out), "error": Number((size,), 0.0, LARGEST_ERROR * held_out)}
     request = ScoreRequest.of(ask)
     several, single = Number((len(request.question_J),), 0.0, 1.0), Number((1,), 0.0, 1.0)
     names = [f"{metric} {side}" for metric, side in request.keys]
@@ -220,13 +241,6 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
     weighted = {"weight": single, "next": single} if rule == "appa" else {}
     term = {"term": several} if rule in ("alpha", "appa") else {}
     return {**dict.fromkeys(("reward", "square", "training"), several), **term, **weighted}
-
-
-def _size(ask: Ask) -> int:
-    size = ask.count("size")
-    if not 1 <= size <= MOST_MEASURES:
-        raise ValueError(f"size: not between 1 and {MOST_MEASURES}")
-    return size
 
 
 def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], *, cut: bool = False) -> FloatArray:
@@ -283,24 +297,23 @@ def world_of(config: Config, catalogue: str, targets: str) -> str:
     A server that gave the others another config, catalogue or PluralLLM could know what they add, and take it off.
     """
     keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
-    world = json.dumps([keys | {"sft.target": config.sft.target}, catalogue, targets], sort_keys=True)
-    return hashlib.sha256(world.encode()).hexdigest()
+    return hashed([sorted(keys.items()), config.sft.target, catalogue, targets]).hex()
 
 
 def request_digest(ask: Ask, world: str) -> str:
     """Hash of a request and its world, which masks are bound to."""
-    return hashlib.sha256(f"{ask.digest} {world}".encode()).hexdigest()
+    return hashed([ask.digest, world]).hex()
 
 
-def typed(value: object, kind: type[Any]) -> Any:
-    """The value; a ValueError where it is of another type."""
+def hashed(value: object) -> bytes:
+    """SHA-256 of what JSON holds."""
+    return hashlib.sha256(json.dumps(value).encode()).digest()
+
+
+def typed(value: object, kind: type[Any] | tuple[type[Any]]) -> Any:
+    """A value of a type, or for a tuple of a type a list of them; a ValueError where it is of another type."""
+    if isinstance(kind, tuple):
+        return [typed(item, kind[0]) for item in typed(value, list)]
     if type(value) is not kind:
         raise ValueError(f"no {kind.__name__}")
-    return value
-
-
-def strings(value: object) -> list[str]:
-    """The value; a ValueError where it is no list of texts."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError("no list of texts")
     return value

@@ -99,36 +99,17 @@ class Parsed:
 
 
 def letters(num_options: int) -> tuple[str, ...]:
-    """The labels of the options: A to Z, then AA, AB and so on.
-
-    Raises:
-        ValueError: not between 1 and 702, the labels that one or two letters give.
-    """
+    """The labels of the options: A to Z, then AA, AB and so on; a ValueError unless they are 1 to 702."""
     if not 1 <= num_options <= len(_LABELS):
         raise ValueError(f"num_options must lie between 1 and {len(_LABELS)}, got {num_options}")
     return _LABELS[:num_options]
 
 
-def prompt(
-    task: str,
-    question: str,
-    options: Sequence[str],
-    *,
-    style: str = "full",
-) -> str:
-    """The text that asks a model for an answer.
+def prompt(task: str, question: str, options: Sequence[str], *, style: str = "full") -> str:
+    """The text that asks a model for an answer: Figures prob-prompt and rank-prompt, in other words.
 
-    Source: Figures prob-prompt and rank-prompt, in other words. Everything that does not depend on the
-    question comes first, so that all prompts of a task and style share one long prefix.
-
-    Args:
-        task: "dpa" or "opa".
-        question: as asked in the survey; line breaks become spaces, here and in the K options.
-        options: K, as many as `letters` has labels for.
-        style: one of `STYLES`.
-
-    Raises:
-        UserError: an unknown task or style.
+    Everything that does not depend on the question comes first, so that all prompts of a task and style share one long
+    prefix. Line breaks of the question and its K options become spaces. A UserError for an unknown task or style.
     """
     _check_task(task)
     if style not in STYLES:
@@ -142,9 +123,9 @@ def prompt(
 
 
 def parse(task: str, text: str, num_options: int) -> Parsed:
-    """Read a model's answer, whatever it wrote.
+    """Read a model's answer, whatever it wrote (Appendix "Format Scoring"); a UserError for an unknown task.
 
-    Source: Appendix "Format Scoring".
+    Only the first `MAX_CHARACTERS` of the text count.
 
     DPA. The values are the numbers on the first line that holds exactly K of them, else all numbers of the text. They
     give a prediction, scaled to sum to one, if there are K, none negative or infinite and not all zero. The format
@@ -158,14 +139,6 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
 
     An answer is readable if it gives a prediction; without one its alignment is 0. In training an incomplete ranking
     still earns its part of the format score, a completely unparseable answer nothing (see `rewards.training_reward`).
-
-    Args:
-        task: "dpa" or "opa".
-        text: the model's answer; only the first `MAX_CHARACTERS` count.
-        num_options: K, as many as `letters` has labels for.
-
-    Raises:
-        UserError: an unknown task.
     """
     _check_task(task)
     labels = letters(num_options)
@@ -173,7 +146,7 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
 
 
 def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.random.Generator | None = None) -> str:
-    """A perfectly formatted answer that says what `scores` say; `parse` reads it back.
+    """A perfectly formatted answer that says what `scores` say, like "0.65,0.20,0.10,0.05"; `parse` reads it back.
 
     Args:
         task: "dpa" or "opa".
@@ -181,9 +154,6 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.rand
             one by the largest remainders, ties in option order. OPA: higher is preferred, ties in option order.
         step: DPA only; 0.01 or a multiple of it that divides one.
         rng: DPA only; rounds up or down at random instead, so that the mean of many answers is the distribution.
-
-    Returns:
-        For example "0.65,0.20,0.10,0.05" or "B,C,A,D".
 
     Raises:
         UserError: an unknown task.

@@ -12,6 +12,8 @@ Flower's records. Replies:
 - to `ASK`: rows (G, N) of float64, or words (N,) of uint64
 - to `OPEN`: field `seed` (bytes)
 
+Each `unpack_...` raises a ValueError, which quotes nothing, where `pack_...` cannot have made the content.
+
 Axis letters: G groups of a node, N numbers, P weights.
 """
 
@@ -22,16 +24,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_to_proto
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
-from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, strings, typed
-from appa_flwr.secure.masks import Task
+from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, Task, typed
 from appa_flwr.survey.types import Question
 
 HELLO, CATALOGUE, TARGETS, ASK, OPEN = (f"query.{name}" for name in ("hello", "catalogue", "targets", "ask", "open"))
@@ -43,26 +45,32 @@ LONGEST_ID = 1000
 _HEAD, _SETTINGS, _ARRAYS, _NUMBERS, _WEIGHTS = "head", "settings", "arrays", "numbers", "weights"
 
 
-@dataclass(frozen=True)
-class Head:
-    """What stands beside a request.
+def to_bytes(content: RecordDict) -> bytes:
+    """A message's content, always in the same order."""
+    data: bytes = recorddict_to_proto(content).SerializeToString(deterministic=True)
+    return data
 
-    Attributes:
-        run: the run's name.
-        world: see `world_of`.
-        round: number of a masked round in this run; 0 where the reply is plain.
-        cohort: the groups of the sum; none where the reply is plain.
-    """
 
-    run: str
-    world: str
-    round: int = 0
-    cohort: tuple[str, ...] = ()
+def from_bytes(data: bytes) -> RecordDict:
+    """The inverse of `to_bytes`."""
+    return recorddict_from_proto(RecordDictBytes.FromString(data))
 
 
 def digest(content: RecordDict) -> str:
-    """Hash of a message's content."""
-    return hashlib.sha256(recorddict_to_proto(content).SerializeToString(deterministic=True)).hexdigest()
+    """SHA-256 of a message's content, in hexadecimal digits."""
+    return hashlib.sha256(to_bytes(content)).hexdigest()
+
+
+def pack_hello(run: str, survey: str) -> RecordDict:
+    """The greeting: the run's name, and for simulated nodes the path of the run's survey."""
+    return RecordDict({_HEAD: ConfigRecord({"run": run, "survey": survey})})
+
+
+def unpack_hello(content: RecordDict) -> tuple[str, str]:
+    """The run's name and the path of its survey."""
+    with _following_the_protocol("a greeting"):
+        head = content.config_records[_HEAD]
+        return typed(head["run"], str), typed(head["survey"], str)
 
 
 def pack_catalogue(catalogue: Catalogue) -> RecordDict:
@@ -78,9 +86,9 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
 
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
-    """Records -> catalogue; a ValueError where `pack_catalogue` cannot have made them."""
-    with following_the_protocol("a catalogue"):
-        arrays = Ask("", numpy_arrays(content.array_records[_ARRAYS]))
+    """Records -> catalogue."""
+    with _following_the_protocol("a catalogue"):
+        arrays = _arrays(content)
         train_Q, unanswered_Q = (arrays.array(name, np.bool_, axes=1) for name in ("train", "unanswered"))
         embedding_QKE = arrays.array("embedding", np.float32, axes=3)
         option_QK = arrays.array("option", np.bool_, axes=2)
@@ -98,56 +106,52 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         return Catalogue(questions, train_Q, embedding_QKE, option_QK, unanswered_Q)
 
 
-def pack_ask(ask: Ask, head: Head) -> RecordDict:
-    """Request -> records."""
-    fields = ConfigRecord({"kind": ask.kind, "run": head.run, "world": head.world, "round": head.round})
-    fields["cohort"] = list(head.cohort)
-    return RecordDict(
-        {
-            _HEAD: fields,
-            _SETTINGS: ConfigRecord({**ask.settings}),
-            _ARRAYS: arrays_record(ask.arrays),
-        }
-    )
+def pack_weights(weights: ArrayRecord) -> RecordDict:
+    """PluralLLM's final weights -> records."""
+    return RecordDict({_ARRAYS: arrays_record({_WEIGHTS: join_weights(weights)})})
 
 
-def unpack_ask(content: RecordDict) -> tuple[Ask, Head]:
-    """Records -> request; a ValueError where `pack_ask` cannot have made them."""
-    with following_the_protocol("a request for numbers"):
-        head = content.config_records[_HEAD]
+def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
+    """The weights of `pack_weights`, joined (P,)."""
+    with _following_the_protocol("a message with weights"):
+        return _arrays(content).array(_WEIGHTS, np.float32, axes=1)
+
+
+def pack_ask(ask: Ask, task: Task) -> RecordDict:
+    """Request -> records; `task` is where its numbers go."""
+    head = ConfigRecord({"kind": ask.kind, **_fields(task)})
+    return RecordDict({_HEAD: head, _SETTINGS: ConfigRecord({**ask.settings}), _ARRAYS: arrays_record(ask.arrays)})
+
+
+def unpack_ask(content: RecordDict) -> tuple[Ask, Task]:
+    """Records -> request."""
+    with _following_the_protocol("a request for numbers"):
         settings: Mapping[str, Any] = dict(content.config_records[_SETTINGS])
-        ask = Ask(typed(head["kind"], str), numpy_arrays(content.array_records[_ARRAYS]), settings)
-        if ask.kind not in KINDS:
+        kind = typed(content.config_records[_HEAD]["kind"], str)
+        if kind not in KINDS:
             raise ValueError("an unknown kind")
-        run, world, number = typed(head["run"], str), typed(head["world"], str), typed(head["round"], int)
-        return ask, Head(run, world, number, tuple(strings(head["cohort"])))
+        return Ask(kind, _arrays(content).arrays, settings), _task(content)
 
 
 def pack_open(task: Task) -> RecordDict:
     """A task -> the request for each group's own mask of it."""
-    head = ConfigRecord({"run": task.run, "round": task.round, "request": task.request, "roster": task.roster})
-    head["cohort"] = list(task.cohort)
-    return RecordDict({_HEAD: head})
+    return RecordDict({_HEAD: ConfigRecord(_fields(task))})
 
 
 def unpack_open(content: RecordDict) -> Task:
-    """The inverse; a ValueError where `pack_open` cannot have made it."""
-    with following_the_protocol("a request to open a sum"):
-        head = content.config_records[_HEAD]
-        run, request, roster = (typed(head[name], str) for name in ("run", "request", "roster"))
-        return Task(run, typed(head["round"], int), tuple(strings(head["cohort"])), request, roster)
+    """The inverse."""
+    with _following_the_protocol("a request to open a sum"):
+        return _task(content)
 
 
-def pack_hello(run: str, survey: str) -> RecordDict:
-    """The greeting: the run's name, and for simulated nodes the path of the run's survey."""
-    return RecordDict({_HEAD: ConfigRecord({"run": run, "survey": survey})})
+def _fields(task: Task) -> dict[str, Any]:
+    return {**asdict(task), "cohort": list(task.cohort)}
 
 
-def unpack_hello(content: RecordDict) -> tuple[str, str]:
-    """The run's name and the path of its survey; a ValueError where there are none."""
-    with following_the_protocol("a greeting"):
-        head = content.config_records[_HEAD]
-        return typed(head["run"], str), typed(head["survey"], str)
+def _task(content: RecordDict) -> Task:
+    head = content.config_records[_HEAD]
+    run, request, roster = (typed(head[name], str) for name in ("run", "request", "roster"))
+    return Task(run, typed(head["round"], int), tuple(typed(head["cohort"], (str,))), request, roster)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,26 +186,15 @@ def unpack_reply(
         content: of another party.
         numbers: type and number of axes of the numbers; none are read where this is None.
         fields: the type of each field; a tuple of a type stands for a list of it.
-
-    Raises:
-        ValueError: the reply lacks one of them, or is of another type.
     """
-    with following_the_protocol("a reply"):
+    with _following_the_protocol("a reply"):
         head = content.config_records[_HEAD]
-        groups = tuple(strings(head["groups"]))
+        groups = tuple(typed(head["groups"], (str,)))
         if len(set(groups)) < len(groups):
             raise ValueError("a group twice")
-        read = {name: _field(head[name], kind) for name, kind in fields.items()}
-        if numbers is None:
-            return Reply(groups, read)
-        array = Ask("", numpy_arrays(content.array_records[_ARRAYS])).array(_NUMBERS, numbers[0], axes=numbers[1])
+        read = {name: typed(head[name], kind) for name, kind in fields.items()}
+        array = None if numbers is None else _arrays(content).array(_NUMBERS, numbers[0], axes=numbers[1])
         return Reply(groups, read, array)
-
-
-def _field(value: object, kind: type[Any] | tuple[type[Any]]) -> Any:
-    if isinstance(kind, tuple):
-        return [typed(item, kind[0]) for item in typed(value, list)]
-    return typed(value, kind)
 
 
 def join_weights(weights: ArrayRecord) -> npt.NDArray[np.float32]:
@@ -223,17 +216,6 @@ def split_weights(weight_P: npt.NDArray[np.float32], shapes: Mapping[str, Sequen
     return ArrayRecord({name: Array(parts[name].reshape(shape)) for name, shape in shapes.items()})
 
 
-def pack_weights(weights: ArrayRecord) -> RecordDict:
-    """PluralLLM's final weights -> records."""
-    return RecordDict({_ARRAYS: arrays_record({_WEIGHTS: join_weights(weights)})})
-
-
-def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
-    """The weights of `pack_weights`, joined (P,); a ValueError where there are none."""
-    with following_the_protocol("a message with weights"):
-        return Ask("", numpy_arrays(content.array_records[_ARRAYS])).array(_WEIGHTS, np.float32, axes=1)
-
-
 def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
     """Named NumPy arrays as a record."""
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
@@ -244,8 +226,13 @@ def numpy_arrays(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     return {name: array.numpy() for name, array in record.items()}
 
 
+def _arrays(content: RecordDict) -> Ask:
+    """A content's arrays, to be read with their types."""
+    return Ask("", numpy_arrays(content.array_records[_ARRAYS]))
+
+
 @contextmanager
-def following_the_protocol(what: str) -> Iterator[None]:
+def _following_the_protocol(what: str) -> Iterator[None]:
     """Whatever decoding another party's bytes raises becomes one ValueError that quotes nothing."""
     try:
         yield

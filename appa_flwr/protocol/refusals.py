@@ -6,7 +6,6 @@ Nothing of a group's own can leave with them.
 from __future__ import annotations
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.secure.masks import REASONS
 
 FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102
 METRIC, SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(110, 117)
@@ -14,7 +13,8 @@ ONLY_SUMS, NO_ROSTER, OTHER_WORLD, SEVERAL_GROUPS, LOW_TEMPERATURE, FEW_OWN, BAD
 MAY_NOT_LEAVE = {
     name: code for code, name in enumerate(("votes", "training", "rewards", "predictions", "answers"), 130)
 }
-SECURE = {name: code for code, name in enumerate(REASONS, start=140)}
+OTHER_ROSTER, STRANGERS, FEW, MASKED_BEFORE, NOT_LAST, OTHER_COHORT, CHANGES = range(140, 147)
+OTHER_REFERENCE, PAST, NOT_ON_ROSTER = range(147, 150)
 
 REFUSALS = {
     FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
@@ -38,7 +38,16 @@ REFUSALS = {
     FEW_OWN: "fewer than three groups might have numbers of their own in the sum (pluralllm.unseen-groups)",
     BAD_REQUEST: "the request does not follow the protocol",
     **{code: f"its owner's policy lets no {name} leave (may-leave)" for name, code in MAY_NOT_LEAVE.items()},
-    **{code: f"secure sum: {REASONS[name]}" for name, code in SECURE.items()},
+    OTHER_ROSTER: "secure sum: the roster is not the one that its owner's policy names (roster)",
+    STRANGERS: "secure sum: without itself, with a group twice, or with groups that do not stand in the roster",
+    FEW: "secure sum: over fewer groups than its owner's policy asks for (least-cohort)",
+    MASKED_BEFORE: "secure sum: it has masked this round, or a later one, before",
+    NOT_LAST: "secure sum: it was to open another sum than the last that it has masked",
+    OTHER_COHORT: "secure sum: it has opened this request for other groups: the two would tell what they differ by",
+    CHANGES: "secure sum: its groups have changed in this run as often as its owner's policy allows (cohort-changes)",
+    OTHER_REFERENCE: "secure sum: another reference of the weights, or other completed sums, in one iteration",
+    PAST: "secure sum: of an iteration, or with a history, before the last that it has given",
+    NOT_ON_ROSTER: "secure sum: its own key does not stand in the roster under its name",
 }
 
 

@@ -6,6 +6,9 @@ Legend: G groups, J rollouts, K answer options (padded to the longest question; 
 Every metric takes `(prediction, target, options)`, float arrays (..., K) and a boolean mask (..., K), all of them
 broadcasting against each other except along K, and returns float64 rewards (...) in [0, 1], 1 is best. What stands at a
 padded position is never looked at. NaN at a real option marks a missing vector: its reward is NaN.
+
+Each raises a ValueError for different K, a row without options, or an infinite value; those of distributions, which
+need not be normalised, for a negative value or no mass too.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from appa_flwr.core.errors import UserError, unknown_name
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], FloatArray]
+Metric = Callable[..., FloatArray]
 
 _BASE_OF_UNIT_RANGE = 2.0
 _LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
@@ -31,82 +34,90 @@ _ROUNDING = 1e-9  # by which a reward may lie outside [0, 1]
 _MOST_TRIED, _NUM_TRIED = 6, 64  # options and answers that a metric of the user's own is tried on
 
 
-def js(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+def _metric(function: Metric) -> Metric:
+    """A metric of arrays that are known to agree, are finite or NaN, and 0 on padding."""
+
+    @functools.wraps(function)
+    def checked(
+        prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike, **settings: float
+    ) -> FloatArray:
+        first, second = np.asarray(prediction, dtype=np.float64), np.asarray(target, dtype=np.float64)
+        mask = np.asarray(options, dtype=bool)
+        if min(first.ndim, second.ndim, mask.ndim) < 1 or not first.shape[-1] == second.shape[-1] == mask.shape[-1]:
+            shapes = f"{first.shape}, {second.shape} and {mask.shape}"
+            raise ValueError(f"prediction, target and options must agree in their last axis K, got {shapes}")
+        if not mask.any(axis=-1).all():
+            raise ValueError("every row needs at least one real option")
+        first, second = np.where(mask, first, 0.0), np.where(mask, second, 0.0)
+        if np.isinf(first).any() or np.isinf(second).any():
+            raise ValueError("values must not be infinite")
+        # The last rounding error could carry a reward out of [0, 1].
+        return np.asarray(np.clip(function(first, second, mask, **settings), 0.0, 1.0))
+
+    return checked
+
+
+@_metric
+def js(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
     """Equation 16, Jensen-Shannon reward: 1 - JSD(prediction || target), the divergence with base-2 logarithms.
 
-    Distributions need not be normalised. The reward is 1 for equal distributions, 0 for disjoint ones.
-
-    Raises:
-        ValueError: different K, a row without options, a negative or infinite value, or no mass at all.
+    The reward is 1 for equal distributions, 0 for disjoint ones.
     """
-    return _in_unit_range(1.0 - _divergence(prediction, target, options, base=_BASE_OF_UNIT_RANGE))
+    return 1.0 - _divergence(prediction, target, base=_BASE_OF_UNIT_RANGE)
 
 
+@_metric
 def js_distance(
-    prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike, *, base: float = _BASE_OF_UNIT_RANGE
+    prediction: FloatArray, target: FloatArray, options: BoolArray, *, base: float = _BASE_OF_UNIT_RANGE
 ) -> FloatArray:
     """1 - Jensen-Shannon distance, the square root of the divergence, as the code of GPO and PluralLLM scores.
 
     Base 2 of the logarithm makes the reward span [0, 1]; `np.e` is scipy's default, for comparison with published
     figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
-
-    Raises:
-        ValueError: as in `js`.
     """
-    return _in_unit_range(1.0 - np.sqrt(_divergence(prediction, target, options, base=base)))
+    return np.asarray(1.0 - np.sqrt(_divergence(prediction, target, base=base)))
 
 
-def wasserstein(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+@_metric
+def wasserstein(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
     """Equation 14, Wasserstein reward: 1 - W1(prediction, target) / (K - 1).
 
     W1 is the cost of moving mass along the positions 1..K of the real options, in one dimension the summed distance of
-    the two cumulative distributions. Padding, wherever it stands, takes up no position.
-
-    Raises:
-        ValueError: as in `js`, or a row with one option only, over which no distance exists.
+    the two cumulative distributions. Padding, wherever it stands, takes up no position. A ValueError for K = 1.
     """
-    prediction, target, options = _same_options(prediction, target, options)
     num_options = options.sum(axis=-1)
     if (num_options < 2).any():
         raise ValueError("the Wasserstein reward needs at least two options (its scale is K - 1), got a row with one")
-    excess = np.cumsum(_distribution(prediction, options) - _distribution(target, options), axis=-1)
+    excess = np.cumsum(_distribution(prediction) - _distribution(target), axis=-1)
     # A padded slot repeats the cumulative value before it; only real options may count.
     cost = np.where(options, np.abs(excess), 0.0).sum(axis=-1)
-    return _in_unit_range(1.0 - cost / (num_options - 1))
+    return np.asarray(1.0 - cost / (num_options - 1))
 
 
-def cosine(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+@_metric
+def cosine(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
     """Equation 15, cosine similarity reward: (1 + cos(prediction, target)) / 2 of two vectors of any sum.
 
     A zero vector has no direction; its cosine with anything is taken as 0, so the reward is 0.5.
-
-    Raises:
-        ValueError: different K, a row without options, or an infinite value.
     """
-    prediction, target, options = _same_options(prediction, target, options)
-    dot = (_unit(prediction, options) * _unit(target, options)).sum(axis=-1)
-    return _in_unit_range((1.0 + dot) / 2.0)
+    dot = (_unit(prediction) * _unit(target)).sum(axis=-1)
+    return np.asarray((1.0 + dot) / 2.0)
 
 
-def borda(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+@_metric
+def borda(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
     """Equation 17, Borda reward: sum_k (K - k + 1) [rank(prediction)_k = rank(target)_k] / (K (K + 1) / 2).
 
     Both are preference scores, higher is preferred, ties ranked in option order: a distribution serves as it is, a
     ranking as K minus each option's position. `rank(.)_k` is the option in position k.
-
-    Raises:
-        ValueError: different K, a row without options, or an infinite score.
     """
-    prediction, target, options = _same_options(prediction, target, options)
-    prediction = _real_values(prediction, options)
-    target = _real_values(target, options)
     same = ranking(prediction, options) == ranking(target, options)
     num_options = options.sum(axis=-1, keepdims=True)
     # Padding ranks behind every real option, where the worth has fallen to zero.
     worth = np.maximum(num_options - np.arange(options.shape[-1]), 0)
     reward = (same * worth).sum(axis=-1) / worth.sum(axis=-1)
     missing = np.isnan(prediction).any(axis=-1) | np.isnan(target).any(axis=-1)
-    return _in_unit_range(np.where(missing, np.nan, reward))
+    return np.where(missing, np.nan, reward)
 
 
 def ranking(scores: npt.ArrayLike, options: npt.ArrayLike) -> npt.NDArray[np.intp]:
@@ -155,7 +166,7 @@ def find(name: str) -> Metric:
     function = own_code.load("metric", name)
     if not callable(function):
         raise UserError(f'metric "{name}": {module} has no function {held}(prediction, target, options)')
-    return functools.partial(_of_ones_own, name, function)
+    return _of_ones_own(name, function)
 
 
 def try_out(name: str, task: str) -> None:
@@ -177,31 +188,29 @@ def try_out(name: str, task: str) -> None:
     find(name)(answer_2NK[0], answer_2NK[1], option_NK)
 
 
-def _of_ones_own(
-    name: str,
-    function: Callable[[FloatArray, FloatArray, BoolArray], npt.ArrayLike],
-    prediction: npt.ArrayLike,
-    target: npt.ArrayLike,
-    options: npt.ArrayLike,
-) -> FloatArray:
-    arrays = np.broadcast_arrays(*_same_options(prediction, target, options))
-    option_NK = arrays[2].reshape(-1, arrays[2].shape[-1])
-    prediction_NK, target_NK = (np.where(option_NK, array.reshape(option_NK.shape), 0.0) for array in arrays[:2])
-    known_N = ~np.isnan(prediction_NK + target_NK).any(axis=1)
-    reward_N = np.full(len(option_NK), np.nan)
-    if known_N.any():
-        try:
-            given = function(prediction_NK[known_N], target_NK[known_N], option_NK[known_N])
-            reward = np.asarray(given, dtype=np.float64)
-        except Exception as error:  # whatever its code does
-            raise UserError(f'metric "{name}": fails ({own_code.in_words(error)})') from error
-        if reward.shape != (known_N.sum(),):
-            what = f"array of shape {reward.shape} for {known_N.sum()} answers"
-            raise UserError(f'metric "{name}": gives an {what}; it has to give one reward each')
-        if (wrong := reward[~((reward >= -_ROUNDING) & (reward <= 1.0 + _ROUNDING))]).size:
-            raise UserError(f'metric "{name}": gives {wrong[0]:.6g}; a reward lies in [0, 1], 1 is best')
-        reward_N[known_N] = reward
-    return _in_unit_range(reward_N.reshape(arrays[2].shape[:-1]))
+def _of_ones_own(name: str, function: Metric) -> Metric:
+    """A function of rows (N, K) as a metric of any shape, which holds it to its promises."""
+
+    def scored(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
+        arrays = np.broadcast_arrays(prediction, target, options)
+        prediction_NK, target_NK, option_NK = (array.reshape(-1, array.shape[-1]) for array in arrays)
+        known_N = ~np.isnan(prediction_NK + target_NK).any(axis=1)
+        reward_N = np.full(len(option_NK), np.nan)
+        if known_N.any():
+            try:
+                given = function(prediction_NK[known_N], target_NK[known_N], option_NK[known_N])
+                reward = np.asarray(given, dtype=np.float64)
+            except Exception as error:  # whatever its code does
+                raise UserError(f'metric "{name}": fails ({own_code.in_words(error)})') from error
+            if reward.shape != (known_N.sum(),):
+                what = f"array of shape {reward.shape} for {known_N.sum()} answers"
+                raise UserError(f'metric "{name}": gives an {what}; it has to give one reward each')
+            if (wrong := reward[~((reward >= -_ROUNDING) & (reward <= 1.0 + _ROUNDING))]).size:
+                raise UserError(f'metric "{name}": gives {wrong[0]:.6g}; a reward lies in [0, 1], 1 is best')
+            reward_N[known_N] = reward
+        return reward_N.reshape(arrays[2].shape[:-1])
+
+    return _metric(scored)
 
 
 def training_reward(
@@ -232,19 +241,13 @@ def training_reward(
     return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
 
 
-def _in_unit_range(reward: FloatArray) -> FloatArray:
-    """Rewards without the last rounding error that could carry them out of [0, 1]; NaN stays."""
-    return np.asarray(np.clip(reward, 0.0, 1.0))
-
-
-def _divergence(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike, *, base: float) -> FloatArray:
+def _divergence(prediction: FloatArray, target: FloatArray, *, base: float) -> FloatArray:
     """Jensen-Shannon divergence (...), at least 0.
 
     With s = p + q and d = (p - q) / s it is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]: exactly symmetric, exactly 0
     for p = q and without the cancellation of the entropy form near it, which the distance's square root would blow up.
     """
-    prediction, target, options = _same_options(prediction, target, options)
-    p, q = _distribution(prediction, options), _distribution(target, options)
+    p, q = _distribution(prediction), _distribution(target)
     total = p + q
     tilt = (p - q) / np.where(total == 0.0, 1.0, total)
     terms = total * (_xlogx_shifted(tilt) + _xlogx_shifted(-tilt))
@@ -256,32 +259,8 @@ def _xlogx_shifted(d: FloatArray) -> FloatArray:
     return np.asarray((1.0 + d) * np.log1p(np.maximum(d, _LOG1P_FLOOR)))
 
 
-def _same_options(
-    prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike
-) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """The three arguments as arrays, once their option axes are known to agree."""
-    first = np.asarray(prediction, dtype=np.float64)
-    second = np.asarray(target, dtype=np.float64)
-    mask = np.asarray(options, dtype=bool)
-    if min(first.ndim, second.ndim, mask.ndim) < 1 or not first.shape[-1] == second.shape[-1] == mask.shape[-1]:
-        shapes = f"{first.shape}, {second.shape} and {mask.shape}"
-        raise ValueError(f"prediction, target and options must agree in their last axis K, got {shapes}")
-    if not mask.any(axis=-1).all():
-        raise ValueError("every row needs at least one real option")
-    return first, second, mask
-
-
-def _real_values(values: FloatArray, options: BoolArray) -> FloatArray:
-    """Values with padding set to 0."""
-    values = np.where(options, values, 0.0)
-    if np.isinf(values).any():
-        raise ValueError("values must not be infinite")
-    return values
-
-
-def _distribution(values: FloatArray, options: BoolArray) -> FloatArray:
-    """Values over the real options, scaled to sum to one."""
-    values = _real_values(values, options)
+def _distribution(values: FloatArray) -> FloatArray:
+    """Values scaled to sum to one."""
     if (values < 0.0).any():
         raise ValueError("a distribution has no negative entries")
     top = values.max(axis=-1, keepdims=True)
@@ -292,9 +271,8 @@ def _distribution(values: FloatArray, options: BoolArray) -> FloatArray:
     return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
 
 
-def _unit(values: FloatArray, options: BoolArray) -> FloatArray:
+def _unit(values: FloatArray) -> FloatArray:
     """Vectors of length one, or zero where the vector is zero."""
-    values = _real_values(values, options)
     top = np.abs(values).max(axis=-1, keepdims=True)
     scaled = values / np.where(top == 0.0, 1.0, top)
     length = np.sqrt((scaled**2).sum(axis=-1, keepdims=True))

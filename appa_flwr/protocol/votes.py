@@ -17,11 +17,6 @@ BALLOTS = {"dpa": "mode", "opa": "ranking"}
 DISTRIBUTION = "distribution"
 
 
-def kind(task: str, target: str) -> str:
-    """The kind of vote that `sft.target` needs."""
-    return DISTRIBUTION if target in ("mean", "predicted-mean") else BALLOTS[task]
-
-
 def cast(opinion_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, kind: str) -> FloatArray:
     """Votes (section "SFT Baseline and Majority Aggregation"); a vote cast again in its own kind stays as it is.
 

@@ -1,4 +1,4 @@
-"""Comparison of runs: `appa compare`. Every run's policy less that of the first, on the same held-out answers.
+"""Comparison of runs: `appa report RUN RUN...`. Policies' scores less those of the first, on the same answers.
 
 Against survey answers if the runs have one survey; against predictions if they have one predictor too, for else each
 would be scored by targets of its own.
@@ -22,8 +22,9 @@ from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.findings import MEASURES
 from appa_flwr.report.plots import style
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, table
-from appa_flwr.run.run_files import WEIGHTS_FILE
+from appa_flwr.run.run_files import SURVEY_FILE, WEIGHTS_FILE
 from appa_flwr.survey.generate import population
+from appa_flwr.survey.store import read_about
 
 METHOD = "ppo"
 NAMES: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "predictions"}
@@ -51,15 +52,15 @@ def compare(folders: Sequence[Path]) -> list[Compared]:
             differ.
     """
     if len(folders) < 2:
-        raise UserError("appa compare takes two runs or more, of which the first is compared with the others")
+        raise UserError("a comparison takes two runs or more, of which the first is compared with the others")
     runs = [read_run(folder) for folder in folders]
     first = runs[0]
     for run in runs:
         if run.scores(METHOD, run.training_metric, survey=False) is None or run.pair_scores is None:
             raise UserError(f"{run.folder}: holds no scores of a policy after PPO; let the run come to its end")
-        for what, mine, others in zip(("survey", "metric"), _frame(run), _frame(first), strict=True):
+        for (what, mine), others in zip(_frame(run).items(), _frame(first).values(), strict=True):
             if mine != others:
-                raise UserError(f"{run.folder} and {first.folder}: have not one {what}: {mine} and {others}")
+                raise UserError(f"{run.folder} and {first.folder}: have not one {what}: {mine!r} and {others!r}")
     known = [SURVEY] if all(run.scores(METHOD, run.training_metric, survey=True) for run in runs) else []
     known += [PREDICTIONS] if len({_targets(run) for run in runs}) == 1 else []
     if not known:
@@ -70,11 +71,15 @@ def compare(folders: Sequence[Path]) -> list[Compared]:
     return [one for against in known for one in _against(runs, against)]
 
 
-def _frame(run: RunArtifacts) -> tuple[str, str]:
-    """What a score of this run is a score of: the survey, and for a generated one its population; the metric."""
-    config = run.settings
-    drawn = f" {population(config.data, config.seed)}" if config.survey == GENERATED_SURVEY else ""
-    return f"{config.survey}{drawn}, refusals {config.data.refusals}", run.training_metric
+def _frame(run: RunArtifacts) -> dict[str, object]:
+    """What a score of this run is a score of: the survey's contents, the keys by which it was read, and the metric."""
+    config, keys = run.settings, ("refusals", "min_respondents", "group_by", "weight", "missing")
+    # The folder of a second rule's policy lies in that of the run, which has kept the survey.
+    kept = (read_about(folder / SURVEY_FILE).sha256 for folder in (run.folder, run.folder.resolve().parent))
+    contents: object = next(filter(None, kept), config.survey)
+    if config.survey == GENERATED_SURVEY:
+        contents = population(config.data, config.seed)
+    return {"metric": run.training_metric, "survey": contents, **{key: getattr(config.data, key) for key in keys}}
 
 
 def _targets(run: RunArtifacts) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Tables of `appa diagnose` for the terminal."""
+"""Tables of `appa survey --diagnose` for the terminal."""
 
 from __future__ import annotations
 

@@ -40,24 +40,24 @@ def as_rows(
     )
 
 
-def put(folder: Path, found: pd.DataFrame) -> None:
+def put(folder: Path, rows: pd.DataFrame) -> None:
     """Add rows to the file, in place of those it has of the same methods.
 
     Raises:
         UserError: it cannot be read or written; what was there before is intact.
     """
-    if found.empty:  # where the server sees the groups' sums alone
+    if rows.empty:  # where the server sees the groups' sums alone
         return
     earlier = read(folder)
     if earlier is not None:
-        found = pd.concat([earlier[~earlier["method"].isin(found["method"].unique())], found], ignore_index=True)
-    replace_rows(folder / SCORES_FILE, found)
+        rows = pd.concat([earlier[~earlier["method"].isin(rows["method"].unique())], rows], ignore_index=True)
+    replace_rows(folder / SCORES_FILE, rows)
 
 
-def replace_rows(path: Path, found: pd.DataFrame) -> None:
+def replace_rows(path: Path, rows: pd.DataFrame) -> None:
     """Write a file of rows as a whole; errors as of `put`."""
     data = io.BytesIO()
-    found.to_parquet(data, index=False)
+    rows.to_parquet(data, index=False)
     replace_file(path, data.getvalue())
 
 
@@ -75,27 +75,27 @@ def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
     if not path.exists():
         return None
     try:
-        found = pd.read_parquet(path)
+        rows = pd.read_parquet(path)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
-    if tuple(found.columns) != columns:
-        raise UserError(f"{path}: has the columns {', '.join(found.columns)}, not {', '.join(columns)}")
+    if tuple(rows.columns) != columns:
+        raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(columns)}")
     *keys, value = columns
-    if len(found) and (found[value].dtype.kind != "f" or found.duplicated(keys).any()):
+    if len(rows) and (rows[value].dtype.kind != "f" or rows.duplicated(keys).any()):
         raise UserError(f"{path}: has to hold one number, {value}, for each {', '.join(keys)}")
-    return found
+    return rows
 
 
-def table(found: pd.DataFrame, method: str, *, metric: str, against: str) -> pd.DataFrame:
+def table(rows: pd.DataFrame, method: str, *, metric: str, against: str) -> pd.DataFrame:
     """A method's rewards, a row a group and a column a question; empty where it has none."""
-    of = found[(found["method"] == method) & (found["metric"] == metric) & (found["against"] == against)]
-    return of.pivot(index="group", columns="question", values="reward")
+    scored = rows[(rows["method"] == method) & (rows["metric"] == metric) & (rows["against"] == against)]
+    return scored.pivot(index="group", columns="question", values="reward")
 
 
 def aligned(first: pd.DataFrame, second: pd.DataFrame) -> tuple[FloatArray, FloatArray] | None:
     """Rewards (G, Q) of two tables where both have one, else NaN; None where they have none in common."""
-    one, other = first.align(second, join="inner")
-    hole = one.isna() | other.isna()
+    first, second = first.align(second, join="inner")
+    hole = first.isna() | second.isna()
     if hole.all(axis=None):
         return None
-    return one.mask(hole).to_numpy(float), other.mask(hole).to_numpy(float)
+    return first.mask(hole).to_numpy(float), second.mask(hole).to_numpy(float)

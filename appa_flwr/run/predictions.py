@@ -33,10 +33,11 @@ def read(folder: Path) -> pd.DataFrame | None:
     return read_columns(folder / PREDICTIONS_FILE, COLUMNS)
 
 
-def of_question(found: pd.DataFrame | None, text: str, options: Sequence[str]) -> pd.DataFrame | None:
+def of_question(predicted: pd.DataFrame | None, text: str, options: Sequence[str]) -> pd.DataFrame | None:
     """The predictions for a question with these options, a row a group; None where the run has not asked it so."""
-    asked = None if found is None else found[found["text"].str.strip() == text.strip()]
-    for _, one in () if asked is None else asked.groupby("question", sort=False):
-        if set(one["option"]) == set(options):
-            return one.pivot(index="group", columns="option", values="share").loc[one["group"].unique(), [*options]]
+    if predicted is None:
+        return None
+    for _, rows in predicted[predicted["text"].str.strip() == text.strip()].groupby("question", sort=False):
+        if set(rows["option"]) == set(options):
+            return rows.pivot(index="group", columns="option", values="share").loc[rows["group"].unique(), [*options]]
     return None

@@ -56,15 +56,33 @@ class CurvePoint(Record):
     format_score: float
 
 
-class Iteration(Record):
-    """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
+class RuleRound(Record):
+    """What a rule made of the groups' rewards of one batch of answers; `reward` and `format_score` are means over it.
 
     Attributes:
+        iteration: its number in its run.
         fell_back: whether the rule took the plain mean, None for a rule that has no threshold.
         weights: weight per group, as the rule reported it.
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
             are empty where the server sees sums alone (`run.sums`).
+    """
+
+    iteration: int
+    fairness_index: float
+    fell_back: bool | None
+    weights: dict[str, float]
+    history: dict[str, float]
+    rewards: dict[str, float | None]
+    reward: float
+    format_score: float
+    missing_groups: tuple[str, ...]
+
+
+class Iteration(RuleRound):
+    """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
+
+    Attributes:
         group_reward: mean alignment reward over the groups that answered; None in older runs.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
@@ -72,16 +90,8 @@ class Iteration(Record):
         sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
 
-    iteration: int
     num_iterations: int
-    fairness_index: float
-    fell_back: bool | None
-    weights: dict[str, float]
-    history: dict[str, float]
-    rewards: dict[str, float | None]
     group_reward: float | None = None
-    reward: float
-    format_score: float
     policy_loss: float
     value_loss: float
     clip_fraction: float
@@ -89,47 +99,31 @@ class Iteration(Record):
     kl: float
     entropy: float
     response_length: float
-    missing_groups: tuple[str, ...]
     seconds: dict[str, float]
     held_out: CurvePoint | None = None
     sampler_spread: float | None = None
     sampler_outside_clip: float | None = None
 
 
-class ServedRound(Record):
-    """A round of the rule over answers of another trainer, see `appa_flwr.run.served`; fields as in `Iteration`.
+class ServedRound(RuleRound):
+    """A round of the rule over answers of another trainer, see `appa_flwr.run.served`.
 
     Attributes:
-        iteration: its number in its run.
         round: its number as the trainer gave it; where it gives none, one more than the last.
         size: answers.
         held_out: whether it has questions that are held out; such a round changes no history.
         seconds: that the groups took.
         group_seconds: that each took which answered.
-        answered, lead: with `history` the rule's state after the round, see `appa_flwr.analysis.aggregation.State`;
-            the groups that have ever answered, and each one's lead.
+        history, answered, lead: the rule's state after the round by group, see `appa_flwr.analysis.aggregation.State`.
     """
 
-    iteration: int
     round: int
     size: int
     held_out: bool
-    fairness_index: float
-    fell_back: bool | None
-    weights: dict[str, float]
-    history: dict[str, float]
-    rewards: dict[str, float | None]
-    reward: float
-    format_score: float
-    missing_groups: tuple[str, ...]
+    answered: dict[str, bool]
+    lead: dict[str, float]
     seconds: float
     group_seconds: dict[str, float] = {}
-    answered: tuple[str, ...]
-    lead: dict[str, float]
-
-
-RuleRound = Iteration | ServedRound
-"""What a rule made of the groups' rewards of one batch of answers."""
 
 
 def _method(name: str) -> str:

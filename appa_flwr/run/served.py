@@ -6,9 +6,6 @@ which rewards each trainer has had, and the rule's state after each round.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +18,7 @@ from appa_flwr.run import run_files
 from appa_flwr.run.records import Record, ServedRound
 
 SERVED_FILE = "served.jsonl"
+MOST_KEPT = 65_536
 
 
 class ServedAnswer(Record):
@@ -30,15 +28,13 @@ class ServedAnswer(Record):
         id: the trainer's, or the service's where an engine gives none.
         digest: of question and completion.
         reward: in [0, 1].
-        alignment: mean alignment reward over the groups that answered.
-        format: format score.
+        components: "alignment", the mean reward over the groups that answered, and "format", the format score.
     """
 
     id: str
     digest: str
     reward: float
-    alignment: float
-    format: float
+    components: dict[str, float]
 
 
 class ServedLine(Record):
@@ -55,25 +51,31 @@ class ServedRun:
 
     Attributes:
         rounds: their numbers rise; a trainer that goes back to a round has given up those from it on.
+        kept: the last `MOST_KEPT` answers by id, which get the same reward when they are sent again.
     """
 
     rounds: list[ServedRound] = field(default_factory=list)
-
-    def last(self, *, before: float = math.inf) -> ServedRound | None:
-        """The last of the rounds with a number below `before`."""
-        count = bisect_left(self.rounds, before, key=lambda found: found.round)
-        return self.rounds[count - 1] if count else None
+    kept: dict[str, ServedAnswer] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
         """The last round's, 0 before the first."""
         return self.rounds[-1].round if self.rounds else 0
 
+    def go_back(self, number: int) -> None:
+        """Give up the rounds from `number` on, after which a trainer gives ids anew."""
+        if number <= self.number:
+            self.kept.clear()
+        while self.rounds and number <= self.number:
+            self.rounds.pop()
+
     def add(self, line: ServedLine) -> None:
         """Take in the next line."""
-        while self.number >= line.round.round:
-            self.rounds.pop()
+        self.go_back(line.round.round)
         self.rounds.append(line.round)
+        self.kept |= {answer.id: answer for answer in line.answers}
+        for name in list(self.kept)[:-MOST_KEPT]:
+            del self.kept[name]
 
 
 def append(folder: Path, line: ServedLine) -> None:
@@ -93,27 +95,26 @@ def append(folder: Path, line: ServedLine) -> None:
         raise
 
 
-def read_lines(folder: Path) -> Iterator[ServedLine]:
-    """The lines of a run's folder, none where it has served nobody; a last line that a kill cut short is left out.
+def read_runs(folder: Path) -> dict[str, ServedRun]:
+    """Trainer's run -> what was scored for it; a last line that a kill cut short is left out.
 
     Raises:
         UserError: the file cannot be read, or a value in it is wrong; the one line names file, row and key.
     """
-    path, adapter = folder / SERVED_FILE, TypeAdapter(ServedLine)
+    path, adapter, runs = folder / SERVED_FILE, TypeAdapter(ServedLine), dict[str, ServedRun]()
     if not path.exists():
-        return
+        return {}
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    yield run_files.parse(line, adapter, f"{path}: line {number}")
+            for number, text in enumerate(file, start=1):
+                if text.endswith(b"\n"):
+                    line = run_files.parse(text, adapter, f"{path}: line {number}")
+                    runs.setdefault(line.run, ServedRun()).add(line)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return runs
 
 
 def read_rounds(folder: Path) -> dict[str, tuple[ServedRound, ...]]:
-    """Trainer's run -> its rounds, in the order of their first lines; UserError as of `read_lines`."""
-    runs: dict[str, ServedRun] = {}
-    for line in read_lines(folder):
-        runs.setdefault(line.run, ServedRun()).add(line)
-    return {name: tuple(run.rounds) for name, run in runs.items()}
+    """Trainer's run -> its rounds, in the order of their first lines; UserError as of `read_runs`."""
+    return {name: tuple(run.rounds) for name, run in read_runs(folder).items()}

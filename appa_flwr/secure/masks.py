@@ -7,11 +7,10 @@ mask a new task: what was sent stays noise for good. Axis letter: N numbers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, astuple, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import refusals
+from appa_flwr.protocol.asks import Task, hashed
+from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.roster import LEAST_GROUPS, Roster, public_key
 
 Words = npt.NDArray[np.uint64]
@@ -29,47 +31,6 @@ Facts = MutableMapping[str, bytes]  # what a group must not forget, over all pro
 
 FRACTION_BITS = 52  # of a number in [-1, 1]; of random words, those over 64 groups look like a sum 1 time in 32
 SEED_BYTES = 32
-
-OTHER_ROSTER, STRANGERS, FEW, MASKED_BEFORE = "other-roster", "strangers", "few", "masked-before"
-NOT_LAST, OTHER_COHORT, CHANGES, NOT_ON_ROSTER = "not-last", "other-cohort", "changes", "not-on-roster"
-OTHER_REFERENCE, PAST = "other-reference", "past"
-REASONS = {
-    OTHER_ROSTER: "the roster is not the one that its owner's policy names (roster)",
-    STRANGERS: "it was to sum without itself, with a group twice, or with groups that do not stand in the roster",
-    FEW: "it was to sum with fewer groups than its owner's policy asks for (least-cohort)",
-    MASKED_BEFORE: "it has masked this round, or a later one, before",
-    NOT_LAST: "it was to open another sum than the last that it has masked",
-    OTHER_COHORT: "it has opened this request for other groups: the two sums would tell what they differ by",
-    CHANGES: "the groups of this run's sums have changed as often as its owner's policy allows (cohort-changes)",
-    OTHER_REFERENCE: "it has had another reference of the weights, or other completed sums, in this iteration",
-    PAST: "it was asked for an iteration, or a history, before the last that it has given",
-    NOT_ON_ROSTER: "its own key does not stand in the roster under its name",
-}
-"""Why a group takes no part, by name: fixed words, so that nothing of its own can leave with them."""
-
-
-class Refused(UserError):
-    """A group does not do what the server asked for; `name` is one of `REASONS`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"secure sum: {REASONS[name]}")
-        self.name = name
-
-
-@dataclass(frozen=True)
-class Task:
-    """One round of a run, from 1 on: the groups that it sums, and the hashes of request and roster."""
-
-    run: str
-    round: int
-    cohort: tuple[str, ...]
-    request: str
-    roster: str
-
-    @property
-    def digest(self) -> bytes:
-        """The masks of two tasks that differ in anything have nothing in common."""
-        return hashed(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -95,60 +56,59 @@ class Member:
 
     def __post_init__(self) -> None:
         if self.roster.key_of.get(self.name) != public_key(self.private):
-            raise Refused(NOT_ON_ROSTER)  # the others would mask with somebody else's
+            raise Refused(refusals.NOT_ON_ROSTER)  # the others would mask with somebody else's
 
     def mask(self, task: Task, value_N: npt.ArrayLike) -> Words:
-        """This group's numbers in [-1, 1] under all masks (N,), once for a task; Refused as in `REASONS`.
+        """This group's numbers in [-1, 1] under all masks (N,), once for a task; may be Refused.
 
         What is outside is cut, and 0 stands for what is no number: an error would tell whose it is.
         """
-        self._check(task)
-        digest = task.digest
-        with self.facts() as facts:
+        with self._checked(task) as facts:
             self._opened(facts, task)
             if task.round <= last_round(facts, task.run):
-                raise Refused(MASKED_BEFORE)
+                raise Refused(refusals.MASKED_BEFORE)
             facts[fact("round", task.run)] = str(task.round).encode()
-            facts[fact("last", task.run)] = digest
+            facts[fact("last", task.run)] = task.digest
         cut_N = np.clip(np.nan_to_num(np.asarray(value_N, dtype=np.float64)), -1, 1)
         word_N = np.rint(np.ldexp(cut_N, FRACTION_BITS)).astype(np.int64).view(np.uint64)
-        word_N += _stream(_derive(self.private, "own", digest), len(word_N))
+        word_N += _stream(_derive(self.private, "own", task), len(word_N))
         private = X25519PrivateKey.from_private_bytes(self.private)
         for other in set(task.cohort) - {self.name}:
             shared = private.exchange(X25519PublicKey.from_public_bytes(self.roster.key_of[other]))
-            mask_N = _stream(_derive(shared, "pair", digest), len(word_N))
+            mask_N = _stream(_derive(shared, "pair", task), len(word_N))
             word_N += mask_N if self.name < other else -mask_N
         return word_N
 
     def open(self, task: Task) -> bytes:
-        """The seed of its own mask, 32 bytes, for the last task masked in the run; Refused as in `REASONS`."""
-        self._check(task)
-        with self.facts() as facts:
+        """The seed of its own mask, 32 bytes, for the last task masked in the run; may be Refused."""
+        with self._checked(task) as facts:
             if facts.get(fact("last", task.run)) != task.digest:
-                raise Refused(NOT_LAST)
+                raise Refused(refusals.NOT_LAST)
             cohorts = self._opened(facts, task)  # another run may have opened the request since it was masked
             facts[fact("opened", task.request)] = cohorts[-1].encode()
             facts[fact("cohorts", task.run)] = json.dumps(cohorts).encode()
-        return _derive(self.private, "own", task.digest)
+        return _derive(self.private, "own", task)
 
-    def _check(self, task: Task) -> None:
+    def _checked(self, task: Task) -> AbstractContextManager[Facts]:
+        """The facts, for a task among groups that the owner has agreed to."""
         cohort = set(task.cohort)
         if task.roster != self.roster.sha256:
-            raise Refused(OTHER_ROSTER)
+            raise Refused(refusals.OTHER_ROSTER)
         if len(cohort) < len(task.cohort) or not {self.name} <= cohort <= set(self.roster.names):
-            raise Refused(STRANGERS)
+            raise Refused(refusals.STRANGERS)
         if len(cohort) < max(self.least, LEAST_GROUPS):
-            raise Refused(FEW)
+            raise Refused(refusals.FEW)
+        return self.facts()
 
     def _opened(self, facts: Facts, task: Task) -> list[str]:
         """Hashes of the cohorts that the run will have opened with this task's, which is the last."""
         cohort = hashed(sorted((name, self.roster.key_of[name].hex()) for name in task.cohort)).hex()
         if facts.get(fact("opened", task.request), cohort.encode()) != cohort.encode():
-            raise Refused(OTHER_COHORT)
+            raise Refused(refusals.OTHER_COHORT)
         opened = json.loads(facts.get(fact("cohorts", task.run), b"[]"))
         others = [other for other in opened if other != cohort]
         if len(others) > self.changes:
-            raise Refused(CHANGES)
+            raise Refused(refusals.CHANGES)
         return [*others, cohort]
 
 
@@ -178,13 +138,8 @@ def fact(kind: str, *parts: str) -> str:
     return f"{kind} {json.dumps(parts)}"
 
 
-def hashed(value: object) -> bytes:
-    """SHA-256 of what JSON holds."""
-    return hashlib.sha256(json.dumps(value).encode()).digest()
-
-
-def _derive(secret: bytes, kind: str, digest: bytes) -> bytes:
-    return HKDF(SHA256(), length=SEED_BYTES, salt=None, info=kind.encode() + digest).derive(secret)
+def _derive(secret: bytes, kind: str, task: Task) -> bytes:
+    return HKDF(SHA256(), length=SEED_BYTES, salt=None, info=kind.encode() + task.digest).derive(secret)
 
 
 def _stream(seed: bytes, count: int) -> Words:

@@ -17,7 +17,9 @@ from appa_flwr.config import Config
 from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
 from appa_flwr.config.sections import APPASection
 from appa_flwr.core.errors import UserError
-from appa_flwr.secure.masks import OTHER_REFERENCE, PAST, Facts, FloatArray, Refused, fact, hashed
+from appa_flwr.protocol import refusals
+from appa_flwr.protocol.refusals import Refused
+from appa_flwr.secure.masks import Facts, FloatArray, fact
 from appa_flwr.secure.roster import LEAST_GROUPS, MOST_GROUPS
 
 LARGEST_MOVE = 14.0  # of an exponent: sums end at the digit 2^-52, so exp(-14) is right to 1e-10 of itself
@@ -60,34 +62,33 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
     raise UserError(f"run.sums=secure cannot be with {what}; change it, or choose run.sums=plain")
 
 
-def before(
-    facts: Facts, *, run: str, rule: str, iteration: int, reference: float, completed: Sequence[str]
-) -> float | None:
+def before(facts: Facts, *, run: str, rule: str, reference: float, completed: Sequence[str]) -> float | None:
     """A group's history, that of the last completed task that it knows; None before its first.
 
     `completed` holds the digest of each earlier iteration's task, in hexadecimal digits. Refused where an iteration
     does not continue the last one, or has a second reference: bends of clipped weights would tell all histories.
     """
     key = fact("iteration", run, rule)
-    last, unique, tasks = json.loads(facts.get(key, json.dumps([1, reference, hashed([]).hex()])))
-    if iteration < last:
-        raise Refused(PAST)
-    same = reference == unique and hashed(completed).hex() == tasks
-    if not math.isfinite(reference) or len(completed) != iteration - 1 or (iteration == last and not same):
-        raise Refused(OTHER_REFERENCE)
-    histories = [json.loads(facts.get(fact("history", run, rule, task), b"null")) for task in completed]
-    known = [(place, *history) for place, history in enumerate(histories, start=1) if history]
-    # A task of another iteration would bring its history back.
-    if hashed(completed[: last - 1]).hex() != tasks or any(place != made for place, made, _ in known):
-        raise Refused(PAST)
-    facts[key] = json.dumps([iteration, reference, hashed(completed).hex()]).encode()
-    return known[-1][2] if known else None
+    last, tasks = json.loads(facts.get(key, json.dumps([reference, []])))
+    continues = list(completed[: len(tasks)]) == tasks
+    again = len(completed) == len(tasks)
+    if not math.isfinite(reference) or (again and not (continues and reference == last)):
+        raise Refused(refusals.OTHER_REFERENCE)
+    if not continues:
+        raise Refused(refusals.PAST)
+    facts[key] = json.dumps([reference, list(completed)]).encode()
+    histories = (facts.get(_history(run, rule, completed[:place])) for place in range(len(completed), 0, -1))
+    return next((float(history) for history in histories if history), None)
 
 
-def remember(facts: Facts, *, run: str, rule: str, task: str, history: float) -> None:
-    """Write down which history a group has once the task of this digest is completed; after `before`."""
-    iteration = json.loads(facts[fact("iteration", run, rule)])[0]
-    facts[fact("history", run, rule, task)] = json.dumps([iteration, history]).encode()
+def remember(facts: Facts, *, run: str, rule: str, completed: Sequence[str], task: str, history: float) -> None:
+    """Write down which history a group has once the task of this digest is completed too."""
+    facts[_history(run, rule, [*completed, task])] = repr(history).encode()
+
+
+def _history(run: str, rule: str, completed: Sequence[str]) -> str:
+    """The name of a history, in the iteration of its task alone: in a later one it would bring the past back."""
+    return fact("history", run, rule, str(len(completed)), completed[-1])
 
 
 def terms(
@@ -134,11 +135,10 @@ def _largest_rise(settings: APPASection, iteration: int) -> float:
 class SumState:
     """What the server keeps between iterations.
 
-    `iteration` is how many are done, and `completed` the digest of the task of each, in hexadecimal digits. `reference`
-    is the log of the sum over groups of exp((1 - history) / temperature), of which each one's part is its weight.
+    `completed` is the digest of each one's task, in hexadecimal digits. `reference` is the log of the sum over groups
+    of exp((1 - history) / temperature), of which each one's part is its weight.
     """
 
-    iteration: int
     reference: float
     completed: tuple[str, ...]
 
@@ -155,7 +155,7 @@ class FromSums:
 
 def first(rule: str, settings: APPASection, groups: int) -> SumState:
     """The state before the first iteration, in which no group has a history (h^0 = 0)."""
-    return SumState(0, 1 / settings.temperature + math.log(groups) if rule == "appa" else 0.0, ())
+    return SumState(1 / settings.temperature + math.log(groups) if rule == "appa" else 0.0, ())
 
 
 def combine(
@@ -174,8 +174,8 @@ def combine(
         fell_back = fairness >= settings.fairness_threshold or weight < least
         if not fell_back:
             aggregate_J = np.log1p(math.expm1(1) * sums["term"] / groups) / weight
-        reference += _largest_rise(settings, state.iteration + 1) + math.log(max(float(sums["next"][0]), least**2))
-    after = SumState(state.iteration + 1, reference, (*state.completed, task))
+        reference += _largest_rise(settings, len(state.completed) + 1) + math.log(max(float(sums["next"][0]), least**2))
+    after = SumState(reference, (*state.completed, task))
     return FromSums(aggregate_J, after, fairness, fell_back)
 
 

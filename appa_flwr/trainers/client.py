@@ -7,25 +7,27 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 
 from appa_flwr.core.errors import UserError
 
 URL, TOKEN = "APPA_URL", "APPA_TOKEN"
-READ_SECONDS = 60.0  # of one try: what waits for other processes is asked for again
+READ_SECONDS, CONNECT_SECONDS = 60.0, 10.0  # of one try: what waits for other processes is asked for again
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 AGAIN = (429, 502, 503, 504)
-FIRST_WORD, NEXT_WORD = (
-    10.0,
-    60.0,
-)  # seconds until it is said that an address does not answer, and between two such lines
+FIRST_WORD, NEXT_WORD = 10.0, 60.0  # seconds until it is said that an address is silent, and between two such lines
 
 _last_word: dict[str, float] = {}  # by address, over all requests
+_Kept = dict[bool, tuple[httpx.AsyncClient, AsyncGenerator[httpx.AsyncClient, None]]]
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = WeakKeyDictionary()
+"""Event loop -> its client for this machine (True) and for others; making one reads all certificates."""
 
 
 class Served:
@@ -53,33 +55,36 @@ class Served:
             UserError: it was refused, or patience is at its end; the message says why.
         """
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE
-        timeout = httpx.Timeout(READ_SECONDS, connect=10.0)
-        async with client_of(self._url, self._headers, timeout) as client, said_to_be_silent(self._url) as failed:
+        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+        client, url = await client_of(self._url), f"{self._url}{path}"
+        async with said_to_be_silent(self._url) as failed:
             while True:
                 wait = pause
                 try:
-                    given = await client.request(method, f"{self._url}{path}", json=body)
-                    if given.is_success:
-                        found: dict[str, Any] = given.json()
-                        return found
-                    if given.status_code == 404:
+                    reply = await client.request(method, url, json=body, headers=self._headers, timeout=timeout)
+                    if reply.is_success:
+                        content: dict[str, Any] = reply.json()
+                        return content
+                    if reply.status_code == 404:
                         return None
-                    why = f"{given.status_code}: {_reason(given)}"
-                    if given.status_code not in AGAIN:
-                        raise UserError(f"{self._url}{path}: {why}")
-                    wait = min(LONGEST_PAUSE, float(given.headers.get("Retry-After", pause)))
+                    why = f"{reply.status_code}: {_reason(reply)}"
+                    if reply.status_code not in AGAIN:
+                        raise UserError(f"{url}: {why}")
+                    wait = min(LONGEST_PAUSE, retry_after(reply, pause))
                 except httpx.TransportError as error:
                     why = failed["last"] = f"{type(error).__name__}: {error}"
                     if isinstance(error, httpx.ReadTimeout):  # a round waits for those who are there
                         wait = 0.0
                 if time.monotonic() + wait > until:
-                    raise UserError(f"{self._url}{path}: no answer in {self._patience:.0f} s; the last: {why}")
+                    raise UserError(f"{url}: no answer in {self._patience:.0f} s; the last: {why}")
                 await asyncio.sleep(wait)
                 pause = min(LONGEST_PAUSE, 2 * pause)
 
 
-def client_of(url: str, headers: Mapping[str, str], timeout: httpx.Timeout) -> httpx.AsyncClient:
-    """A client of this address; none of the environment's proxies stands between this machine and itself.
+async def client_of(url: str) -> httpx.AsyncClient:
+    """The running event loop's client for an address, closed when the loop ends.
+
+    None of the environment's proxies stands between this machine and itself.
 
     Raises:
         UserError: it is no address, or a SOCKS proxy is set and httpx lacks what that needs.
@@ -89,11 +94,35 @@ def client_of(url: str, headers: Mapping[str, str], timeout: httpx.Timeout) -> h
         here = host == "localhost"
         with suppress(ValueError):
             here = ip_address(host).is_loopback
-        return httpx.AsyncClient(
-            headers=headers, timeout=timeout, transport=httpx.AsyncHTTPTransport() if here else None
-        )
+        clients = _clients.setdefault(asyncio.get_running_loop(), {})
+        if here not in clients:
+            lifetime = _lifetime(here)
+            clients[here] = await anext(lifetime), lifetime
+        return clients[here][0]
     except (httpx.InvalidURL, ImportError) as error:
         raise UserError(f"{url}: {error}") from None
+
+
+async def _lifetime(here: bool) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """A client; `asyncio.run` ends the generators of its event loop, and so closes it."""
+    limits = httpx.Limits(max_connections=None)  # any number of answers may wait for their round
+    client = httpx.AsyncClient(limits=limits, transport=httpx.AsyncHTTPTransport(limits=limits) if here else None)
+    try:
+        yield client
+    finally:
+        _clients.pop(asyncio.get_running_loop(), None)
+        await client.aclose()
+
+
+def retry_after(reply: httpx.Response, otherwise: float) -> float:
+    """Seconds of a reply's `Retry-After`, a number or a date; `otherwise` where it has none that can be read."""
+    text = reply.headers.get("Retry-After", "")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return otherwise
 
 
 @asynccontextmanager
@@ -123,8 +152,12 @@ async def said_to_be_silent(url: str) -> AsyncIterator[dict[str, str]]:
         task.cancel()
 
 
-def _reason(given: httpx.Response) -> str:
+def _reason(reply: httpx.Response) -> str:
+    """What a refusal says; of a body that is wrong, FastAPI lists places and reasons."""
     try:
-        return str(given.json()["detail"])
+        detail = reply.json()["detail"]
+        if isinstance(detail, list):
+            return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in detail)
+        return str(detail)
     except (ValueError, KeyError, TypeError):
-        return given.text[:200]
+        return reply.text[:200]

@@ -15,9 +15,9 @@ import typer
 
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.checks import find_app_folder
-from appa_flwr.launch.endings import RUN_FAILED
+from appa_flwr.launch.bundle import find_app_folder
 from appa_flwr.launch.flower import launch
+from appa_flwr.launch.terminal import RUN_FAILED
 from experiments import entry
 from experiments.grid.grid_results import write_results
 from experiments.grid.plan import read_grid, trials

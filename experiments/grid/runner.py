@@ -14,7 +14,7 @@ from statistics import fmean
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, replace_file
-from appa_flwr.launch.endings import RunFailed
+from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import CONFIG_FILE, dumps, read
 from experiments.grid.plan import STAGES, Grid, Stage, Trial

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import FLOWER_LOGGER as logger
 from flwr.serverapp import Grid
@@ -35,19 +35,14 @@ class LocalGrid(OverlapGrid):
         super().__init__(cast(Grid, None))
         self._nodes, self._answer = nodes, answer
 
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """See Grid."""
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
     def online(self) -> frozenset[int]:
         """See OverlapGrid."""
         return frozenset(self._nodes)
 
-    def send_and_receive(self, messages: Iterable[Message], **_: object) -> list[Message]:
-        """See Grid."""
-        return [reply for message in messages if (reply := self._answer(message)) is not None]
+    def send(self, kind: str, contents: Mapping[int, RecordDict], **_: object) -> dict[int, RecordDict | Error]:
+        """See OverlapGrid."""
+        replies = {node: self._answer(Message(content, node, kind)) for node, content in contents.items()}
+        return {node: reply.error if reply.has_error() else reply.content for node, reply in replies.items() if reply}
 
 
 class LocalGroups(Groups):

@@ -1,11 +1,12 @@
-"""What the server gets for a request for numbers, and where the run keeps it.
+"""What the server gets for a request for numbers, and how a run keeps it.
+
+A resumed run, the second rule or a repeated look-up asks nobody twice, and spends no owner's limit.
 
 Axis letters: G groups that answered, N numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,55 +64,28 @@ class Answer:
 
     def rows(self, name: str, names: Sequence[str]) -> FloatArray:
         """The arrays of these groups, NaN for one that did not answer."""
-        of_group = dict(zip(self.groups, self.each(name), strict=True))
+        array_of = dict(zip(self.groups, self.each(name), strict=True))
         missing = np.full(self.numbers[name].shape, np.nan)
-        return np.stack([of_group.get(group, missing) for group in names])
+        return np.stack([array_of.get(group, missing) for group in names])
 
 
-class AnswerStore:
-    """A run's answers by their requests, in a folder; none are kept where there is no folder.
+def kept_answer(path: Path, numbers: Mapping[str, Number]) -> Answer:
+    """An answer that `keep_answer` has written, to a request with these arrays.
 
-    A resumed run, the second rule or a repeated look-up asks nobody twice, and spends no owner's limit.
+    Raises:
+        UserError: the file cannot be read.
     """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            groups, data, task = tuple(file["groups"].tolist()), file["data"], str(file["task"])
+        asks.split(data, numbers)
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read ({error}); without it the groups are asked again") from None
+    return Answer(groups, numbers, data, task)
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
 
-    def _path(self, kind: str, key: str) -> Path | None:
-        # Updates of PluralLLM are large, and its weights are kept themselves.
-        if self._folder is None or kind in (asks.UPDATE, asks.VALIDATION):
-            return None
-        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
-
-    def read(self, kind: str, key: str, numbers: Mapping[str, Number]) -> Answer | None:
-        """The answer to a request; None where there is none.
-
-        Args:
-            kind: of the numbers.
-            key: whatever the answer depends on.
-            numbers: the request's arrays.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
-        path = self._path(kind, key)
-        if path is None or not path.exists():
-            return None
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                groups, data, task = tuple(file["groups"].tolist()), file["data"], str(file["task"])
-            asks.split(data, numbers)
-        except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
-            raise UserError(f"{path}: cannot be read ({error}); without it the groups are asked again") from None
-        return Answer(groups, numbers, data, task)
-
-    def keep(self, kind: str, key: str, answer: Answer) -> None:
-        """Write an answer down.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        if (path := self._path(kind, key)) is not None:
-            content = io.BytesIO()
-            np.savez(content, groups=np.array(answer.groups), data=answer.data, task=np.array(answer.task))
-            replace_file(path, content.getvalue(), parents=True)
+def keep_answer(path: Path, answer: Answer) -> None:
+    """Write an answer down; a UserError where that fails."""
+    content = io.BytesIO()
+    np.savez(content, groups=np.array(answer.groups), data=answer.data, task=np.array(answer.task))
+    replace_file(path, content.getvalue(), parents=True)

@@ -1,29 +1,27 @@
-"""A Grid for Flower's strategies: what they send becomes one request for numbers, and its answer their replies.
+"""A Grid for strategies of Flower's kind: what they send becomes one request for numbers, and its answer their replies.
 
 Axis letter: P weights.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Number
+from appa_flwr.protocol import asks
+from appa_flwr.protocol.asks import Ask
+from appa_flwr.protocol.messages import ASK, join_weights, split_weights
 from pluralllm.training import choices
-from server_app.federation.ask import Answer, HalfOpened
+from server_app.federation.ask import Answer, FloatArray, HalfOpened
 from server_app.federation.groups import Groups
 
-TRAIN, EVALUATE = "train", "evaluate"
+TRAIN = "train"
 
 TRIES = 3
 """At a round of PluralLLM's training whose sums are lost, before the run ends."""
@@ -31,26 +29,34 @@ TRIES = 3
 log = logging.getLogger("appa.server")
 
 
+class AskMessage(Message):
+    """A request for numbers, from a strategy of our own to an `AskGrid`."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(RecordDict(), 1, ASK)
+        self.ask = ask
+
+
+class AnswerMessage(Message):
+    """The reply to it."""
+
+    def __init__(self, answer: Answer, request: AskMessage) -> None:
+        super().__init__(RecordDict(), reply_to=request)
+        self.answer = answer
+
+
 class AskGrid(Grid):
-    """The groups as Flower's strategies take them: a node for each group that trains, or one that is their sum."""
+    """The groups as strategies take them: a node for each group that trains, or one that is their sum."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
 
-    def set_run(self, run: Run) -> None:
+    def _unused(self, *_: Any, **__: Any) -> Any:
         """Not for strategies."""
         raise NotImplementedError
 
-    @property
-    def run(self) -> Run:
-        """Not for strategies."""
-        raise NotImplementedError
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """See Grid."""
-        return self._groups.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+    set_run = create_message = get_nodes = push_messages = pull_messages = _unused
+    run = property(_unused)
 
     def get_node_ids(self) -> Iterable[int]:
         """Places of the groups that train, from 1 on; a single one where only the sum is known."""
@@ -58,18 +64,6 @@ class AskGrid(Grid):
             return [1]
         unseen = self._groups.config.unseen_group_names
         return [place for place, name in enumerate(self._groups.names, start=1) if name not in unseen]
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """See Grid."""
-        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Not for strategies."""
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Not for strategies."""
-        raise NotImplementedError
 
     def send_and_receive(
         self,
@@ -80,84 +74,59 @@ class AskGrid(Grid):
     ) -> list[Message]:
         """The replies to messages that all have one content, in the order of the groups.
 
-        See `Groups.ask` for what it raises; the groups' own patience holds, not `timeout`.
+        See `Groups.ask` for `meanwhile` and errors; the groups' own patience holds, not `timeout`.
         """
         sent = sorted(messages, key=lambda message: message.metadata.dst_node_id)
         if not sent:
             return []
-        ask, label = _ask_of(sent[0], self._groups), int(sent[0].metadata.group_id or 0)
-        if sent[0].metadata.message_type not in (TRAIN, EVALUATE):
-            return [Message(_packed(self._groups.ask(ask, meanwhile=meanwhile, label=label)), reply_to=sent[0])]
-        made = _trained if ask.kind == asks.UPDATE else _validated
-        answer = self._answer(ask, label)
-        if answer.data.ndim == 1:
-            own = {name: answer.sum(name) for name in answer.numbers}
-            return [Message(made(sent[0], own), reply_to=sent[0])]
-        place_of = {place: name for place, name in enumerate(self._groups.names, start=1)}
-        by_group = {group: g for g, group in enumerate(answer.groups)}
-        each = {name: answer.each(name) for name in answer.numbers}
+        if isinstance(sent[0], AskMessage):
+            return [AnswerMessage(self._groups.ask(sent[0].ask, meanwhile=meanwhile), sent[0])]
+        content = sent[0].content
+        weights = {"weights": join_weights(content.array_records["arrays"])}
+        if sent[0].metadata.message_type == TRAIN:
+            config, replied = content.config_records["config"], _trained
+            proximal = float(str(config.get("proximal-mu", 0.0)))
+            ask = Ask(asks.UPDATE, weights, {"round": int(str(config["server-round"])), "proximal": proximal})
+        else:
+            size, replied = len(choices(self._groups.config.pluralllm.architecture)), _validated
+            ask = Ask(asks.VALIDATION, weights, {"size": size})
+        own = self._by_place(self._answer(ask))
         return [
-            Message(made(message, {name: rows_G[by_group[group]] for name, rows_G in each.items()}), reply_to=message)
+            Message(replied(content, own[place]), reply_to=message)
             for message in sent
-            if (group := place_of[message.metadata.dst_node_id]) in by_group
+            if (place := message.metadata.dst_node_id) in own
         ]
 
-    def _answer(self, ask: Ask, label: int) -> Answer:
+    def _answer(self, ask: Ask) -> Answer:
         """The groups' numbers; where a sum is lost, those of another round with the same weights."""
         for attempt in range(1, TRIES):
             try:
-                return self._groups.ask(ask, label=label)
+                return self._groups.ask(ask)
             except HalfOpened as error:
                 log.warning("%s; asked anew", error)
                 ask = replace(ask, settings={**ask.settings, "attempt": attempt})
-        return self._groups.ask(ask, label=label)
+        return self._groups.ask(ask)
+
+    def _by_place(self, answer: Answer) -> dict[int, dict[str, FloatArray]]:
+        """The arrays of each node, by its place."""
+        rows = {1: answer.data}
+        if answer.data.ndim > 1:
+            places = (self._groups.names.index(name) + 1 for name in answer.groups)
+            rows = dict(zip(places, answer.data, strict=True))
+        return {place: asks.split(row_N, answer.numbers) for place, row_N in rows.items()}
 
 
-def ask_message(grid: Grid, ask: Ask, *, label: int) -> Message:
-    """A request for numbers as a message for an `AskGrid`; `label` is the strategy's round."""
-    return grid.create_message(messages.pack_ask(ask, messages.Head("", "")), messages.ASK, 1, str(label))
-
-
-def answer_of(reply: Message) -> Answer:
-    """The answer that an `AskGrid` has given to such a message."""
-    head = reply.content.config_records["head"]
-    numbers = {name: Number(tuple(shape), least, most) for name, shape, least, most in json.loads(str(head["numbers"]))}
-    data = messages.numpy_arrays(reply.content.array_records["arrays"])["data"]
-    groups = tuple(str(name) for name in head["groups"]) if isinstance(head["groups"], list) else ()
-    return Answer(groups, numbers, data, str(head["task"]))
-
-
-def _packed(answer: Answer) -> RecordDict:
-    numbers = [[name, list(number.shape), number.least, number.most] for name, number in answer.numbers.items()]
-    head = ConfigRecord({"groups": list(answer.groups), "task": answer.task, "numbers": json.dumps(numbers)})
-    return RecordDict({"head": head, "arrays": messages.arrays_record({"data": answer.data})})
-
-
-def _ask_of(message: Message, groups: Groups) -> Ask:
-    kind = message.metadata.message_type
-    if kind not in (TRAIN, EVALUATE):
-        return messages.unpack_ask(message.content)[0]
-    weights = {"weights": messages.join_weights(message.content.array_records["arrays"])}
-    if kind == EVALUATE:
-        return Ask(asks.VALIDATION, weights, {"size": len(choices(groups.config.pluralllm.architecture))})
-    config = message.content.config_records["config"]
-    proximal = float(str(config.get("proximal-mu", 0.0)))
-    return Ask(asks.UPDATE, weights, {"round": int(str(config["server-round"])), "proximal": proximal})
-
-
-def _trained(message: Message, own: dict[str, Any]) -> RecordDict:
+def _trained(sent: RecordDict, own: Mapping[str, FloatArray]) -> RecordDict:
     """Weights after a round, with how many answers they rest on and the mean loss, as Flower's strategies want them."""
-    sent = message.content.array_records["arrays"]
-    start_P, number = messages.join_weights(sent), float(own["answers"][0])
-    step_P = own["step"] / number if number else np.zeros(len(start_P))
-    shapes = {name: array.shape for name, array in sent.items()}
-    weights = messages.split_weights((start_P + step_P).astype(np.float32), shapes)
-    loss = float(own["loss"][0]) / number if number else 0.0
-    metrics = MetricRecord({"num-examples": round(number), "loss": loss})
-    return RecordDict({"arrays": weights, "metrics": metrics})
+    arrays, number = sent.array_records["arrays"], float(own["answers"][0])
+    start_P, total = join_weights(arrays), number or 1.0  # a reply that rests on none is not used
+    weight_P = (start_P + own["step"] / total).astype(np.float32)
+    metrics = MetricRecord({"num-examples": round(number), "loss": float(own["loss"][0]) / total})
+    shapes = {name: array.shape for name, array in arrays.items()}
+    return RecordDict({"arrays": split_weights(weight_P, shapes), "metrics": metrics})
 
 
-def _validated(message: Message, own: dict[str, Any]) -> RecordDict:
+def _validated(sent: RecordDict, own: Mapping[str, FloatArray]) -> RecordDict:
     number = float(own["answers"][0])
-    errors = np.clip(own["error"] / number, 0.0, asks.LARGEST_ERROR) if number else np.zeros(len(own["error"]))
+    errors = np.clip(own["error"] / (number or 1.0), 0.0, asks.LARGEST_ERROR)
     return RecordDict({"metrics": MetricRecord({"num-examples": round(number), "errors": errors.tolist()})})

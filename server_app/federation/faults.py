@@ -25,10 +25,8 @@ log = logging.getLogger("appa.server")
 
 def warn_missing(reasons: Mapping[str, str]) -> None:
     """Warn which groups count as missing: one line a reason, however many they are."""
-    groups: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        groups.setdefault(reason, []).append(name)
-    for reason, names in groups.items():
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, own in reasons.items() if own == reason]
         some = "group %s counts" if len(names) == 1 else "groups %s count"
         log.warning(f"{some} as missing: %s", listed(names), plain(reason))
 
@@ -61,11 +59,7 @@ def warn_alike(ask: Ask, row_of: Mapping[str, FloatArray], numbers: Mapping[str,
     readable_J = ~np.isnan(request.prediction_JK).all(axis=1)
     if len(np.unique(request.prediction_JK[readable_J], axis=0)) < SAME_REWARD:
         return
+    own_of = {group: asks.split(row_N, numbers) for group, row_N in row_of.items()}
     names = [f"{metric} {side} reward" for metric, side in request.keys if side == asks.TARGET_SIDE]
-    alike = [
-        group
-        for group, row_N in row_of.items()
-        if any(np.ptp(asks.split(row_N, numbers)[name][readable_J]) == 0.0 for name in names)
-    ]
-    if alike:
+    if alike := [group for group, own in own_of.items() if any(np.ptp(own[name][readable_J]) == 0 for name in names)]:
         log.warning("group %s gives all answers the same reward", listed(alike))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
 
 import httpx
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
@@ -45,8 +45,8 @@ class OverlapGrid:
 
     Attributes:
         simulated: nobody is late, and a busy machine may take its time: each wait is bounded by its timeout alone.
-        seconds_waited: seconds of the last `send_and_receive` in which the server had nothing else to do.
-        answered_after: node -> seconds until its reply to the last `send_and_receive`, but for errors.
+        seconds_waited: seconds, added up until somebody sets them to 0, in which the server had nothing else to do.
+        answered_after: node -> seconds until its reply to the last message, but for errors.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -55,13 +55,6 @@ class OverlapGrid:
         self.seconds_waited = 0.0
         self.answered_after: dict[int, float] = {}
         self._late: dict[int, str] = {}  # node -> the last message that it has not answered
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """See Grid."""
-        ttl = LATE_TTL if ttl is None and dst_node_id in self._late else ttl
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def online(self) -> frozenset[int]:
         """All nodes that Flower knows to be there."""
@@ -73,90 +66,91 @@ class OverlapGrid:
         with _superlink():
             return self._grid.get_nodes()
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float, meanwhile: Callable[[], None] | None = None
-    ) -> list[Message]:
-        """Push, compute `meanwhile`, then pull until every reply is in or the time is up.
+    def send(
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        *,
+        timeout: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[int, RecordDict | Error]:
+        """Push a message to each node, compute `meanwhile`, then pull until every reply is in or the time is up.
 
         Args:
-            messages: what to send, at most one to a node.
+            kind: type of the messages.
+            contents: node -> what it is sent.
             timeout: seconds from the push that nobody is waited for longer than.
             meanwhile: what the server has to compute while the nodes work.
 
         Returns:
-            The replies that came, error replies included, in the order they came; each one's `src_node_id` is the node
-            that was asked, whatever the reply says of itself.
+            The node that was asked, whatever its reply says of itself -> that reply, in the order they arrived.
         """
-        self._hear_late()
-        outgoing = list(messages)
+        for node, key in list(self._late.items()):
+            self._note_answers(self._pull([key], {key: node}))
+        outgoing = [
+            self._grid.create_message(content, kind, node, "", LATE_TTL if node in self._late else None)
+            for node, content in contents.items()
+        ]
         with _superlink():
             keys = self._grid.push_messages(outgoing) if outgoing else ()
-        asked = {key: message.metadata.dst_node_id for key, message in zip(keys, outgoing, strict=False) if key}
+        silent = {key: node for key, node in zip(keys, contents, strict=False) if key}
         started, self.answered_after = time.monotonic(), {}
         if meanwhile is not None:
             meanwhile()
         idle_from = now = time.monotonic()
-        replies: list[Message] = []
-        pause, ends = FIRST_PAUSE, started + timeout
-        turns = cycle(list(asked))
-        while asked:
-            if self._late.keys() >= set(asked.values()):
+        replies: dict[int, RecordDict | Error] = {}
+        pause, ends, turns = FIRST_PAUSE, started + timeout, cycle(list(silent))
+        while silent:
+            if self._late.keys() >= set(silent.values()):
                 ends = min(ends, now + LATE_SECONDS)
             over = now > ends
             # One a turn, since each is a request to the SuperLink; nodes take about as long, so one brings all.
-            turn = next(key for key in turns if key in asked)
-            came = self._replies_to(turn, asked)
-            if came or over:
-                came += [reply for key in list(asked) for reply in self._replies_to(key, asked)]
-            replies += came
-            answers = (reply.metadata.src_node_id for reply in came if not reply.has_error())
+            new = self._pull([next(key for key in turns if key in silent)], silent)
+            if new or over:
+                new |= self._pull(list(silent), silent)
+            replies |= new
+            answers = (node for node, reply in new.items() if not isinstance(reply, Error))
             self.answered_after |= dict.fromkeys(answers, time.monotonic() - started)
-            if not asked or over:
+            if not silent or over:
                 break
-            pause = FIRST_PAUSE if came else min(pause * GROWTH, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if new else min(pause * GROWTH, LONGEST_PAUSE)
             time.sleep(pause)
             now = time.monotonic()
-        self.seconds_waited = time.monotonic() - idle_from
-        self._note_late(asked, replies, seconds=now - started)
+        self.seconds_waited += time.monotonic() - idle_from
+        self._note_answers(replies)
+        for key, node in silent.items() if not self.simulated else ():
+            if node not in self._late:
+                log.warning("node %s has not answered for %.0f s; until it does, others go on", node, now - started)
+            self._late[node] = key
         return replies
 
-    def _hear_late(self) -> None:
-        """Learn which late nodes have answered by now."""
-        for node, key in list(self._late.items()):
-            self._note_late({}, self._replies_to(key, {key: node}), seconds=0.0)
-
-    def _note_late(self, silent: dict[str, int], replies: Iterable[Message], *, seconds: float) -> None:
-        for reply in replies:
+    def _note_answers(self, replies: Mapping[int, RecordDict | Error]) -> None:
+        for node, reply in replies.items():
             # Flower's own word that a node has not answered is none of the node's.
-            if not reply.has_error() or reply.error.code >= FAILED:
-                self._late.pop(reply.metadata.src_node_id, None)
-        if not self.simulated:
-            for key, node in silent.items():
-                if node not in self._late:
-                    log.warning("node %s has not answered for %.0f s; until it does, others go on", node, seconds)
-                self._late[node] = key
+            if not isinstance(reply, Error) or reply.code >= FAILED:
+                self._late.pop(node, None)
 
-    def _replies_to(self, key: str, asked: dict[str, int]) -> list[Message]:
-        """The reply to one message, if it has come; the message is taken from those `asked` of nodes then.
+    def _pull(self, keys: Iterable[str], silent: dict[str, int]) -> dict[int, RecordDict | Error]:
+        """The replies to some messages, as far as they are there; their nodes are taken from the silent ones.
 
         Pulled one by one: the SuperLink knows which node a reply to a message is of, while its own record of who sent
         it and to what it replies is the node's to write.
         """
-        try:
-            with _superlink():
-                replies = self._grid.pull_messages([key])
-        except SuperLinkLost:
-            raise
-        except Exception as error:  # what a node can do to Flower's reader has no one class
-            log.warning("node %s: its reply cannot be read (%s)", asked.pop(key), type(error).__name__)
-            return []
-        for reply in replies:
-            if reply.metadata.reply_to_message_id == key:
-                reply.metadata.__dict__["_src_node_id"] = asked.pop(key)
-                if reply.has_error():
-                    reply.error = Error(reply.error.code, plain(reply.error.reason or ""))
-                return [reply]
-        return []
+        replies: dict[int, RecordDict | Error] = {}
+        for key in keys:
+            try:
+                with _superlink():
+                    pulled = self._grid.pull_messages([key])
+            except SuperLinkLost:
+                raise
+            except Exception as error:  # what a node can do to Flower's reader has no one class
+                log.warning("node %s: its reply cannot be read (%s)", silent.pop(key), type(error).__name__)
+                continue
+            for reply in pulled:
+                if reply.metadata.reply_to_message_id == key and key in silent:
+                    failed = Error(reply.error.code, plain(reply.error.reason or "")) if reply.has_error() else None
+                    replies[silent.pop(key)] = failed or reply.content
+        return replies
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class GroupKeys:
     def names(self, node: NodeInfo) -> frozenset[str]:
         """The groups for which the node may speak."""
         key = _der(node.public_key)
-        return frozenset(name for name, of_group in self.key_of.items() if of_group == key)
+        return frozenset(name for name, group_key in self.key_of.items() if group_key == key)
 
 
 def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
@@ -50,11 +50,11 @@ def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
     return GroupKeys(key_of)
 
 
-def _der(written: bytes) -> bytes | None:
-    """A public key as it is in OpenSSH's format (files) or PEM (Flower), told apart by nothing else than the key."""
-    read = serialization.load_pem_public_key if written.startswith(b"-----") else serialization.load_ssh_public_key
+def _der(key_file: bytes) -> bytes | None:
+    """A public key in OpenSSH's format (files) or PEM (Flower) as DER; None where it is no key."""
+    read = serialization.load_pem_public_key if key_file.startswith(b"-----") else serialization.load_ssh_public_key
     try:
-        key = read(written)
+        key = read(key_file)
     except Exception:  # a dozen kinds, and another party's bytes
         return None
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

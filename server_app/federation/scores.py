@@ -6,7 +6,7 @@ Axis letters: G groups, J answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,31 +33,21 @@ class GroupScores:
         min_as: the lowest of them; NaN where not all are known.
         per_group: group -> its own score, NaN where it has or gives none.
         mean_J: mean reward of each answer over the groups that have one.
+        fairness: the Fairness Index over the answers (J,) for which its argument is True, NaN where there is none.
         reward_GJ: every group's rewards, NaN where there is none; None where only sums are known.
-        sums: the sums of rewards, of their squares and of how many groups have one, each (J,), where only these are.
     """
 
     avg_as: float
     min_as: float
     per_group: Mapping[str, float]
     mean_J: FloatArray
+    fairness: Callable[[BoolArray], float]
     reward_GJ: FloatArray | None = None
-    sums: tuple[FloatArray, FloatArray, FloatArray] | None = None
 
     @property
     def known(self) -> bool:
         """True if some group has something to compare with."""
         return not math.isnan(self.avg_as)
-
-    def fairness(self, used_J: BoolArray) -> float:
-        """The Fairness Index over some answers, NaN where there is none."""
-        if self.reward_GJ is not None:
-            return alignment_scores(self.reward_GJ, used_J).fairness_of_readable
-        if self.sums is None or not used_J.any():
-            return math.nan
-        sum_J, square_J, count_J = self.sums
-        used_J = used_J & (count_J >= GROUPS_TO_COMPARE)
-        return fairness_of_sums(sum_J[used_J], square_J[used_J], groups=count_J[used_J])
 
 
 def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], GroupScores]:
@@ -65,52 +55,52 @@ def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], Group
 
     Under sums each group whose owner lets it gives its own score beside them.
     """
-    answer = groups.ask(request.ask(asks.REWARDS))
+    answer, names = groups.ask(request.ask(asks.REWARDS)), groups.names
     if groups.plain:
-        return {key: of_rewards(groups.names, _rewards(answer, key, groups.names)) for key in request.keys}
-    own: dict[str, dict[str, float]] = {}
+        return {key: of_rewards(names, _rewards(answer, " ".join(key), names)) for key in request.keys}
+    own: Answer | None = None
     with suppress(TooFew):  # whose owners all keep theirs
-        own = _own_scores(groups.ask(request.ask(asks.OWN_SCORES)))
-    return {key: _of_sums(answer, own.get(" ".join(key), {}), key, groups.names) for key in request.keys}
+        own = groups.ask(request.ask(asks.OWN_SCORES))
+    return {key: _of_sums(answer, own, " ".join(key), names) for key in request.keys}
 
 
 def of_rewards(names: Sequence[str], reward_GJ: FloatArray) -> GroupScores:
     """Scores from every group's rewards, NaN where there is none."""
+
+    def fairness(used_J: BoolArray) -> float:
+        return alignment_scores(reward_GJ, used_J).fairness_of_readable
+
     known_J: BoolArray = np.logical_not(np.isnan(reward_GJ).all(axis=0))
     mean_J = np.where(known_J, np.nanmean(np.where(known_J, reward_GJ, 0.0), axis=0), np.nan)
     if not known_J.any():
-        return GroupScores(math.nan, math.nan, dict.fromkeys(names, math.nan), mean_J, reward_GJ=reward_GJ)
+        return GroupScores(math.nan, math.nan, dict.fromkeys(names, math.nan), mean_J, fairness, reward_GJ)
     scored = alignment_scores(reward_GJ)
     own = dict(zip(names, scored.per_group_G.tolist(), strict=True))
-    return GroupScores(scored.avg_as, scored.min_as, own, mean_J, reward_GJ=reward_GJ)
+    return GroupScores(scored.avg_as, scored.min_as, own, mean_J, fairness, reward_GJ)
 
 
-def _rewards(answer: Answer, key: tuple[str, str], names: Sequence[str]) -> FloatArray:
-    name = " ".join(key)
+def _rewards(answer: Answer, name: str, names: Sequence[str]) -> FloatArray:
     reward_GJ, known_GJ = answer.rows(f"{name} reward", names), answer.rows(f"{name} known", names)
     return np.where(known_GJ == 1.0, reward_GJ, np.nan)
 
 
-def _own_scores(answer: Answer) -> dict[str, dict[str, float]]:
-    """Metric and side -> group -> its own score, of those that give one."""
-    return {
-        name: {
-            group: float(score) for group, (score, known) in zip(answer.groups, answer.each(name), strict=True) if known
-        }
-        for name in answer.numbers
-    }
-
-
-def _of_sums(answer: Answer, own: Mapping[str, float], key: tuple[str, str], names: Sequence[str]) -> GroupScores:
-    name = " ".join(key)
+def _of_sums(answer: Answer, own: Answer | None, name: str, names: Sequence[str]) -> GroupScores:
     sum_J, square_J, count_J = (answer.sum(f"{name} {what}") for what in ("reward", "square", "known"))
-    count_J = np.round(count_J)
-    number = round(float(answer.sum(f"{name} groups")[0]))
-    mean_J = np.divide(sum_J, count_J, out=np.full_like(sum_J, np.nan), where=count_J > 0)
+    count_J, number = np.round(count_J), round(float(answer.sum(f"{name} groups")[0]))
+
+    def fairness(used_J: BoolArray) -> float:
+        if not used_J.any():
+            return math.nan
+        used_J = used_J & (count_J >= GROUPS_TO_COMPARE)
+        return fairness_of_sums(sum_J[used_J], square_J[used_J], groups=count_J[used_J])
+
+    known: dict[str, float] = {}
+    if own is not None:
+        known = {group: float(score) for group, (score, has) in zip(own.groups, own.each(name), strict=True) if has}
     return GroupScores(
         avg_as=float(answer.sum(f"{name} own")[0]) / number if number else math.nan,
-        min_as=min(own.values()) if own and len(own) >= number else math.nan,
-        per_group={group: own.get(group, math.nan) for group in names},
-        mean_J=mean_J,
-        sums=(sum_J, square_J, count_J),
+        min_as=min(known.values()) if known and len(known) >= number else math.nan,
+        per_group={group: known.get(group, math.nan) for group in names},
+        mean_J=np.divide(sum_J, count_J, out=np.full_like(sum_J, np.nan), where=count_J > 0),
+        fairness=fairness,
     )

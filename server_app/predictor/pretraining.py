@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -20,10 +24,13 @@ from pluralllm.residual import SHARES_KEY
 from pluralllm.training import build, choices, step_size_factor
 from server_app.federation.ask_grid import AskGrid
 from server_app.federation.groups import Groups
-from server_app.predictor.replies import bound
 from server_app.predictor.strategies import flower_strategy
 
+LARGEST_STEP = 10.0  # of a group, in units of the round's median
+
 Progress = Callable[[int, int, float], None]
+
+log = logging.getLogger("appa.server")
 
 
 class _Watched(Strategy):
@@ -57,7 +64,7 @@ class _Watched(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         trained = [reply for reply in replies if _answers(reply)]  # Flower would divide by none
-        bound(trained, self._sent, self._names)
+        bound_steps(trained, self._sent, self._names)
         arrays, metrics = self._inner.aggregate_train(server_round, trained)
         if arrays is None or metrics is None:
             raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
@@ -96,6 +103,37 @@ class _Watched(Strategy):
 def _answers(reply: Message) -> int:
     """Number of the answers that a reply rests on."""
     return int(str(reply.content.metric_records["metrics"]["num-examples"]))
+
+
+def bound_steps(replies: Sequence[Message], sent: ArrayRecord, names: Sequence[str]) -> None:
+    """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
+
+    So one group's huge weights do not decide the round.
+
+    Args:
+        replies: to a training round; their weights are changed in place.
+        sent: the weights they start from.
+        names: the groups', by the places that stand for nodes, from 1 on.
+    """
+    start = {name: array.numpy().astype(np.float64) for name, array in sent.items()}
+    weights = [reply.content.array_records["arrays"] for reply in replies]
+    steps = [{name: arrays[name].numpy() - value for name, value in start.items()} for arrays in weights]
+    lengths = [_length(step.values()) for step in steps]
+    longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
+    for reply, step, length in zip(replies, steps, lengths, strict=True):
+        if length > longest > 0:
+            log.warning(
+                "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
+                *(names[reply.metadata.src_node_id - 1], length / longest * LARGEST_STEP, LARGEST_STEP),
+            )
+            cut = {name: value + step[name] * (longest / length) for name, value in start.items()}
+            narrow = {name: Array(value.astype(sent[name].numpy().dtype)) for name, value in cut.items()}
+            reply.content["arrays"] = ArrayRecord(narrow)
+
+
+def _length(step: Iterable[npt.NDArray[np.float64]]) -> float:
+    # float64: the square of a float32 may be infinite
+    return math.sqrt(sum(float(np.square(part).sum()) for part in step))
 
 
 def initial_weights(config: Config) -> ArrayRecord:

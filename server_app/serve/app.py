@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable
@@ -17,7 +18,6 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appa_flwr.config import Config
@@ -30,7 +30,7 @@ from appa_flwr.trainers.client import TOKEN
 from server_app.inputs import RunInputs
 from server_app.serve.engines import LOOK_SECONDS, answered, engine_routes
 from server_app.serve.judge import Judge
-from server_app.serve.requests import RunName, ScoreRequest
+from server_app.serve.requests import ModelAnswers, RunName, ScoreRequest
 from server_app.serve.rounds import Rounds
 
 MEBIBYTE = 2**20
@@ -38,12 +38,8 @@ BODY_MIB = 32  # of the largest request
 END_SECONDS = 10
 TOKEN_BYTES = 32
 OPEN_PATHS = ("/healthz", "/docs", "/openapi.json")
-
-
-class ModelAnswers(BaseModel):
-    """The body of POST /v1/models/{name}: question_id -> the answer, or as many samples for each, of all held out."""
-
-    answers: dict[str, str | list[str]]
+MOST_ERRORS = 10  # of a request's body that are named
+TOKEN_LETTERS = re.compile(r"[!\"$&-.0->@-~]+")  # printable ASCII without / ? # %, which a path cannot hold
 
 
 class Door:
@@ -82,9 +78,10 @@ def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
     app.include_router(engine_routes(rounds))
 
     @app.exception_handler(RequestValidationError)
-    async def wrong(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        # FastAPI's body without the input, which may be long, or be nothing that JSON can hold.
+        first = error.errors()[:MOST_ERRORS]
+        return JSONResponse({"detail": [{key: one[key] for key in ("type", "loc", "msg")} for one in first]}, 422)
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -111,9 +108,8 @@ def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
 
 def check(config: Config) -> None:
     """See before anything is trained that it could listen; UserError as of `serve`."""
-    if given := os.environ.get(TOKEN):
-        usable(given, TOKEN)
     listening(config.serve.host, config.serve.port).close()
+    find_token(config.run_folder)
 
 
 def serve(run: RunInputs) -> None:
@@ -128,12 +124,12 @@ def serve(run: RunInputs) -> None:
     with run.folder.phase(SERVE_PHASE) as phase, listening(config.serve.host, config.serve.port) as listener:
         stop.unlink(missing_ok=True)
 
-        def closed(name: str, record: ServedRound) -> None:
-            means = [mean for mean in record.rewards.values() if mean is not None]
-            missing = f"; MISSING: {', '.join(record.missing_groups)}" if record.missing_groups else ""
-            text = f"run {name}, round {record.round}: {record.size} answers, reward {sum(means) / len(means):.3f}"
-            text += f", worst group {min(means):.3f}, FI {record.fairness_index:.4f}, {record.seconds:.2f} s{missing}"
-            phase.step(record.iteration, record.iteration, text)
+        def closed(name: str, last: ServedRound) -> None:
+            means = [mean for mean in last.rewards.values() if mean is not None]
+            missing = f"; MISSING: {', '.join(last.missing_groups)}" if last.missing_groups else ""
+            text = f"run {name}, round {last.round}: {last.size} answers, reward {sum(means) / len(means):.3f}"
+            text += f", worst group {min(means):.3f}, FI {last.fairness_index:.4f}, {last.seconds:.2f} s{missing}"
+            phase.step(last.iteration, last.iteration, text)
 
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"
@@ -168,20 +164,13 @@ def find_token(folder: Path) -> tuple[str, str | Path]:
     Raises:
         UserError: it cannot be used.
     """
-    if given := os.environ.get(TOKEN):
-        return usable(given, TOKEN), TOKEN
-    path = folder / TOKEN_FILE
-    if not path.exists():
+    given, path = os.environ.get(TOKEN), folder / TOKEN_FILE
+    if not (given or path.exists()):
         replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
-    return usable(read_file(path).decode(errors="replace"), path), path
-
-
-def usable(text: str, source: str | Path) -> str:
-    """The token in a text; UserError where it is none."""
-    token = text.strip()
-    if not token or set(token) & set(" /?#%") or not (token.isascii() and token.isprintable()):
+    token, source = (given, TOKEN) if given else (read_file(path).decode(errors="replace"), path)
+    if not TOKEN_LETTERS.fullmatch(token.strip()):
         raise UserError(f"{source}: a token is one word of letters, digits and the like, without / ? # %")
-    return token
+    return token.strip(), source
 
 
 def listening(host: str, port: int) -> socket.socket:

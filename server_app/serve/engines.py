@@ -12,9 +12,9 @@ from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from server_app.serve.requests import Name, RunName, Text
+from server_app.serve.requests import Item, Name, RunName, ScoreRequest, Text
 from server_app.serve.rounds import Rounds
 
 LOOK_SECONDS, CLIENT_GONE = 0.2, 499
@@ -40,26 +40,20 @@ class SlimeRequest(BaseModel):
     label: Name
 
 
-class _Open(BaseModel):
-    """Something of which we read a part, and give back all."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class _Content(_Open):
+class _Part(BaseModel, extra="allow"):
     text: Text = ""
 
 
-class _Message(_Open):
+class _Message(BaseModel, extra="allow"):
     type: str
-    content: Text | list[_Content] | None = None
+    content: Text | list[_Part] | None = None
 
 
-class _Response(_Open):
+class _Response(BaseModel, extra="allow"):
     output: list[_Message] = []
 
 
-class NeMoGymRequest(_Open):
+class NeMoGymRequest(BaseModel, extra="allow"):
     """Of `/verify`: a row of the data set, of which `question_id` is a column, and the model's response."""
 
     question_id: Name
@@ -70,18 +64,23 @@ def engine_routes(rounds: Rounds) -> APIRouter:
     """The engines' routes."""
     router = APIRouter(include_in_schema=False)
 
+    async def reward(request: Request, run: str, question_id: str, completion: str) -> tuple[float, dict[str, float]]:
+        items = [Item(question_id=question_id, completion=completion)]
+        reply = await answered(request, rounds.score(ScoreRequest(run=run, items=items)))
+        return reply["items"][0]["reward"], reply["items"][0]["components"]
+
     @router.post("/openrlhf/{token}")
     async def openrlhf(request: Request, body: OpenRLHFRequest, run: RunName = "openrlhf") -> dict[str, Any]:
         _, prompt, completion = body.query[0].rpartition(body.prompts[0])
         if not prompt:  # it would be read as a part of the answer
             raise HTTPException(422, "query does not hold its prompt; was that cut, by a max_len that is too short?")
-        found = await answered(request, rounds.sample(run, body.labels[0], _ENDS.sub("", completion)))
-        return {"rewards": found["reward"], "scores": found["reward"], "extra_logs": found["components"]}
+        value, components = await reward(request, run, body.labels[0], _ENDS.sub("", completion))
+        return {"rewards": value, "scores": value, "extra_logs": components}
 
     @router.post("/slime/{token}")
     async def slime(request: Request, body: SlimeRequest, run: RunName = "slime") -> dict[str, Any]:
-        found = await answered(request, rounds.sample(run, body.label, body.response))
-        return {"reward": found["reward"], **found["components"]}
+        value, components = await reward(request, run, body.label, body.response)
+        return {"reward": value, **components}
 
     @router.post("/nemo-gym/{token}/seed_session")
     async def seed_session() -> dict[str, Any]:
@@ -93,8 +92,8 @@ def engine_routes(rounds: Rounds) -> APIRouter:
         contents = [part.content for part in body.response.output if part.type == "message"]
         content = contents[-1] if contents else ""
         text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-        found = await answered(request, rounds.sample(run, body.question_id, text))
-        rewarded = {"reward": found["reward"], "reward_components": found["components"], "failure_reason": None}
+        value, components = await reward(request, run, body.question_id, text)
+        rewarded = {"reward": value, "reward_components": components, "failure_reason": None}
         return {**body.model_dump(exclude_unset=True), **rewarded}
 
     return router

@@ -19,12 +19,12 @@ from appa_flwr.report import judged
 from appa_flwr.run import pair_scores
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
-from server_app import evaluation, rows
+from server_app import baselines, evaluation
 from server_app.federation.answers import parse_answers
 from server_app.federation.ask import TooFew
 from server_app.inputs import RunInputs, ask_votes
-from server_app.models import exports
-from server_app.ppo.rollouts import Decoding, sample
+from server_app.policy import export
+from server_app.policy.sample import Decoding, sample
 from server_app.serve import prompts
 
 BATCH = 16
@@ -69,12 +69,12 @@ class Judge:
             majority_QK = None
             with contextlib.suppress(TooFew):
                 majority_QK = ask_votes(run).majority_QK
-            kept = rows.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
+            kept = baselines.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
         known = metrics_of(config.task, config.reward_metric)
         metrics = sorted(known, key=lambda metric: metric != config.reward_metric)
         scored = evaluation.score(run, method, parsed, metrics=metrics, samples=samples)
         pair_scores.put(run.folder.path, scored.pair_scores)
-        run.folder.progress("models", 1, 1, f"{name}: {rows.in_words(scored.rows[0])}", None)
+        run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
         kept = [row for row in kept if row.method != method] + scored.rows
         run.folder.write(SUMMARY, tuple(evaluation.with_skill(kept)))
         return judged.result(run.folder.path)
@@ -91,13 +91,12 @@ class LocalModel:
     """
 
     def __init__(self, source: str) -> None:
-        self._base, self._model = exports.opened(Config.load({}), source)
+        self._base, self._model = export.opened(Config.load({}), source)
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
         """The answer to each prompt, one at a time."""
-        decoding = Decoding.fitting(
-            self._model,
+        decoding = Decoding(
             max_new_tokens=answer_tokens,
             temperature=temperature,
             stop_ids=self._base.stop_ids,

@@ -1,33 +1,33 @@
-"""The prompts of a run's questions, as each training engine reads its rows; the answers are scored by `question_id`.
+"""The prompts of a run's questions as rows that trainers read; their answers are scored by `question_id`.
 
 No axis letters: there are no arrays here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+import pandas as pd
 
 from appa_flwr.config import Config
-from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
-from server_app.federation.catalogue import divided_questions
+from server_app.questions import divided_questions
 
 Row = dict[str, Any]
 
 ENGINES: Mapping[str, Callable[[Row], Row]] = {
-    "openrlhf": lambda row: {"input": row["prompt"], "label": row["question_id"]},
-    "slime": lambda row: {"prompt": row["prompt"], "label": row["question_id"]},
-    "nemo-gym": lambda row: {
+    "": lambda row: row,
+    "nemo-gym.": lambda row: {
         "responses_create_params": {"input": row["prompt"]},
         "question_id": row["question_id"],
         "agent_ref": {"type": "responses_api_agents", "name": "simple_agent"},
     },
-    "verl": lambda row: {
+    "verl.": lambda row: {
         "data_source": "appa",
         "prompt": row["prompt"],
         "ability": "opinion",
@@ -35,7 +35,7 @@ ENGINES: Mapping[str, Callable[[Row], Row]] = {
         "extra_info": {"question_id": row["question_id"]},
     },
 }
-"""Engine -> a row of its file; verl's is Parquet, the others' JSONL. TRL reads the data set's own rows."""
+"""Beginning of a file's name -> its rows; TRL, OpenRLHF and slime are told which columns of the first to read."""
 
 
 def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[Row]:
@@ -49,7 +49,7 @@ def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[
 
 
 def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, int]:
-    """Write `dataset/`, which `datasets.load_from_disk` loads, and a file an engine and split; split -> its rows.
+    """Write the files of each split, verl's as Parquet, the others as JSONL; split -> number of its rows.
 
     Raises:
         UserError: the survey cannot be read, or the folder not be written.
@@ -58,14 +58,12 @@ def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, in
     learned = [*(question for question in asked if question.question_id in train), *unanswered]
     held_out = [question for question in asked if question.question_id not in train]
     splits = {"train": rows(config, learned, plain=plain), "test": rows(config, held_out, plain=plain)}
-    with replaced_folder(folder / "dataset") as beside:
-        DatasetDict({name: Dataset.from_list(found) for name, found in splits.items()}).save_to_disk(beside)
     for split, found in splits.items():
         for engine, shaped in ENGINES.items():
-            made, path = Dataset.from_list([shaped(row) for row in found]), folder / f"{engine}.{split}"
-            with writing(path):
-                if engine == "verl":
-                    made.to_parquet(f"{path}.parquet")
-                else:
-                    made.to_json(f"{path}.jsonl", force_ascii=False)
+            made, path = [shaped(row) for row in found], folder / f"{engine}{split}"
+            if engine == "verl.":
+                replace_file(path.with_name(f"{path.name}.parquet"), pd.DataFrame(made).to_parquet(index=False))
+            else:
+                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in made)
+                replace_file(path.with_name(f"{path.name}.jsonl"), "".join(lines).encode(), parents=True)
     return {name: len(found) for name, found in splits.items()}

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -15,10 +15,10 @@ Count = Annotated[int, Field(ge=1, lt=2**53)]
 
 
 class Item(BaseModel):
-    """An answer to be scored; `id` is its trainer's, by which a retry is told from another answer."""
+    """An answer to be scored; by `id`, which its trainer gives or not, a retry is told from another answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    id: Name
+    id: Name | None = None
     question_id: Name
     completion: Text
 
@@ -46,3 +46,22 @@ class ScoreRequest(BaseModel):
     size: Count | None = None
     resumed: bool = False
     items: Annotated[list[Item], Field(min_length=1)]
+
+    @field_validator("items")
+    @classmethod
+    def _different(cls, items: list[Item]) -> list[Item]:
+        ids = [item.id for item in items if item.id is not None]
+        if len(set(ids)) < len(ids):
+            raise ValueError("two have the same id")
+        return items
+
+    @property
+    def total(self) -> int:
+        """Answers of the round."""
+        return self.size or len(self.items)
+
+
+class ModelAnswers(BaseModel):
+    """The body of POST /v1/models/{name}: question_id -> the answer, or as many samples for each, of all held out."""
+
+    answers: dict[str, str | list[str]]

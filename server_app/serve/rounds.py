@@ -1,21 +1,21 @@
-"""Trainers' answers made rounds of the rule: gathered, scored by the groups, written to served.jsonl, only then given.
+"""Trainers' answers as rounds of the rule: gathered, scored by the groups, written to served.jsonl, only then returned.
 
 A rule works on a batch (`aggregation.rule.Past`), but a process of a trainer brings a part of one, and most engines
 bring one answer a request. Answers to a numbered round wait until all of it are there; a round of answers without a
 number is what comes within `GATHER_SECONDS`, or the first `GATHER_SIZE`. Errors are HTTP's: 409 contradicts what was
 sent before, 422 is wrong in itself, 429 and 503 say when the same request may succeed.
 
-Axis letters: G groups, J answers.
+Axis letter: J answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,55 +29,85 @@ from appa_flwr.run import served
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.served import ServedAnswer, ServedLine, ServedRun
 from server_app.federation.answers import parse_answers
-from server_app.federation.reward_rule import RuleState, reward_rule
+from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import RunInputs
 from server_app.serve.requests import Item, ScoreRequest
 
 GATHER_SECONDS, GATHER_SIZE = 2.0, 96
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
-MOST_KEPT = 65_536  # answers of a run that get the same reward when they are sent again
-BUSY_SECONDS, RETRY_SECONDS = 5, 10  # after which a refused trainer may come again
+RETRY_SECONDS = 5  # after which a refused trainer may come again
+STOPPING, ANEW = "the service stops; what was scored is kept", "a trainer of this name has begun anew"
 
 
 @dataclass(eq=False)
 class Batch:
-    """Answers, by id, that the groups are asked about together; `round` is None where the trainer gives none."""
+    """Answers, by id, that the groups are asked about together.
+
+    `requests` counts those that wait for it, `ready` ends its own wait for more answers, `refusal` says why the groups
+    will not be asked.
+    """
 
     round: int | None
     size: int
-    done: asyncio.Future[Mapping[str, ServedAnswer]]
     items: dict[str, Item] = field(default_factory=dict)
-    asked: bool = False
-
-    def takes(self, new: Mapping[str, Item], size: int) -> bool:
-        """Whether these answers are of this round, or can be."""
-        same = all(self.items.get(name, item).digest == item.digest for name, item in new.items())
-        total = len(self.items.keys() | new.keys())
-        return same and self.size == size and total <= (len(self.items) if self.asked else size)
+    requests: int = 0
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: HTTPException | None = None
+    scored: asyncio.Task[Mapping[str, ServedAnswer]] = field(init=False)
 
 
 @dataclass
-class Run(ServedRun):
+class Run:
     """A trainer's run.
 
     Attributes:
-        kept: scored answers by id.
-        batches: that wait or are being scored.
+        past: what was scored.
+        asked: batch that the groups are being asked about.
+        open: batch that takes more answers.
         lost: digest -> ids of answers whose engine gives none, and may not have had the reward.
     """
 
-    kept: dict[str, ServedAnswer] = field(default_factory=dict)
-    batches: list[Batch] = field(default_factory=list)
+    past: ServedRun = field(default_factory=ServedRun)
+    asked: Batch | None = None
+    open: Batch | None = None
     lost: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, line: ServedLine) -> None:
-        """Take in the next line."""
-        if line.round.round <= self.number:  # the trainer has gone back, and gives ids anew
-            self.kept.clear()
-        super().add(line)
-        self.kept |= {answer.id: answer for answer in line.answers}
-        for name in list(self.kept)[:-MOST_KEPT]:
-            del self.kept[name]
+    @property
+    def number(self) -> int:
+        """Of the last round that the groups were asked about."""
+        return self.past.number if self.asked is None else self.asked.round or self.past.number + 1
+
+    def sent(self, name: str) -> Item | ServedAnswer | None:
+        """The answer of a round that is over or being scored, by its id."""
+        return self.asked.items.get(name) if self.asked and name in self.asked.items else self.past.kept.get(name)
+
+    def has_place(self, request: ScoreRequest, items: Mapping[str, Item]) -> bool:
+        """Whether answers can be of the open round, or of one that follows."""
+        if (request.round and request.round <= self.number) or any(self.sent(name) for name in items):
+            return False
+        if self.open is None:
+            return True
+        there = self.open.items
+        if any(there.get(name, item).digest != item.digest for name, item in items.items()):
+            return False
+        if request.round is None or self.open.round is None:
+            return self.open.round == request.round
+        same = (self.open.round, self.open.size) == (request.round, request.total)
+        return same and len(there.keys() | items.keys()) <= request.total
+
+    def begin_anew(self, number: int) -> None:
+        """Go back to the state before a round."""
+        if number <= self.number:
+            self.asked = None  # its line will be written all the same, and the round's next one takes its place
+        self.past.go_back(number)
+        self.refuse(409, ANEW)
+
+    def refuse(self, status: int, reason: str) -> None:
+        """Let the open batch go, and with it whoever waits for it."""
+        if self.open:
+            self.open.refusal = _later(status, reason)
+            self.open.ready.set()
+            self.open = None
 
 
 class Rounds:
@@ -86,7 +116,7 @@ class Rounds:
     Its coroutines belong to one event loop; a thread of its own asks the groups and writes the lines.
 
     Args:
-        run: whose groups score, and whose folder keeps what comes of it.
+        inputs: of the run whose groups score, and whose folder keeps what comes of it.
         closed: called with each trainer's run and round, once it is written.
 
     Attributes:
@@ -96,34 +126,31 @@ class Rounds:
         UserError: what earlier sessions have written cannot be read.
     """
 
-    def __init__(self, run: RunInputs, *, closed: Callable[[str, ServedRound], None]) -> None:
+    def __init__(self, inputs: RunInputs, *, closed: Callable[[str, ServedRound], None]) -> None:
         self.failed: Exception | None = None
-        self._groups, self._catalogue, self._config = run.groups, run.catalogue, run.config
-        self._folder, self._closed = run.folder.path, closed
-        self._rule = reward_rule(run.groups, run.config)
-        self._position = {question.question_id: q for q, question in enumerate(run.catalogue.questions)}
+        self._inputs, self._closed = inputs, closed
+        self._rule = RewardRule(inputs.groups.names, inputs.config)
+        self._position = {question.question_id: q for q, question in enumerate(inputs.catalogue.questions)}
         self._turn, self._worker = asyncio.Lock(), ThreadPoolExecutor(1, "rewards")
-        self._num_waiting, self._num_asked, self._stopped = 0, 0, False
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps none alive
-        self._runs: dict[str, Run] = {}
-        keep_lines(self._folder / served.SERVED_FILE)
-        for line in served.read_lines(self._folder):
-            known = self._runs.setdefault(line.run, Run())
-            known.add(line)
-            known.lost = {}
-            for answer in line.answers:  # a kill may have come before they were given
-                known.lost.setdefault(answer.digest, []).append(answer.id)
+        self._num_asked, self._stopped = 0, False
+        keep_lines(inputs.folder.path / served.SERVED_FILE)
+        self._runs = {name: Run(past) for name, past in served.read_runs(inputs.folder.path).items()}
+        for run in self._runs.values():  # a kill may have come before the last replies
+            for answer in list(run.past.kept.values())[-run.past.rounds[-1].size :]:
+                run.lost.setdefault(answer.digest, []).append(answer.id)
 
     async def close(self) -> None:
         """Refuse whoever waits, and let the groups answer what they have been asked."""
         self._stopped = True
-        for batch in (batch for run in self._runs.values() for batch in run.batches):
-            if not batch.asked:
-                batch.done.set_exception(_stopping())
+        for run in self._runs.values():
+            run.refuse(503, STOPPING)
         await asyncio.to_thread(self._worker.shutdown)
 
-    async def score(self, asked: ScoreRequest) -> dict[str, Any]:
+    async def score(self, request: ScoreRequest) -> dict[str, Any]:
         """Rewards, once they are written.
+
+        An answer without an id is another sample than an equal one, unless that one's client went away before it had
+        the reward.
 
         Returns:
             body of the reply: run, the last round with its metrics, and of each item id, reward and components.
@@ -132,43 +159,25 @@ class Rounds:
             HTTPException: see above; nothing of a refused request is queued.
         """
         if self._stopped:
-            raise _stopping()
-        if self._num_waiting + len(asked.items) > MOST_WAITING:
-            raise _later(429, f"{self._num_waiting} answers wait already", BUSY_SECONDS)
-        self._check(asked)
-        run = self._runs.setdefault(asked.run, Run())
-        kept = self._kept(run, asked)
-        batches = self._batches(run, asked, {item.id: item for item in asked.items if item.id not in kept})
-        self._num_waiting += len(asked.items)
+            raise _later(503, STOPPING)
+        for item in request.items:
+            if item.question_id not in self._position:
+                known = next(iter(self._position))
+                raise HTTPException(422, f"answer '{item.id}': no question_id '{item.question_id}' (one is '{known}')")
+        run = self._runs.setdefault(request.run, Run())
+        items = {item.id or (run.lost.get(item.digest) or [uuid.uuid4().hex]).pop(): item for item in request.items}
         try:
-            for batch in batches:
-                kept |= await asyncio.shield(batch.done)
-        finally:
-            self._num_waiting -= len(asked.items)
-            mine = set(map(id, asked.items))
-            for batch in batches:
-                if batch.round and not batch.asked:  # the trainer has gone, and may come back with other answers
-                    batch.items = {name: item for name, item in batch.items.items() if id(item) not in mine}
-            run.batches = [batch for batch in run.batches if batch.items]
-        items = [_reply(kept[item.id]) for item in asked.items]
-        return {"run": asked.run, "round": run.number, "metrics": _metrics(run.rounds[-1]), "items": items}
-
-    async def sample(self, name: str, question_id: str, completion: str) -> dict[str, Any]:
-        """Reward and components of one answer of an engine that gives no id.
-
-        An equal answer is another sample, unless the earlier one's engine went away before it had the reward.
-        """
-        run = self._runs.setdefault(name, Run())
-        item = Item(id=uuid.uuid4().hex, question_id=question_id, completion=completion)
-        if lost := run.lost.get(item.digest):
-            item = item.model_copy(update={"id": lost.pop()})
-        try:
-            reply: dict[str, Any] = (await self.score(ScoreRequest(run=name, items=[item])))["items"][0]
-            return reply
+            batch = self._batch(run, request, items)
+            scored = {name: run.past.kept[name] for name in items if name in run.past.kept}
+            if batch is not None:
+                scored |= await _result(run, batch)
         except BaseException:
-            if item.id in run.kept or any(item.id in batch.items for batch in run.batches):
-                run.lost.setdefault(item.digest, []).append(item.id)
+            for name, item in items.items():
+                if item.id is None and (run.sent(name) or (run.open and name in run.open.items)):
+                    run.lost.setdefault(item.digest, []).append(name)
             raise
+        last, replies = run.past.rounds[-1], [scored[name].model_dump(exclude={"digest"}) for name in items]
+        return {"run": request.run, "round": last.round, "metrics": _metrics(last), "items": replies}
 
     async def in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do what the groups are asked for in the thread, after what came before it.
@@ -181,170 +190,126 @@ class Rounds:
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if self._stopped:
-            raise _stopping()
+            raise _later(503, STOPPING)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
         except HTTPException:
             raise
         except UserError as error:
-            raise _later(503, str(error), RETRY_SECONDS) from error
+            raise _later(503, str(error)) from error
         except Exception as error:
             self.failed = error
-            raise _later(503, f"the service has failed ({type(error).__name__})", RETRY_SECONDS) from error
+            raise _later(503, f"the service has failed ({type(error).__name__})") from error
 
-    def _check(self, asked: ScoreRequest) -> None:
-        for item in asked.items:
-            if item.question_id not in self._position:
-                known = next(iter(self._position))
-                raise HTTPException(422, f"answer '{item.id}': no question_id '{item.question_id}' (one is '{known}')")
-        if len({item.id for item in asked.items}) < len(asked.items):
-            raise HTTPException(422, "items: two have the same id")
-
-    def _kept(self, run: Run, asked: ScoreRequest) -> dict[str, ServedAnswer]:
-        """Those of the answers that have their rewards."""
-        kept = {item.id: run.kept[item.id] for item in asked.items if item.id in run.kept}
-        same = all(kept[item.id].digest == item.digest for item in asked.items if item.id in kept)
-        if asked.round is None or asked.round > run.number:
-            if not same:
-                raise HTTPException(409, "items: an id that was given to another answer")
-            return kept
-        if same and len(kept) == len(asked.items) and (asked.round == run.number or not asked.resumed):
-            return kept
-        if not asked.resumed:
-            over = f"round {asked.round} of run '{asked.run}' is over, with other answers"
-            raise HTTPException(409, f"{over}; a trainer that goes back to it sends resumed = true")
-        return {}
-
-    def _batches(self, run: Run, asked: ScoreRequest, new: dict[str, Item]) -> set[Batch]:
-        """The batches that new answers wait in, which they join."""
-        there = [batch for batch in run.batches if bool(batch.round) == bool(asked.round)]
-        size = (asked.size or len(asked.items)) if asked.round else GATHER_SIZE
-        if new and asked.round and there and not (there[0].round == asked.round and there[0].takes(new, size)):
-            self._give_up(run, there[0], asked)
-            there = []
-        joined = set()
-        for batch in there:
-            for name in batch.items.keys() & new.keys():
-                if batch.items[name].digest != new[name].digest:
-                    raise HTTPException(409, f"items: id '{name}' is that of another answer, which waits")
-                batch.items[name] = new.pop(name)
-                joined.add(batch)
-        if new:
-            batch = next((batch for batch in there if not batch.asked), None) or self._opened(run, asked, size)
-            before, batch.items = len(batch.items), batch.items | new
-            joined.add(batch)
-            if before < batch.size <= len(batch.items):
-                self._begin(asked.run, run, batch, 0.0)
-        return joined
-
-    def _give_up(self, run: Run, batch: Batch, asked: ScoreRequest) -> None:
-        """Have a trainer that begins anew take the place of the one whose round waits."""
-        there = f"{len(batch.items)} of {batch.size} answers to round {batch.round} of run '{asked.run}' wait"
-        if not asked.resumed:
-            raise HTTPException(409, f"{there}, and these do not fit; does another trainer use the name?")
-        run.batches.remove(batch)
-        if not batch.asked:
-            batch.done.set_exception(HTTPException(409, f"{there} no more: a trainer of this name has begun anew"))
-
-    def _opened(self, run: Run, asked: ScoreRequest, size: int) -> Batch:
-        batch = Batch(asked.round, size, asyncio.get_running_loop().create_future())
-        batch.done.add_done_callback(lambda done: done.exception())  # perhaps nobody waits for it
-        run.batches.append(batch)
-        if asked.round is None:
-            self._begin(asked.run, run, batch, GATHER_SECONDS)
+    def _batch(self, run: Run, request: ScoreRequest, items: Mapping[str, Item]) -> Batch | None:
+        """The batch in which a request waits, which new answers join; None where all have their rewards."""
+        number = request.round if request.round and request.resumed else 0  # to which the trainer may go back
+        repeated = all((sent := run.sent(name)) and sent.digest == item.digest for name, item in items.items())
+        if repeated and not 0 < number < run.number:
+            return run.asked if run.asked and items.keys() & run.asked.items.keys() else None
+        fits = run.has_place(request, items)
+        if not (fits or number):
+            waiting = len(run.open.items) if run.open else 0
+            state = f"run '{request.run}' is at round {run.number}, and {waiting} answers to the next wait"
+            raise HTTPException(409, f"{state}, which these contradict; a trainer that goes back sends resumed = true")
+        more = items.keys() - (run.open.items.keys() if run.open and fits else ())
+        waiting = sum(len(batch.items) for one in self._runs.values() for batch in (one.asked, one.open) if batch)
+        if waiting + len(more) > MOST_WAITING:
+            raise _later(429, f"{waiting} answers wait already")
+        if not fits:
+            run.begin_anew(number)
+        run.open = batch = run.open or self._opened(run, request)
+        batch.items |= items
+        if len(batch.items) >= batch.size:
+            batch.ready.set()
         return batch
 
-    def _begin(self, name: str, run: Run, batch: Batch, seconds: float) -> None:
-        """Have a batch scored after some seconds, when its turn comes, if it is whole then."""
+    def _opened(self, run: Run, request: ScoreRequest) -> Batch:
+        batch = Batch(request.round, request.total if request.round else GATHER_SIZE)
 
-        async def ask() -> None:
-            await asyncio.sleep(seconds)
-            async with self._turn:  # more gathers while other rounds are scored
-                whole = batch.items and (batch.round is None or len(batch.items) >= batch.size)
-                if batch.asked or batch.done.done() or not whole:
-                    return
-                batch.asked = True
+        async def scored() -> Mapping[str, ServedAnswer]:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(batch.ready.wait(), None if batch.round else GATHER_SECONDS)
+            async with self._turn:  # until then, a batch without a number takes more answers
+                if batch.refusal is not None:
+                    raise batch.refusal
+                run.asked, run.open = batch, None
+                last = run.past.rounds[-1] if run.past.rounds else None
                 try:
-                    line = await self._in_thread(self._scored, name, run, batch)
-                    run.add(line)
-                    batch.done.set_result({answer.id: answer for answer in line.answers})
-                except HTTPException as refused:
-                    batch.done.set_exception(refused)
+                    line: ServedLine = await self._in_thread(self._scored, request.run, batch, last)
+                    if run.asked is not batch:
+                        raise HTTPException(409, ANEW)
+                    run.past.add(line)
                 finally:
-                    run.batches = [other for other in run.batches if other is not batch]
+                    if run.asked is batch:
+                        run.asked = None
+            return {answer.id: answer for answer in line.answers}
 
-        task = asyncio.get_running_loop().create_task(ask())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        batch.scored = asyncio.get_running_loop().create_task(scored())
+        batch.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        return batch
 
-    def _scored(self, name: str, run: Run, batch: Batch) -> ServedLine:
-        """Ask the groups, apply the rule, and write the round."""
-        config = self._config
-        items = [batch.items[key] for key in sorted(batch.items)]  # in whichever order processes have sent them
+    def _scored(self, name: str, batch: Batch, last: ServedRound | None) -> ServedLine:
+        """Ask the groups, apply the rule to its state after the last round, and write this one."""
+        config, catalogue, groups = self._inputs.config, self._inputs.catalogue, self._inputs.groups
+        ids = sorted(batch.items)  # in whichever order processes have sent them
+        items = [batch.items[key] for key in ids]
         question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
-        answers = parse_answers(config.task, [item.completion for item in items], question_J, self._catalogue)
+        answers = parse_answers(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
-        last = run.last(before=batch.round or math.inf)
-        state = self._state(last)
+        state = self._rule.restored(vars(last)) if last else self._rule.first()
         ask = self._rule.ask(state, answers, self._num_asked if config.pluralllm.fresh_contexts else 0)
-        answer = self._groups.ask(ask, label=self._num_asked)
-        scored = self._rule.result(state, answers, answer)
-        held_out = bool(self._catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
-        after = self._rule.saved(state if held_out else scored.state)
+        answer = groups.ask(ask)
+        result = self._rule.result(state, answers, answer)
+        held_out = bool(catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
         record = ServedRound(
-            iteration=1 + (last.iteration if last else 0),
-            round=batch.round or 1 + run.number,
+            iteration=last.iteration + 1 if last else 1,
+            round=batch.round or (last.round + 1 if last else 1),
             size=len(items),
             held_out=held_out,
-            fairness_index=scored.fairness_index,
-            fell_back=scored.fell_back,
-            weights=scored.weights,
-            history=after["history"],
-            answered=tuple(name for name, answered in after["answered"].items() if answered),
-            lead=after["lead"],
-            rewards=scored.rewards,
-            reward=float(scored.aggregate_J.mean()),
+            fairness_index=result.fairness_index,
+            fell_back=result.fell_back,
+            weights=result.weights,
+            rewards=result.rewards,
+            reward=float(result.aggregate_J.mean()),
             format_score=float(answers.format_score_J.mean()),
-            missing_groups=scored.missing,
+            missing_groups=result.missing,
             seconds=time.monotonic() - started,
-            group_seconds=dict(self._groups.seconds),
+            group_seconds=dict(groups.seconds),
+            **self._rule.saved(state if held_out else result.state),
         )
         alignment_J = answer.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
-        columns = (scored.aggregate_J, alignment_J, answers.format_score_J)
-        numbers = (
-            dict(zip(("reward", "alignment", "format"), row, strict=True)) for row in np.array(columns).T.tolist()
+        numbers_J = np.array((result.aggregate_J, alignment_J, answers.format_score_J)).T.tolist()
+        scored = (
+            ServedAnswer(id=key, digest=item.digest, reward=row[0], components={"alignment": row[1], "format": row[2]})
+            for key, item, row in zip(ids, items, numbers_J, strict=True)
         )
-        given = (ServedAnswer(id=item.id, digest=item.digest, **row) for item, row in zip(items, numbers, strict=True))
-        line = ServedLine(run=name, round=record, answers=tuple(given))
-        served.append(self._folder, line)
+        line = ServedLine(run=name, round=record, answers=tuple(scored))
+        served.append(self._inputs.folder.path, line)
         self._closed(name, record)
         return line
 
-    def _state(self, last: ServedRound | None) -> RuleState:
-        """The rule's state after a round; a group that is new since has never answered."""
-        if last is None:
-            return self._rule.first()
-        answered = {name: name in last.answered for name in self._groups.names}
-        return self._rule.restored({"history": last.history, "answered": answered, "lead": last.lead})
+
+async def _result(run: Run, batch: Batch) -> Mapping[str, ServedAnswer]:
+    """A batch's answers, once they are scored."""
+    batch.requests += 1
+    try:
+        await asyncio.wait({batch.scored})
+        return batch.scored.result()
+    finally:
+        batch.requests -= 1
+        if not batch.requests and run.open is batch:  # the trainer has gone, and may come back with other answers
+            run.refuse(503, "nobody waits for these answers")
 
 
-def _reply(kept: ServedAnswer) -> dict[str, Any]:
-    components = {"alignment": kept.alignment, "format": kept.format}
-    return {"id": kept.id, "reward": kept.reward, "components": components}
-
-
-def _metrics(closed: ServedRound) -> dict[str, Any]:
+def _metrics(last: ServedRound) -> dict[str, Any]:
     """What a trainer logs of a round; groups that are missing have no number."""
-    found = closed.model_dump(include={"fairness_index", "fell_back", "format_score"})
-    found |= {f"weight/{name}": weight for name, weight in closed.weights.items()}
-    found |= {f"group/{name}": mean for name, mean in closed.rewards.items() if mean is not None}
-    return {**found, "missing_groups": len(closed.missing_groups)}
+    metrics = last.model_dump(include={"fairness_index", "fell_back", "format_score"})
+    metrics |= {f"weight/{name}": weight for name, weight in last.weights.items()}
+    metrics |= {f"group/{name}": mean for name, mean in last.rewards.items() if mean is not None}
+    return {**metrics, "missing_groups": len(last.missing_groups)}
 
 
-def _later(status: int, reason: str, seconds: int) -> HTTPException:
+def _later(status: int, reason: str) -> HTTPException:
     """A refusal of a request that may succeed after some seconds."""
-    return HTTPException(status, reason, {"Retry-After": str(seconds)})
-
-
-def _stopping() -> HTTPException:
-    return _later(503, "the service stops; what was scored is kept", RETRY_SECONDS)
+    return HTTPException(status, reason, {"Retry-After": str(RETRY_SECONDS)})

@@ -116,7 +116,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     assert [code or 0 for code, _, _ in said] == [0, 0, 0, 1, 2]
     for part, (_, out, _) in zip(parts.values(), said, strict=True):
         assert part in " ".join(out.split())
-    assert said[-1][2] == "appa: scipy is not installed; `make group` brings what `appa group` needs\n"
+    assert said[-1][2] == "appa: psutil is not installed; appa doctor names what appa-flwr needs\n"
 
 
 def test_a_groups_list_is_a_part_of_the_requirements():

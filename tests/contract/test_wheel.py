@@ -18,7 +18,7 @@ REPO = Path(__file__).parents[2]
 ASK = """
 from pathlib import Path
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.bundle import find_app_folder
 folder = find_app_folder(Path.cwd())
 print(folder, bundle_hash(folder))
 """

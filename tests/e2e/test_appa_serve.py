@@ -17,7 +17,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers.trl import RemoteGroupRewards
-from server_app.federation.catalogue import build_catalogue
+from server_app.questions import build_catalogue
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -22,9 +22,9 @@ from real_run import APPA, TINY_RUN, kill_all, small_environment
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.launch.deploy import SERVER, start_server
-from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.ports import free_port
+from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.owner.guard import NOT_PINNED
 from appa_flwr.survey.generate import generate
 

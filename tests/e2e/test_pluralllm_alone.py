@@ -167,5 +167,5 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone
 
 
 def test_a_misspelt_unseen_group_does_not_train_unnoticed(tmp_path):
-    with pytest.raises(UserError, match='unseen-groups names "Avria", which has not joined; there are Avaria, Bel'):
+    with pytest.raises(UserError, match=r"unseen-groups.*Avria.*Avaria"):
         run(tmp_path, "misspelt", **{"pluralllm.unseen-groups": "Avria"})

@@ -26,7 +26,7 @@ from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages
 from client_app.memory import memory_of, read_arrays
 from server_app import main as server
-from server_app.federation.catalogue import build_catalogue
+from server_app.questions import build_catalogue
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from in_process import Crossed, InProcessGrid, cross, cross_records
 
 from appa_flwr.protocol import asks, messages, refusals
 from pluralllm.scores import summed
-from server_app.federation.catalogue import build_catalogue
+from server_app.questions import build_catalogue
 
 Change = Callable[[RecordDict, np.ndarray], None]
 

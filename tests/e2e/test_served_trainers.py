@@ -15,8 +15,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client
 from appa_flwr.trainers.trl import RemoteGroupRewards
-from server_app.models import tiny
-from server_app.models.tiny import TinyRecipe
+from server_app.policy import tiny
+from server_app.policy.tiny import TinyRecipe
 
 TRAINERS = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
 STEPS, BATCH = 2, 4

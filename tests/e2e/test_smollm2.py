@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.core.files import cache_folder
 from appa_flwr.survey.generate import generate
-from server_app.models.gguf import READER_PACKAGE, SMOLLM2_INSTALL, SMOLLM2_PACKAGE
+from server_app.policy.gguf import READER_PACKAGE, SMOLLM2_INSTALL, SMOLLM2_PACKAGE
 
 pytestmark = [
     pytest.mark.slow,

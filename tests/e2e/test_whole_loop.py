@@ -23,9 +23,9 @@ from appa_flwr.config.sources import preset
 from appa_flwr.protocol import formats
 from appa_flwr.run.records import CEILINGS, OWN_PREDICTION, TRIVIAL_BASELINES
 from server_app import evaluation
-from server_app.federation.catalogue import build_catalogue
-from server_app.models.base import load_model
-from server_app.ppo.engine import PPOEngine
+from server_app.policy.base import load_model
+from server_app.policy.ppo import PPOEngine
+from server_app.questions import build_catalogue
 
 
 def test_the_ranking_task(tmp_path, monkeypatch):

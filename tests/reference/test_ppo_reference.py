@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from server_app.ppo import losses as ppo
+from server_app.policy import losses as ppo
 
 EXTRACT = Path(__file__).parent / "trl112_rollout.npz"  # the first rollout, with four of its micro-batches
 ANCHOR = Path(__file__).resolve().parents[3] / "shared" / "anchors" / "trl112_rollouts.npz"

@@ -9,7 +9,7 @@ from types import ModuleType
 
 SIZES = {
     "pluralllm.network": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8},
-    "server_app.models.tiny": {"STEPS": 20, "COUNTED_STEPS": 20},
+    "server_app.policy.tiny": {"STEPS": 20, "COUNTED_STEPS": 20},
     "server_app.federation.groups": {"CHECKPOINT_EVERY": 1},
 }
 """Module -> constants of what tests build: small; a checkpoint after every iteration."""

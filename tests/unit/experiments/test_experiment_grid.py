@@ -13,7 +13,7 @@ import report_runs
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch.checks import claim_run_folder
-from appa_flwr.launch.endings import RUN_FAILED, RunFailed
+from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
 from appa_flwr.run import pair_scores
 from appa_flwr.run.run_files import write_config
 from experiments.grid import __main__ as command

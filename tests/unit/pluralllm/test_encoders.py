@@ -30,7 +30,7 @@ from appa_flwr.survey.types import Question
 from pluralllm import encoders
 from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
 from pluralllm.encoders import Progress, encoder
-from server_app.federation.catalogue import build_catalogue
+from server_app.questions import build_catalogue
 
 TAXES = Question("tax", "Should income taxes be raised?", ("Yes", "No"))
 WARMTH = Question("heat", "How warm is your home?", ("Cold", "Mild", "Warm"), (1.0, 2.0, 5.0))

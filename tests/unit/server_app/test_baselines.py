@@ -14,10 +14,12 @@ from appa_flwr.analysis import group_differences
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, rewards
+from appa_flwr.run.records import CEILINGS, LOOK_UPS
 from appa_flwr.survey.types import Survey
 from server_app import baselines as server_baselines
 from server_app import inputs
 from server_app.inputs import RunInputs
+from server_app.run_folder import RunFolder
 
 CONFIG = Config.load({})
 
@@ -196,3 +198,24 @@ def test_without_survey_answers_to_held_out_questions_only_predictions_are_compa
 
 def test_by_a_metric_without_ceilings_nothing_is_compared(groups):
     assert baselines(groups, Config.load({"metric": "js-distance"})).differences is None
+
+
+@pytest.mark.parametrize(
+    ("run_sums", "may", "methods"),
+    [
+        ("plain", ("rewards",), ["uniform"]),
+        ("plain", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
+        ("secure", ("rewards", "votes"), ["uniform", "mean-prediction"]),
+        ("secure", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
+        ("plain", ("rewards", "predictions"), ["uniform", "mean-prediction", *CEILINGS]),
+    ],
+)
+def test_there_are_the_rows_that_owners_allow_and_sums_hold(tmp_path, run_sums, may, methods):
+    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "run.sums": run_sums})
+    nodes = {g: scoring_node({group: TABLES[group]}, may=may) for g, group in enumerate(GROUPS)}
+    groups = federated(nodes, CATALOGUE)
+    groups.config, groups.plain, groups.grid.simulated = config, run_sums == "plain", run_sums == "secure"
+    with RunFolder(config) as folder:
+        run = RunInputs(config, folder, groups, CATALOGUE)
+        rows = server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
+    assert list(dict.fromkeys(row.method for row in rows)) == methods

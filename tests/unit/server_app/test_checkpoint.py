@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord
 
 from appa_flwr.core.errors import UserError
 from server_app.checkpoint import Checkpoint, load, save
+from server_app.predictor.checkpoint import load_weights, save_weights
 from server_app.predictor.pretraining import Pretraining
-from server_app.predictor.weights import load_weights, save_weights
 
 RULE = {"history_G": {"A": 0.1, "B": 1 / 3}, "answered_G": {"A": True, "B": False}, "completed": ("f0",)}
 ENGINE = {"weights": [torch.tensor([1 / 3, 2.0])], "steps": 7, "rng": {"state": 2**120 + 1}, "name": "x"}

@@ -5,6 +5,8 @@ Axis letters: G groups, Q questions, K options, J answers.
 
 from __future__ import annotations
 
+import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,10 +22,17 @@ from appa_flwr.protocol import formats, rewards
 from appa_flwr.run.records import ScoreRecord, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.reward_rule import reward_rule
-from server_app.inputs import RunInputs
+from server_app.federation.reward_rule import RewardRule
+from server_app.inputs import PolicyInputs, RunInputs
+from server_app.policy import tiny
+from server_app.policy.base import Base
+from server_app.policy.tiny import TinyRecipe
+from server_app.run_folder import RunFolder
 
 JS_ONLY = ["js"]
+EARLIER = SummaryRow(
+    method="uniform", metric="js", fi=1.0, avg_as=0.5, min_as=0.4, per_group={}, format_score=None, survey=None
+)
 
 
 @pytest.fixture
@@ -124,9 +133,8 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
     for size in (1, 2, 100):
         monkeypatch.setattr(evaluation, "BATCH_SIZE", size)
         config = Config.load({"ppo.response-length": 4})
-        answers = evaluation.greedy_answers(
-            model, base, config, prompts=prompts, question_J=question_J, catalogue=CATALOGUE
-        )
+        run, inputs = RunInputs(config, None, None, CATALOGUE), PolicyInputs(base, prompts, question_J, question_J)
+        answers = evaluation.greedy_answers(run, model, inputs, question_J)
         found[size] = answers.texts
         assert answers.question_J.tolist() == [4, 0, 2]
     assert found[1] == found[2] == found[100]
@@ -149,7 +157,7 @@ def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
 
 def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(groups):
     config = Config.load({"task": "opa", "metric": "borda", "rule": "average", "baseline-rule": ""})
-    rule, ideal = reward_rule(groups, config), formats.answer("opa", TABLES["A"][1, :3])
+    rule, ideal = RewardRule(groups.names, config), formats.answer("opa", TABLES["A"][1, :3])
     answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
     answer = groups.ask(rule.ask(rule.first(), answers, 0))
     found = rule.result(rule.first(), answers, answer)
@@ -174,3 +182,30 @@ def test_of_several_answers_to_a_question_each_group_s_mean_counts(groups):
     assert row.per_group == pytest.approx({name: np.mean(of) for name, of in single.items()})
     assert row.fi == pytest.approx(fairness_index([*single.values()]))
     assert (row.readable, len(scored.pair_scores)) == (0.75, 2 * 2 * len(GROUPS))
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_a_model_s_rows_stand_behind_the_earlier_ones(groups, tmp_path, task):
+    model, tokenizer = tiny.build(TinyRecipe("dpa", steps=2, batch_size=4), CATALOGUE.questions)
+    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "ppo.response-length": 6, "task": task})
+    base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
+    prompts = [base.prompt_ids(config, question) for question in CATALOGUE.questions]
+    with RunFolder(config) as folder:
+        run = RunInputs(config, folder, groups, CATALOGUE)
+        inputs = PolicyInputs(base, prompts, np.array([0, 3]), TEST_J)
+        scored = evaluation.evaluate(run, "ppo", model, inputs, earlier=[EARLIER])
+    written = json.loads((tmp_path / "r" / "summary.json").read_text())
+    expected = [("uniform", "js"), *(("ppo", metric) for metric in rewards.metrics_of(task))]
+    assert [(row["method"], row["metric"]) for row in written] == expected
+    assert [row.metric for row in scored.rows] == list(rewards.metrics_of(task))
+    assert len(scored.texts) == len(scored.reward_J) == len(TEST_J)
+    assert evaluation.in_words(scored.rows[0]) in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_the_log_tells_fairness_of_what_could_be_read_and_who_is_missing():
+    changes = {"readable": 0.117, "fi_readable": 0.9, "format_score": 0.117, "per_group": {"A": 0.4, "B": np.nan}}
+    words = evaluation.in_words(EARLIER.model_copy(update=changes))
+    assert re.findall(r"[\d.]*\d%?", words) == ["0.500", "0.400", "1.0000", "12%", "0.9000", "0.117"]
+    assert "WITHOUT B" in words
+    assert "MOSTLY UNREADABLE" in words
+    assert re.findall(r"[\d.]*\d%?", evaluation.in_words(EARLIER)) == ["0.500", "0.400", "1.0000"]

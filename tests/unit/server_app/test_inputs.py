@@ -1,4 +1,4 @@
-"""What the groups' votes come to, from each group's or from their sum.
+"""The result of the groups' votes, from each group's or from their sum.
 
 Axis letters: Q questions, K options.
 """
@@ -24,7 +24,7 @@ MAJORITY = [[1, 0, 0], [0, 0, 1]]
 
 
 def voted(**keys):
-    """What the votes come to, and the kinds of numbers that were asked for."""
+    """The result of the votes, and the kinds of numbers that were asked for."""
     config = Config.load({"run.min-groups": 1, **keys})
     node = FakeGroups([*MODES], lambda ask, name: {"votes": (MODES if ask.kind == asks.VOTES else SHARES)[name]})
     groups = Groups(OverlapGrid(FakeGrid({1: node})), config)
@@ -45,17 +45,17 @@ def voted(**keys):
     ],
 )
 def test_sft_s_targets_and_the_majority(target, sft_QK, kinds, run_sums):
-    taught, asked = voted(**{"sft.target": target, "run.sums": run_sums})
-    np.testing.assert_allclose(taught.sft_QK, sft_QK, atol=1e-12)
-    np.testing.assert_allclose(taught.majority_QK, MAJORITY)
+    votes, asked = voted(**{"sft.target": target, "run.sums": run_sums})
+    np.testing.assert_allclose(votes.sft_QK, sft_QK, atol=1e-12)
+    np.testing.assert_allclose(votes.majority_QK, MAJORITY)
     # of a sum of predictions no vote is known
     votes_too = run_sums == "secure" and target == "predicted-mean"
     assert asked == [*kinds, *([asks.VOTES] if votes_too else [])]
 
 
 def test_the_mean_of_answers_is_asked_for_as_such():
-    taught, asked = voted(**{"sft.target": "mean"})
-    np.testing.assert_allclose(taught.sft_QK, MEAN)
+    votes, asked = voted(**{"sft.target": "mean"})
+    np.testing.assert_allclose(votes.sft_QK, MEAN)
     assert asked == [asks.ANSWERS]
 
 

@@ -23,7 +23,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages
 from appa_flwr.run.run_files import read_config
 from server_app import main, run
-from server_app.models import base
+from server_app.policy import base
 
 
 def test_the_number_format_is_resolved_for_the_server_s_machine(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ class Lost(FakeGrid):
 
 
 def asked(grid):
-    grid.send_and_receive([grid.create_message(RecordDict(), messages.ASK, 1, "0")], timeout=1.0)
+    grid.send(messages.ASK, {1: RecordDict()}, timeout=1.0)
 
 
 CALLS = {
@@ -179,3 +179,12 @@ def test_a_run_that_flower_s_own_grid_ends_by_a_signal_says_so(ended, flower_s_h
     assert "SuperLink" in said
     assert "run.resume=true" in said
     assert signal.getsignal(signal.SIGINT) is flower_s_handler
+
+
+def test_who_imports_the_server_s_code_keeps_its_own_log():
+    code = (
+        "import logging, server_app.loaded; from transformers.utils import logging as l;"
+        "print(logging.getLogger('bitsandbytes').level, l.get_verbosity() == l.WARNING, l.is_progress_bar_enabled())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "0 True True\n"

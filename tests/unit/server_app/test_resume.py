@@ -25,9 +25,9 @@ from appa_flwr.run.run_files import METRICS
 from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation import groups
-from server_app.federation.catalogue import build_catalogue
-from server_app.models import exports
-from server_app.models.tiny import TinyRecipe, build
+from server_app.policy import export
+from server_app.policy.tiny import TinyRecipe, build
+from server_app.questions import build_catalogue
 from server_app.run_folder import RunFolder
 
 TINY = {
@@ -92,7 +92,7 @@ def session(config: Config) -> InProcessGrid:
 
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         read_every_answer(patched)
-        for user in (server.base_models, exports):
+        for user in (server.base_models, export):
             patched.setattr(user, "load_model", loaded)
         patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
         main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))

@@ -1,12 +1,22 @@
+"""What comes before the policy: the questions that it can be asked, and an error while its base is built."""
+
+from __future__ import annotations
+
+import time
 from types import SimpleNamespace
 
 import pytest
 from fakes import catalogue_of
+from flwr.app import Context, RecordDict
+from in_process import SimulatedGrid, flower_task, simulated
+from whole_loop import SMALL
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from server_app.federation.catalogue import fitting_questions
+from server_app import main, run
 from server_app.inputs import answer_tokens
+from server_app.ppo_phase import num_iterations
+from server_app.questions import fitting_questions
 
 LENGTHS = Config.load({"policy.max-sequence-length": 30, "ppo.response-length": 10})
 CATALOGUE = catalogue_of([2, 2, 2, 2], train=[True, False, True, False])
@@ -26,9 +36,10 @@ def fitting(prompt_tokens_Q, answer_tokens_Q):
     ],
 )
 def test_only_questions_that_can_be_asked_and_answered_are_used(prompts, answers, unanswerable, too_long):
-    found = fitting(prompts, answers)
-    assert (found.train_J.tolist(), found.test_J.tolist()) == ([2], [3])
-    assert (found.unanswerable, found.too_long) == (unanswerable, too_long)
+    train_J, test_J, counts = fitting(prompts, answers)
+    assert (train_J.tolist(), test_J.tolist()) == ([2], [3])
+    assert (counts.training, counts.held_out) == (1, 1)
+    assert (counts.unanswerable, counts.too_long) == (unanswerable, too_long)
 
 
 @pytest.mark.parametrize("tokens_Q", [[5, 500, 5, 500], [500, 5, 500, 5]])
@@ -44,3 +55,34 @@ def test_an_answer_s_tokens_with_its_end(task, tokens):
     # by characters: K numbers of four with K - 1 commas and an end; K letters, of which the 27th is "AA"
     base = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [*text]})
     assert {size: answer_tokens(base, task, size) for size in tokens} == tokens
+
+
+def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):
+    steps = []
+
+    def prepare(config, questions, *, progress):
+        for step in range(1000):  # ten seconds
+            time.sleep(0.01)
+            progress(step, 1000)
+            steps.append(step)
+
+    def train(*_):
+        while not steps:
+            time.sleep(0.01)
+        raise UserError("no group trained")
+
+    monkeypatch.setattr(run.base_models, "prepare", prepare)
+    monkeypatch.setattr(run.predictor_phase, "train", train)
+    config = Config.load({**SMALL, "run.output-dir": str(tmp_path), "run-name": "r"})
+    with flower_task(), pytest.raises(UserError, match="no group trained"):
+        main.app(SimulatedGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
+    assert len(steps) < 500
+    assert (tmp_path / "r" / "error.txt").read_text() == "no group trained\n"
+
+
+def test_iterations_are_as_many_as_asked_for_or_five_passes_over_the_questions():
+    assert num_iterations(Config.load({"ppo.num-iterations": 7}), 1000) == 7
+    passes = {"ppo.num-iterations": 0, "ppo.batch-size": 96, "ppo.answers-per-question": 1, "ppo.baseline": "value"}
+    # 5 passes over 192 questions in batches of 96: 960 / 96 = 10.
+    assert num_iterations(Config.load(passes), 192) == 10
+    assert num_iterations(Config.load({**passes, "ppo.num-mini-batches": 1}), 3) == 1

@@ -20,10 +20,9 @@ from appa_flwr.run.records import Iteration
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import EXAMPLES, METRICS
 from server_app import run_folder as run_folders
-from server_app.engine import memory
 from server_app.federation import groups
-from server_app.models import base, one_product
-from server_app.ppo import rollouts
+from server_app.policy import base, logprobs
+from server_app.policy import sample as sampling
 from server_app.run_folder import RunFolder
 
 
@@ -85,24 +84,15 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
     with RunFolder(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
-        memory.log.warning("out of memory")
+        logprobs.log.warning("out of memory")
         base.log.info("policy.compute-dtype = auto: %s", "float32")
-        one_product.log.info("weights are kept")
-        rollouts.log.debug("nothing worth a line")
+        sampling.log.debug("nothing worth a line")
     groups.log.warning("of another run")
     assert [line.partition("] ")[2] for line in (folder.path / "run.log").read_text().splitlines()] == [
         "warning: group Avaria counts as missing: no votes",
         "warning: out of memory",
         "policy.compute-dtype = auto: float32",
-        "weights are kept",
     ]
-
-
-def test_the_reason_of_a_failure_is_one_line(tmp_path):
-    folder = RunFolder(config_in(tmp_path))
-    folder.fail("no such\n  model")
-    assert (folder.path / "error.txt").read_text() == "no such model\n"
-    assert "failed: no such" in (folder.path / "run.log").read_text()
 
 
 def finished(folder: RunFolder) -> None:
@@ -170,10 +160,6 @@ def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
         RunFolder(config_in(tmp_path / "file" / "deeper"))
 
 
-class Killed(BaseException):
-    """Ends the process as far as the run can tell."""
-
-
 def test_a_phase_keeps_the_most_memory_until_its_end(tmp_path):
     with RunFolder(config_in(tmp_path)) as folder:
         for name in ("small", "large", "after"):
@@ -191,13 +177,13 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
     with RunFolder(config) as folder:
         with folder.phase("sft"):
             clock[0] += 10.0
-        with contextlib.suppress(Killed), folder.phase("ppo") as phase:
+        with contextlib.suppress(KeyboardInterrupt), folder.phase("ppo") as phase:
             for number in (1, 2, 3):
                 folder.append(METRICS, iteration(number))
                 clock[0] += 5.0
                 phase.step(number, 5, "")
             phase.save_seconds()
-            raise Killed
+            raise KeyboardInterrupt
         with (folder.path / "progress.jsonl").open("a") as file:
             file.write('{"half a li')
         folder.fail("killed")

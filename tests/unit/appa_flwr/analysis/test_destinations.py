@@ -97,13 +97,3 @@ def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_di
     assert "alpha" not in made
     assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}))
     assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}))
-
-
-def test_a_rule_of_ones_own_stands_beside_the_others(tmp_path, monkeypatch):
-    text = "from appa_flwr.analysis.aggregation import Mix\nclass Mine(Mix):\n    pass\n"
-    (tmp_path / "own_mix.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = rules(Config.load({"rule": "own_mix:Mine", "appa.worst-share": 1.0}))
-    assert made.keys() - rules(Config.load({})).keys() == {"own_mix:Mine"}
-    assert type(made["own_mix:Mine"]).__name__ == "Mine"
-    assert made["own_mix:Mine"].worst_share == 1.0

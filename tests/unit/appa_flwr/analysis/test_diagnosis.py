@@ -95,11 +95,6 @@ def test_of_very_many_groups_none_is_left_out_in_turn():
     assert found.compared == 3
 
 
-def test_a_metric_without_ceilings_is_refused_at_once():
-    with pytest.raises(UserError, match="js-distance"):
-        diagnose(survey_of([[0.3, 0.7]], [[0.4, 0.6]]), metric="js-distance", rules=RULES)
-
-
 def test_of_many_pairs_some_questions_are_drawn_for_the_rules():
     shares = [[0.3, 0.7], [0.6, 0.4]] * 60
     few = {name: RULES[name] for name in ("average", "appa")}

@@ -16,7 +16,7 @@ from fakes import tiny_causal_lm
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
-from server_app.models.tiny import TinyRecipe, build_tokenizer
+from server_app.policy.tiny import TinyRecipe, build_tokenizer
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from surveys import row, write
 from appa_flwr import __version__
 from appa_flwr.analysis.aggregation import RULES, Combination, Rule
 from appa_flwr.config import KEYS, SECTIONS, Config
-from appa_flwr.launch import cli, flower
+from appa_flwr.launch import cli, deploy, flower
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
 from appa_flwr.survey.raw import Reason
@@ -50,15 +50,19 @@ def appa(monkeypatch, *arguments: str) -> int:
         (["run", "seed"], "key=value"),
         (["run", "nowhere.toml"], "nowhere.toml"),
         (["run", "--resume", "nowhere"], "not a run folder, it has no config.json"),
-        (["report", "nowhere"], "does not exist"),
-        (["diagnose", "generated", "metric=borda"], "does not fit task"),
-        (["diagnose", "generated", "groups=Avaria"], "no question was answered by two groups"),
+        (["report", "nowhere"], "not a run folder"),
+        (["report", "nowhere", "elsewhere"], "not a run folder"),
+        (["survey", "generated", "--diagnose", "metric=borda"], "does not fit task"),
+        (["survey", "generated", "--diagnose", "groups=Avaria"], "no question was answered by two groups"),
         (["ask", "nowhere", "Is it?", "--options", "Yes;No"], "not a run folder"),
         (["deploy", "here", "--resume"], "add --local"),
         (["run", "data.extra-questions=more.jsonl"], "more.jsonl: no such survey file"),
         (["run", "data.num-groups=3", "rule=bad_rules:Short"], "(16,), all finite"),
         (["eval", "--model", "m", "--token-file", "nowhere"], "nowhere: cannot be read (No such file or directory)"),
         (["deploy", "here", "--local", "--resume"], "holds no run to go on with; appa deploy"),
+        (["deploy", "here", "--local", "--host", "server.example.org"], "leave out --host and --port"),
+        (["deploy", "here", "--local", "--port", "9101"], "leave out --host and --port"),
+        (["deploy", "here", "rule=bad_rules:Short"], "(16,), all finite"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(monkeypatch, capsys, tmp_path, arguments, part):
@@ -121,11 +125,10 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
 
 
 def test_config_shows_all_keys_on_one_screen(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
     assert appa(monkeypatch, "config", "model=google/gemma-2-2b-it", "ppo.learning-rate=0.125") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 34
-    assert all(len(line) <= 100 for line in lines)
+    assert all(len(line) <= 160 for line in lines)  # what a pipe has
     words = " ".join(lines).split()
     assert {word.partition("=")[0] for word in words} >= {key.rpartition(".")[2] for key in KEYS} | set(SECTIONS)
     assert {"model=google/gemma-2-2b-it", "learning-rate=0.125", "seed=0", "paper-oqa,"} <= set(words)
@@ -158,7 +161,7 @@ def test_the_toml_of_config_loads_and_goes_into_pyproject(monkeypatch, capsys, t
 
 def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     keys = ["data.num-questions=40", "data.num-groups=4", "appa.fairness-threshold=0.5"]
-    assert appa(monkeypatch, "diagnose", "generated", *keys) == 0
+    assert appa(monkeypatch, "survey", "generated", "--diagnose", *keys) == 0
     shown = capsys.readouterr().out
     for rule in (*(name for name in RULES if name != "alpha"), "appa-open"):
         assert f"│ {rule} " in shown
@@ -170,28 +173,39 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, capsys, tmp_path):
     rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
     survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B")])
-    folder, own = tmp_path / "parties", "ab" * 32
+    folder, own, other = tmp_path / "parties", "ab" * 32, "pins another bundle"
     arguments = ["deploy", str(folder), f"survey={survey}"]
     assert appa(monkeypatch, *arguments) == 2
-    refused = capsys.readouterr().err
-    assert "run.sums=secure cannot be with 2 groups" in refused
-    assert "choose run.sums=plain" in refused
+    assert "run.sums=secure cannot be with 2 groups" in capsys.readouterr().err
     arguments += ["run.sums=plain"]
     monkeypatch.chdir(REPO)
-    monkeypatch.setattr(cli, "bundle_hash", lambda checkout: own if checkout == REPO else "")
+    monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0
     first = capsys.readouterr().out
     assert f"{Reason.BAD_GROUP}, first row 5\n" in first
-    assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
-    assert re.search(r"signs certificates, valid until \d{4}-\d\d-\d\d: ", first)
+    assert own in first
+    assert other not in first
+    assert re.search(r"valid until \d{4}-\d\d-\d\d", first)
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}
-    assert "appa group key" not in first
     owner_policy = folder / "groups" / "north" / "policy.toml"
     owner_policy.write_text(owner_policy.read_text().replace(own, "0" * 64))
     assert appa(monkeypatch, *arguments) == 0
-    second = capsys.readouterr().out
-    assert "the owner's policy of North stays as it was, and pins another bundle\n" in second
-    assert f"the other groups pin this checkout's app, bundle {own}" in second
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(other)] == [
+        f"the owner's policy of North stays as it was, and {other}"
+    ]
+
+
+def test_a_missing_package_is_named_with_the_command_that_lists_all(monkeypatch, capsys):
+    def missing(**_):
+        raise ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats")
+
+    monkeypatch.setattr(cli, "app", missing)
+    for command in (["run"], ["group", "check"]):
+        assert appa(monkeypatch, *command) == 2
+        said = capsys.readouterr().err
+        assert "scipy" in said
+        assert "appa doctor" in said
+        assert "make group" not in said
 
 
 def test_letters_that_stdout_lacks_are_escaped(monkeypatch, tmp_path):

@@ -18,9 +18,11 @@ QUESTIONS = [{"question_id": name, "prompt": f"say {name}", "options": ["x", "y"
 class Judge:
     """A served run that keeps what it is sent."""
 
+    tokens = 7
+
     async def ask(self, method, path, body=None):
         if method == "GET":
-            return {"questions": QUESTIONS, "answer_tokens": 7}
+            return {"questions": QUESTIONS, "answer_tokens": self.tokens}
         self.path, self.body = path, body
         return {}
 
@@ -58,11 +60,11 @@ def endpoint(monkeypatch):
     server.server_close()
 
 
-def evaluated(endpoint, folder, **keys):
+def evaluated(server, folder, **keys):
     judge, said = Judge(), []
     given = {
         "model": "m",
-        "endpoint": endpoint.url,
+        "endpoint": server.url,
         "kept": folder / "kept.jsonl",
         "say": said.append,
         "concurrency": 1,
@@ -117,9 +119,46 @@ def test_it_asks_again_and_goes_on_with_what_it_has(endpoint, tmp_path):
     body, said = evaluated(endpoint, tmp_path)
     assert len(body["answers"]) == 3
     assert len(endpoint.asked) == 7 + 1  # the third answer
-    assert "n: 3 answers, 2 of them kept from before" in said
+    assert said[0].startswith("n: 3 answers, 2 of them from before")
     evaluated(endpoint, tmp_path, temperature=1.0)  # another temperature's answers are others
     assert len(endpoint.asked) == 8 + 3
+
+
+def test_answers_of_another_server_or_length_are_others(endpoint, tmp_path, monkeypatch):
+    evaluated(endpoint, tmp_path)
+    evaluated(endpoint, tmp_path, endpoint=endpoint.url + "/")
+    assert len(endpoint.asked) == 3
+    other = endpoint.url.replace("127.0.0.1", "localhost")
+    evaluated(endpoint, tmp_path, endpoint=other)
+    assert len(endpoint.asked) == 6
+    monkeypatch.setattr(Judge, "tokens", 8)
+    evaluated(endpoint, tmp_path, endpoint=other)
+    assert len(endpoint.asked) == 9
+
+
+def test_answers_of_a_folder_that_has_changed_are_others(tmp_path, monkeypatch):
+    asked = []
+
+    def local(jobs, put, **_):
+        asked.extend(jobs)
+        for key in jobs:
+            put(key, "0.5,0.5")
+
+    monkeypatch.setattr(evaluation, "_local", local)
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for folder in (base, adapter):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    counts = []
+    for changed in (None, None, adapter, base):
+        if changed:
+            (changed / "model.safetensors").write_bytes(b"\1" * 100)
+        kept = tmp_path / "kept.jsonl"
+        evaluation.evaluate(Judge(), "n", model=str(adapter), kept=kept, say=print)
+        counts.append(len(asked))
+    assert counts == [3, 3, 6, 9]
+    assert len(set(asked)) == 9
 
 
 def test_a_request_that_is_refused_is_not_sent_again(endpoint, tmp_path):

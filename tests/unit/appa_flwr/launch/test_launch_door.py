@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -48,3 +50,28 @@ def test_nobody_submits_from_elsewhere_by_any_name(client):
 @pytest.mark.parametrize("client", [HERE, ("127.8.0.1", 1), ("::1", 1)])
 def test_the_machine_s_own_programs_are_let_in(client):
     assert let_in("/v1/control/start-run", client=client)
+
+
+STARTED = """
+import socket, uvicorn
+from appa_flwr.launch import door
+door.flower_superlink = lambda: {start}
+uvicorn.run = lambda app, proxy_headers: socket.create_server(("127.0.0.1", 0)) and print("open", proxy_headers)
+door.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "prints"),
+    [
+        ("uvicorn.run(app=None)", "open False\n"),
+        ("print(socket.create_server(('127.0.0.1', 0)))", ""),  # as by another web server
+        ("None", ""),
+    ],
+)
+def test_a_flower_that_starts_in_another_way_is_not_left_open(start, prints):
+    # a process of its own, for nothing takes an audit hook away
+    command = [sys.executable, "-c", STARTED.format(start=start)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == prints
+    assert ("RuntimeError" in done.stderr) == (done.returncode != 0) == (not prints)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import hashlib
 import sys
 
 import pytest
@@ -54,7 +54,7 @@ def test_an_owner_makes_a_key_once_and_pins_the_roster_that_holds_it(appa, owner
     assert appa("group", "key", key, "--group", "A") == roster.read_text().splitlines(keepends=True)[0]
     pinned = read_roster(roster.read_bytes())
     assert pinned.names == ("A", "B", "C")
-    assert appa("group", "roster", roster) == f"{pinned.sha256}\n"
+    assert pinned.sha256 == hashlib.sha256(roster.read_bytes()).hexdigest()  # as sha256sum prints it
     appa("group", "pin", roster, "--policy", policy, "--group", "A", "--key", key)
     assert read_owner_policy(policy) == OwnerPolicy(roster=pinned.sha256)
     assert (policy.parent / "roster.toml").read_bytes() == roster.read_bytes()
@@ -74,10 +74,10 @@ def test_an_owner_makes_a_key_once_and_pins_the_roster_that_holds_it(appa, owner
     ],
 )
 def test_a_pin_changes_one_line_of_the_owner_s_policy(owners, before, after):
-    _, roster, policy = owners
+    folder, roster, policy = owners
     policy.write_text(before)
     for _ in range(2):
-        pinned = pin_roster(roster, policy, group="", key=None)
+        pinned = pin_roster(roster, policy, group="A", key=folder / "A.key")
         assert policy.read_text() == after.replace("HASH", pinned.sha256)
 
 
@@ -88,9 +88,9 @@ def test_nothing_is_pinned_that_the_owner_could_not_use(appa, owners):
     assert "unknown group 'D'" in appa(*pin, "--group", "D", "--key", folder / "A.key", code=2)
     assert "B: is not the public key of" in appa(*pin, "--group", "B", "--key", folder / "A.key", code=2)
     assert "is not there" in appa(*pin, "--group", "A", "--key", folder / "D.key", code=2)
-    assert "--key: is not there" in appa(*pin, "--group", "A", code=2)
     assert not (folder / "D.key").exists()
     assert policy.read_text() == before
+    pin += ["--group", "A", "--key", folder / "A.key"]
     policy.write_text('"roster" = ""\n')
     assert "write this line there yourself" in appa(*pin, code=2)
     policy.write_text("votes = false\n")
@@ -136,7 +136,6 @@ def test_an_audit_counts_the_sums_that_were_opened_and_names_whom_two_of_them_te
     assert ["7", "ask own scores", "1", "0", "1"] in [row[:5] for row in rows]
     assert ["7", opened, "4", "1", "5"] in [row[:5] for row in rows]
     assert ["scores by targets: A", "2", "2", "1.5"] in rows
-    assert appa("group", "audit", ledger.path, "--all").count(ask) >= 5
 
 
 def test_a_node_forgets_one_run_or_all_and_never_its_ledger(appa, tmp_path):
@@ -154,28 +153,10 @@ def test_a_node_forgets_one_run_or_all_and_never_its_ledger(appa, tmp_path):
     assert ledger.path.exists()
 
 
-def test_a_deployment_makes_no_key_of_sums_until_its_owners_do(appa, monkeypatch, tmp_path):
+def test_a_deployment_makes_no_key_of_sums_and_one_machine_that_plays_all_parties_does_what_owners_do(tmp_path):
     sites = prepare(SURVEY, tmp_path, host="h", port=9100, keys={"run.sums": "secure"}, bundle="")
-    assert not list(tmp_path.rglob("*.sums.key"))
+    assert not list(tmp_path.rglob("*.sums.key"))  # until the owners make them
     assert not list(tmp_path.rglob("roster.toml"))
-    assert {read_owner_policy(sites.group(name) / "policy.toml").roster for name in SURVEY.groups} == {""}
-    # by the commands that are printed, each owner in the own folder
-    commands = [shlex.split(line) for line in deploy.pinning_steps(sites) if line.startswith("  appa ")]
-    lines = ""
-    for name, (_, *command) in zip(SURVEY.groups, commands[:3], strict=True):
-        monkeypatch.chdir(sites.group(name))
-        lines += appa(*command)
-    for name, (_, *command) in zip(SURVEY.groups, commands[3:], strict=True):
-        monkeypatch.chdir(sites.group(name))
-        (sites.group(name) / "roster.toml").write_text(lines)
-        appa(*command)
-    assert deploy.pinning_steps(sites) == []
-    pinned = {read_owner_policy(sites.group(name) / "policy.toml").roster for name in SURVEY.groups}
-    assert pinned == {read_roster(lines.encode()).sha256}
-
-
-def test_one_machine_that_plays_all_parties_does_the_same(tmp_path):
-    sites = prepare(SURVEY, tmp_path, host="h", port=9100, keys={"run.sums": "secure"}, bundle="")
     kept = sites.group(A) / "policy.toml"
     kept.write_text("least-answers = 3\n")
     deploy.pin_rosters(sites)

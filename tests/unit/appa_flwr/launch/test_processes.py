@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from appa_flwr.launch import processes
-from appa_flwr.launch.endings import RunFailed, Stopped
+from appa_flwr.launch.terminal import Stopped
 
 
 @pytest.mark.parametrize("signum", processes.STOP_SIGNALS)
@@ -30,14 +30,6 @@ def test_a_home_is_short_enough_for_ray_s_sockets_whatever_tmpdir_is(tmp_path, m
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with processes.flower_home() as home:
         assert len(str(home)) <= processes.MAX_RAY_FOLDER
-
-
-def test_a_failure_ends_a_home():
-    with pytest.raises(RunFailed), processes.flower_home() as home:  # noqa: PT012
-        begun = subprocess.Popen(["sleep", "60"], env={**os.environ, "FLWR_HOME": str(home)}, start_new_session=True)
-        raise RunFailed
-    assert not psutil.pid_exists(begun.pid)
-    assert not home.exists()
 
 
 def test_a_process_that_shows_no_environment_at_first_is_ended(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from tls_server import listening
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import credentials, deploy
+from appa_flwr.launch import deploy
 from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.credentials import make_certificates
 from appa_flwr.launch.sites import Sites, prepare
@@ -151,13 +151,13 @@ def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monk
     monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: "cd" * 32)
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "pluralllm.rounds": 0})
     sites = made(tmp_path, survey=read_survey(config))
-    assert deploy.not_pinning(sites, PINNED) == {}
+    assert deploy.pinned_elsewhere(sites, PINNED) == []
     with pytest.raises(UserError, match=f"policy.toml: .* {'cd' * 32}"):
         deploy.deploy_local(config, tmp_path, app_folder=REPO)
     assert not (tmp_path / "server" / "runs").exists()
     for owner_policy in tmp_path.glob("groups/*/policy.toml"):
         owner_policy.write_text("")
-    assert deploy.not_pinning(sites, PINNED) == dict.fromkeys(sites.groups, False)
+    assert deploy.pinned_elsewhere(sites, PINNED) == []
 
 
 @pytest.mark.parametrize("name", ['The "others"', "A'B", "both ' and \"", "a\\", 'a\\"', "x=1 y=2", "Côte d'Ivoire"])
@@ -203,25 +203,15 @@ def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unf
     call(sites.server, name="appa.example.org", trusts=own / "ca.crt")
     assert {path: path.read_bytes() for path in kept} == kept
     assert "9200" in (sites.server / "start.sh").read_text()
-    authority = (own / "ca.crt").read_bytes()
+    before = shutil.copy(own / "ca.crt", tmp_path / "authority" / "before.crt")
     shutil.rmtree(sites.group(B))
     (own / "node.key.pub").unlink()
     made(tmp_path, host="new.example.org")
-    assert (own / "ca.crt").read_bytes() == authority
-    call(sites.server, name="new.example.org", trusts=own / "ca.crt")
+    for trusted in (own / "ca.crt", before):  # of owners who got the new one, and of others
+        call(sites.server, name="new.example.org", trusts=trusted)
     for name, slug in sites.groups.items():
         assert sites.data(name).exists()
         assert (sites.keys / f"{slug}.pub").read_bytes() == (sites.group(name) / "node.key.pub").read_bytes()
-
-
-def test_an_authority_that_has_ended_is_made_again_with_its_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(credentials, "YEARS_VALID", 0)
-    sites = made(tmp_path)
-    key = (tmp_path / "authority" / "ca.key").read_bytes()
-    monkeypatch.undo()
-    made(tmp_path)
-    call(sites.server, name="appa.example.org", trusts=sites.group(A) / "ca.crt")
-    assert (tmp_path / "authority" / "ca.key").read_bytes() == key
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):
@@ -238,7 +228,11 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
         made(tmp_path)
 
 
-def test_where_things_lie_is_not_submitted():
-    keys = deploy.submitted(Config.load({"survey": "generated", "rule": "min", "run.output-dir": "/somewhere"}))
-    assert keys["rule"] == "min"
-    assert {"survey", "groups", "run.output-dir", "run.group-keys"}.isdisjoint(keys)
+def test_where_things_lie_is_not_submitted(tmp_path, monkeypatch):
+    monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: PINNED)
+    config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "rule": "min", "run.output-dir": "/else"})
+    sites, bundle = deploy.make_sites(config, tmp_path / "parties", host="h", port=9100, app_folder=REPO)
+    assert read_owner_policy(next(sites.root.glob("groups/*/policy.toml"))).bundle == bundle
+    keys = tomllib.loads((sites.submitter / "keys.toml").read_text())
+    assert (keys["rule"], keys["survey"]) == ("min", "questions.jsonl")
+    assert "output-dir" not in keys["run"]

@@ -17,8 +17,7 @@ from in_process import cross_records
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Number, ScoreRequest
-from appa_flwr.secure.masks import Task
+from appa_flwr.protocol.asks import Ask, Number, ScoreRequest, Task
 
 PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False])
 ANSWERS = ScoreRequest(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
@@ -55,7 +54,7 @@ def test_a_catalogue_arrives_as_it_was_sent():
     ],
 )
 def test_a_request_arrives_as_it_was_sent_and_so_does_its_hash(ask):
-    head = messages.Head("a run", "a world", 7, ("Kenya", "México"))
+    head = Task("a run", 7, ("Kenya", "México"), "ab" * 32, "cd" * 32)
     got, beside = messages.unpack_ask(crossed(messages.pack_ask(ask, head)))
     assert same(got, ask)
     assert beside == head
@@ -255,14 +254,14 @@ def test_a_broken_catalogue_is_a_value_error(record, name, value):
 @pytest.mark.parametrize(
     ("record", "name", "value"),
     [
-        *(("head", name, 0.5) for name in ("kind", "run", "world", "round", "cohort")),
+        *(("head", name, 0.5) for name in ("kind", "run", "request", "roster", "round", "cohort")),
         ("head", "kind", "diary"),
         ("head", "cohort", [1]),
         ("arrays", "question", raw(b"junk")),
     ],
 )
 def test_a_broken_request_is_a_value_error(record, name, value):
-    content = messages.pack_ask(ANSWERS.ask(asks.REWARDS), messages.Head("run", "world"))
+    content = messages.pack_ask(ANSWERS.ask(asks.REWARDS), Task("run"))
     content[record][name] = value
     with pytest.raises(ValueError, match=NO_PROTOCOL):
         messages.unpack_ask(content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +17,7 @@ from appa_flwr.run import pair_scores
 GROUPS, QUESTIONS = ("a", "b"), [f"q{number}" for number in range(40)]
 
 
-def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"one", **keys):
+def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"one", sha256="", **keys):
     """A run whose policy gives group a .6 and b .8, and `above` more to each; half the questions have .1 less."""
     reward_GQ = np.array([[0.6], [0.8]]) + above - np.where(np.arange(len(QUESTIONS)) % 2, 0.1, 0.0)
     avg, low = float(reward_GQ.mean()), float(reward_GQ.mean(1).min())
@@ -24,6 +26,8 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"on
     frames = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
     pair_scores.put(folder, pd.concat(frames, ignore_index=True))
     (folder / "pluralllm.safetensors").write_bytes(weights)
+    if sha256:
+        (folder / "survey.jsonl").write_text(json.dumps({"sha256": sha256}))
     return folder
 
 
@@ -39,7 +43,7 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsy
         interval = found[1].less_first[measure]
         # the same question has .05 more, so whichever are drawn the difference is the same
         assert (interval.value, interval.low, interval.high) == pytest.approx((0.05, 0.05, 0.05))
-    monkeypatch.setattr("sys.argv", ["appa", "compare", *map(str, folders), "--out", str(tmp_path / "x.png")])
+    monkeypatch.setattr("sys.argv", ["appa", "report", *map(str, folders), "--out", str(tmp_path / "x.png")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
@@ -64,19 +68,24 @@ def test_predictions_of_two_predictors_or_from_other_contexts_are_not_compared(t
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        ({}, {"survey": "t.jsonl"}, r"have not one survey: t\.jsonl, refusals keep and s\.jsonl"),
-        ({}, {"data.refusals": "drop"}, "refusals drop and .* refusals keep"),
-        (
-            {"survey": "generated"},
-            {"survey": "generated", "seed": 1},
-            "generated .*'seed': 1.* and generated .*'seed': 7",
-        ),
+        ({}, {"survey": "t.jsonl"}, r"one survey: 't\.jsonl' and 's\.jsonl'"),
+        ({}, {"sha256": "ab"}, r"one survey: 'ab' and 's\.jsonl'"),
+        ({"sha256": "ab"}, {"sha256": "cd"}, "one survey: 'cd' and 'ab'"),
+        ({}, {"data.refusals": "drop"}, "one refusals: 'drop' and 'keep'"),
+        ({"sha256": "ab"}, {"sha256": "ab", "data.min-respondents": 30}, "one min_respondents: 30 and 0"),
+        ({"survey": "generated"}, {"survey": "generated", "seed": 1}, "one survey: .*'seed': 1.* and .*'seed': 7"),
     ],
 )
 def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
     folders = [scored(tmp_path / "old", **first), scored(tmp_path / "new", **second)]
     with pytest.raises(UserError, match=says):
         comparison.compare(folders)
+
+
+def test_one_survey_in_two_places_is_one(tmp_path):
+    places = (tmp_path / "old", tmp_path / "new", tmp_path / "new" / "average")  # the last by another rule
+    folders = [scored(place, survey=f"{n}.jsonl", sha256="ab" * (n < 2)) for n, place in enumerate(places)]
+    assert {one.shape for one in comparison.compare(folders)} == {(2, 40)}
 
 
 def test_what_one_run_lacks_counts_in_none(tmp_path):

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 
-import pytest
 from markupsafe import escape
 from report_runs import (
     CONFIG,
@@ -114,70 +113,6 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
     assert second[6:12] == ["0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        # .860 less .700, .790, .820 (the better look-up), .810; and .800 less .600, .750, .775, .770
-        (
-            {},
-            [
-                "+0.160 over base, +0.070 over the uniform answer, +0.040 over the look-up by options, +0.050 over SFT",
-                "+0.200 over base, +0.050 over the uniform answer, +0.025 over the look-up by nearest questions",
-                "PPO is ahead on Avg AS and Min AS, how surely is not known.",
-            ],
-        ),
-        # above base, but not above the uniform answer
-        (
-            {"ppo": (0.780, 0.740), "sft": (0.760, 0.720)},
-            ["-0.010 over the uniform answer, -0.040 over the look-up", "hedging", "did not gain."],
-        ),
-        ({"ppo": (0.860, 0.740)}, ["PPO is ahead on Avg AS only, how surely is not known."]),
-        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ["PPO is not surely above SFT."]),
-        ({"ppo": (0.815, 0.770)}, ["PPO is not surely above a look-up.", "needs no language model"]),
-        # Avg AS above the look-up's .820 but not SFT's .830, Min AS not above the look-up's .775
-        ({"ppo": (0.825, 0.772), "sft": (0.830, 0.765)}, ["PPO is not surely above a look-up in Min AS."]),
-        ({"ppo": (0.690, 0.590)}, ["not even over base"]),
-        # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
-        ({"ppo": (0.7904, 0.7504)}, ["PPO did not gain.", "<td>0.790<sup>†</sup></td>"]),
-    ],
-)
-def test_verdict_follows_the_numbers(tmp_path, changed, expected):
-    page = page_of(scored_run(tmp_path, **changed))
-    assert [text for text in expected if text not in page] == []
-    assert (": ahead, how surely" in page) == ("PPO is ahead on" in page)
-    assert ('class="verdict none"' in page) == (changed != {})
-
-
-@pytest.mark.parametrize(
-    ("branches", "text", "warned"),
-    [
-        # 3 of 4 fell back: one in four weighted.
-        ([True, True, False, True], "in 3 of 4 iterations (75.0%); it weighted the groups in 1 (25.0%)", False),
-        # 10 of 11: 1/11 = 9.1 % weighted, under a tenth.
-        ([True] * 10 + [False], "in 10 of 11 iterations (90.9%); it weighted the groups in 1 (9.1%)", True),
-        # 9 of 10: exactly a tenth is not under it.
-        ([True] * 9 + [False], "in 9 of 10 iterations (90.0%)", False),
-        ([None, None], "has no threshold", False),
-    ],
-)
-def test_fall_back_share_and_warning(tmp_path, branches, text, warned):
-    lines = [line(i + 1, planned=len(branches), fell_back=branch) for i, branch in enumerate(branches)]
-    page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
-    assert text in page
-    assert ("Warning: the adaptive branch" in page) == warned
-
-
-def test_times(tmp_path):
-    lines = [line(i, planned=2, fell_back=None) for i in (1, 2)]
-    # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting: 12.5 %; both together 8 s.
-    page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
-    assert "12.5% of the iterations' time" in page
-    assert "8.0 s" in page
-    # Where the phases are known the total is theirs: 365 s = 6 min 5 s.
-    phases = [{"phase": "policy", "seconds": 80.4}, {"phase": "ppo", "seconds": 284.6}]
-    assert "6 min 5 s" in page_of(write_run(tmp_path, phases=phases))
-
-
 def test_all_text_is_escaped(tmp_path):
     evil = "<script>alert('x')</script>&\"q\""
     run = {"a": 0.5, evil: 0.6, "c": 0.7}
@@ -230,40 +165,13 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
 
 
-@pytest.mark.parametrize(
-    ("left_out", "says"),
-    [
-        ((0, 0), ""),
-        (
-            (3, 1),
-            "; 3 left out, whose answer does not fit into ppo.response-length; 1 left out, whose prompt and answer "
-            "do not fit into policy.max-sequence-length",
-        ),
-    ],
-)
-def test_questions_that_were_left_out_are_told_and_intervals_over_few_are_called_hints(tmp_path, left_out, says):
+def test_questions_that_were_left_out_are_counted_and_intervals_over_few_are_called_hints(tmp_path):
     for held_out in (29, 30):
-        counts = {"training": 80, "held_out": held_out, "unanswerable": left_out[0], "too_long": left_out[1]}
+        counts = {"training": 80, "held_out": held_out, "unanswerable": 3, "too_long": 1}
         page = page_of(write_run(scored_run(tmp_path), questions=counts))
-        used = f"80 training and {held_out} held-out questions are used"
-        assert f"<dt>Questions</dt><dd>{used}{says}</dd><dt>Seed</dt>" in page
+        (told,) = re.findall("<dt>Questions</dt><dd>(.*?)</dd>", page)
+        assert re.findall(r"\d+", told) == ["80", str(held_out), "3", "1"]
         assert (f"over only {held_out} held-out questions" in page) == (held_out < 30)
-
-
-def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path):
-    page = page_of(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
-    results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)
-    assert (
-        "The predictions agree with the survey answers of seen groups by JS 0.930 on held-out "
-        "questions (own nearest question 0.880, uniform answer 0.790, mean of the other groups 0.940)." in results
-    )
-    # what is known for fewer answers is compared on these, and PluralLLM is no baseline of itself
-    assert (
-        "of unseen groups by JS 0.710 on held-out questions (uniform answer 0.690, mean of the other groups 0.760 on "
-        "180 of 240 answers, where PluralLLM has 0.720)." in results
-    )
-    # the table: PluralLLM first in each part, its natural JS distance and its Wasserstein score beside it
-    assert cells(rest, "seen / held-out") == ["seen / held-out", "PluralLLM", "0.930", "0.780", "0.880", "240"]
 
 
 def test_two_spokes_are_no_plane(tmp_path):

@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.secure import masks
-from appa_flwr.secure.masks import REASONS, Member, Refused, Task, last_round, total
+from appa_flwr.protocol import refusals
+from appa_flwr.protocol.asks import Task
+from appa_flwr.protocol.refusals import REFUSALS, Refused
+from appa_flwr.secure.masks import Member, last_round, total
 from appa_flwr.secure.roster import public_key, read_roster, roster_file
 
 UNIT = 2.0**-40  # sums of four are exact as floats
@@ -71,11 +73,10 @@ def transaction(facts):
 
 
 @contextmanager
-def refused(name):
+def refused(code):
     with pytest.raises(Refused) as caught:
         yield
-    assert caught.value.name == name
-    assert REASONS[name] in str(caught.value)
+    assert (caught.value.code, str(caught.value)) == (code, REFUSALS[code])
 
 
 @pytest.mark.parametrize("cohort", ["ABCD", "DCA"])
@@ -116,7 +117,7 @@ def test_a_late_seed_after_a_sum_without_its_group_opens_nothing():
     # Attack: A, B and D open; C stays silent, so the rest sum again; then C's seed for the first sum, minus the second.
     world, first = World(), World().task()
     words, seeds = world.mask(first), world.open(first, "ABD")
-    with refused(masks.OTHER_COHORT):
+    with refused(refusals.OTHER_COHORT):
         world.mask(world.task("ABD", 2))
     seeds |= world.open(first, "C")  # what was opened goes on over the same cohort, under new masks too
     one, two = total(first, words, seeds), world.sum("ABCD", 2)
@@ -129,7 +130,7 @@ def test_a_drop_out_before_anything_is_opened_costs_a_round():
     words = world.mask(first, "ABD")
     np.testing.assert_array_equal(world.sum("ABD", 2), sum(world.values[name] for name in "ABD"))
     words |= world.mask(first, "C")  # late
-    with refused(masks.NOT_LAST):
+    with refused(refusals.NOT_LAST):
         world.open(first, "A")
     with pytest.raises(UserError, match="wrong part"):
         total(first, words, {name: bytes(32) for name in "ABD"} | world.open(first, "C"))
@@ -141,7 +142,7 @@ def test_two_runs_at_once_open_a_request_over_one_cohort():
     world.mask(one)
     world.mask(two)
     world.open(one)
-    with refused(masks.OTHER_COHORT):
+    with refused(refusals.OTHER_COHORT):
         world.open(two, "A")
 
 
@@ -150,7 +151,7 @@ def test_another_key_under_a_group_s_name_makes_another_cohort():
     world = World()
     world.sum("ABC")
     swapped = roster_of(*"ABCD", C="the server")
-    with refused(masks.OTHER_COHORT):
+    with refused(refusals.OTHER_COHORT):
         world.member("A", swapped).mask(replace(world.task("ABC", 2), roster=swapped.sha256), world.values["A"])
     larger = roster_of(*"ABCDE")
     world.member("A", larger).mask(replace(world.task("ABC", 2), roster=larger.sha256), world.values["A"])
@@ -161,7 +162,7 @@ def test_rounds_of_a_run_rise():
     world = World()
     world.mask(world.task(number=3))
     for number in (3, 2, 0, -1):
-        with refused(masks.MASKED_BEFORE):
+        with refused(refusals.MASKED_BEFORE):
             world.mask(world.task(number=number, request="others"), "A")
     world.mask(world.task(number=1, run="other run"), "A")
     assert last_round(world.facts["A"], "run") == 3
@@ -172,10 +173,10 @@ def test_only_the_last_task_is_opened_and_that_as_often_as_asked():
     world, first, second = World(), World().task(), World().task(number=2, request="others")
     world.mask(first)
     assert world.open(first) == world.open(first)
-    with refused(masks.NOT_LAST):
+    with refused(refusals.NOT_LAST):
         world.open(second, "A")
     world.mask(second, "A")
-    with refused(masks.NOT_LAST):
+    with refused(refusals.NOT_LAST):
         world.open(first, "A")
     assert world.open(second, "A")["A"] != world.open(first, "B")["B"]
 
@@ -184,7 +185,7 @@ def test_a_run_opens_as_many_cohorts_as_the_owner_lets_it():
     world = World(changes=1)
     world.sum("ABCD", 1)
     world.sum("BCA", 2, request="second")
-    with refused(masks.CHANGES):
+    with refused(refusals.CHANGES):
         world.mask(world.task("ABD", 3, request="third"))
     world.sum("ABC", 4, request="fourth")
     world.sum("ABCD", 5, request="fifth")
@@ -194,11 +195,11 @@ def test_a_run_opens_as_many_cohorts_as_the_owner_lets_it():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"cohort": ("B", "C", "D")}, masks.STRANGERS),  # without itself
-        ({"cohort": ("A", "B", "C", "E")}, masks.STRANGERS),  # invented
-        ({"cohort": ("A", "B", "C", "C")}, masks.STRANGERS),  # twice
-        ({"cohort": ("A", "B", "C")}, masks.FEW),
-        ({"roster": "0" * 64}, masks.OTHER_ROSTER),
+        ({"cohort": ("B", "C", "D")}, refusals.STRANGERS),  # without itself
+        ({"cohort": ("A", "B", "C", "E")}, refusals.STRANGERS),  # invented
+        ({"cohort": ("A", "B", "C", "C")}, refusals.STRANGERS),  # twice
+        ({"cohort": ("A", "B", "C")}, refusals.FEW),
+        ({"roster": "0" * 64}, refusals.OTHER_ROSTER),
     ],
 )
 def test_a_sum_among_others_than_the_owner_agreed_to_is_refused(changed, reason):
@@ -211,14 +212,14 @@ def test_a_sum_among_others_than_the_owner_agreed_to_is_refused(changed, reason)
 
 
 def test_sums_are_over_three_groups_whatever_a_policy_says():
-    with refused(masks.FEW):
+    with refused(refusals.FEW):
         World(least=0).sum("AB")
 
 
 def test_a_group_whose_key_does_not_stand_in_the_roster_takes_no_part():
-    with refused(masks.NOT_ON_ROSTER):
+    with refused(refusals.NOT_ON_ROSTER):
         World().member("A", roster_of(*"ABCD", A="the server"))
-    with refused(masks.NOT_ON_ROSTER):
+    with refused(refusals.NOT_ON_ROSTER):
         World().member("E", roster_of(*"ABCD"))
 
 

@@ -156,22 +156,6 @@ def test_too_few_respondents_and_an_unknown_group(tmp_path):
     refused("group 'y' has no usable answer", read_survey, path, group_by=["g"], groups=["y"], min_respondents=2)
 
 
-def test_codes_that_are_answers_elsewhere_are_settled_by_column(tmp_path):
-    rows = "".join(f"a,{(1, 2, 9)[n % 3]},{(1, 2, 8)[n % 3]},{n % 11}\n" for n in range(33))
-    path = csv(tmp_path / "x.csv", f"g,q1,q2,scale\n{rows}")
-    assert 'data.missing="q1=9;q2=8"' in refused("x.csv", read_survey, path, group_by=["g"])
-    survey = read_survey(path, group_by=["g"], missing="q1=9;q2=8")
-    assert [len(question.options) for question in survey.questions] == [2, 2, 11]
-
-
-def test_qualtrics_own_columns_are_no_questions(tmp_path):
-    ids = ",".join(f'"{{""ImportId"":""{name}""}}"' for name in ("finished", "QID1", "QID2"))
-    rows = "".join(f"{('True', 'False')[n % 5 == 0]},{'ab'[n % 2]},{('Yes', 'No')[n % 3 > 0]}\n" for n in range(30))
-    path = csv(tmp_path / "x.csv", f"Finished,country,Q2\nFinished,Where?,Agree?\n{ids}\n{rows}")
-    (question,) = read_survey(path, group_by=["country"]).questions
-    assert (question.question_id, question.text) == ("Q2", "Agree?")
-
-
 def test_missing_codes_do_not_count_as_options(tmp_path):
     rows = "".join(f"{'ab'[n % 2]},{code}\n" for n, code in enumerate([*range(30), 97, 98, 99] * 2))
     path = csv(tmp_path / "x.csv", f"g,q\n{rows}")

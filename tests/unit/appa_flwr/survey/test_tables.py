@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -220,14 +218,6 @@ def test_utf_16_is_read(tmp_path):
         "question;group;option;count\nQ?;Ägypten;Yes;1\nQ?;Ägypten;No;3\n".encode("utf-16")
     )
     assert only(read_survey(tmp_path / "x.csv"), "Ägypten") == [0.25, 0.75]
-
-
-def test_numbers_of_databases_and_arrays(tmp_path):
-    rows = [
-        {"question": "Q?", "group": "A", "option": o, "share": Decimal(s)} for o, s in (("Yes", ".25"), ("No", ".75"))
-    ]
-    pd.DataFrame(rows).to_parquet(tmp_path / "x.parquet")
-    assert only(read_survey(tmp_path / "x.parquet"), "A") == [0.25, 0.75]
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12), st.integers(0, 1_000_000))

@@ -9,12 +9,14 @@ import asyncio
 import inspect
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
@@ -56,8 +58,7 @@ def service(tmp_path, monkeypatch):
 
 
 def kept(service, run="trl"):
-    rounds = read_rounds(service.folder)[run]
-    return rounds[-1], rounds
+    return read_rounds(service.folder)[run]
 
 
 def call(rewards, texts=TWO, questions=TWO_QUESTIONS, *, step=0, **columns):
@@ -65,12 +66,9 @@ def call(rewards, texts=TWO, questions=TWO_QUESTIONS, *, step=0, **columns):
     return asyncio.run(rewards.group_reward(**given, trainer_state=SimpleNamespace(global_step=step), **columns))
 
 
-PROXIES = ("HTTP_PROXY", "ALL_PROXY")
-
-
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
 def test_this_machine_is_called_without_the_environment_s_proxy(service, proxy, monkeypatch):
-    for name in PROXIES:
+    for name in ("HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, proxy)
     assert call(RemoteGroupRewards(patience=0.0)) == pytest.approx(MEAN_OF_TWO)
 
@@ -80,6 +78,41 @@ def test_a_socks_proxy_without_its_library_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(UserError, match=r"http://example\.org: .*SOCKS proxy"):
         asyncio.run(client.Served("http://example.org", "t").ask("GET", "/"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        ("Wed, 21 Oct 2015 07:28:07 GMT", 7.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("", 3.0),
+        ("nan", 3.0),
+        ("-1", 3.0),
+        ("soon", 3.0),
+        ("9" * 400, float("inf")),
+        ("Wed, 21 Oct 99999999999999999999 07:27:00 GMT", 3.0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text, seconds, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1445412480.0)  # 2015-10-21 07:28:00
+    assert client.retry_after(httpx.Response(503, headers={"Retry-After": text}), 3.0) == seconds
+
+
+def test_verl_s_answers_share_a_client_which_is_closed_with_its_event_loop(service, monkeypatch):
+    made, create = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **keys: made.append(keys) or create(**keys))
+
+    async def ask():
+        found = [await verl.compute_score("globalqa", TWO[0], "Q0", {"index": n}) for n in range(3)]
+        loop = asyncio.get_running_loop()
+        return found, loop, client._clients[loop][True][0]
+
+    found, loop, shared = asyncio.run(ask())
+    assert found == 3 * [{"score": pytest.approx(MEAN_OF_TWO[0]), "alignment": pytest.approx(0.8), "format": 1.0}]
+    assert shared.is_closed
+    assert len(made) == 1
+    assert loop not in client._clients
 
 
 def test_silence_is_said_once_a_while_with_its_reason(monkeypatch, capsys):
@@ -113,7 +146,7 @@ def test_a_call_is_a_round(service, completions):
     assert logged["group_reward/fairness_index"] == pytest.approx((64 / 65 + 25 / 26) / 2)
     assert "group_reward/fell_back" not in logged  # average has no threshold
     assert extra == {"alignment": pytest.approx([0.8, 0.75]), "format": [1.0, 1.0]}
-    assert list(kept(service)[0].history.values()) == pytest.approx(HISTORY)
+    assert list(kept(service)[-1].history.values()) == pytest.approx(HISTORY)
     assert inspect.iscoroutinefunction(RemoteGroupRewards.group_reward)
 
 
@@ -124,12 +157,11 @@ def test_a_trainer_that_is_resumed_goes_on_and_one_that_goes_back_takes_the_stat
     call(first, step=2)
     call(first, ["0.20,0.30,0.50"], ["Q2"], step=2)  # an evaluation at the same step
     call(RemoteGroupRewards(), step=3)  # resumed at its last checkpoint
-    assert [line.round for line in kept(service)[1]] == [1, 1001, 2001, 2002, 3001]
+    assert [line.round for line in kept(service)] == [1, 1001, 2001, 2002, 3001]
     call(RemoteGroupRewards(), TWO[::-1], TWO_QUESTIONS[::-1], step=1)  # killed, and resumed from an older one
-    last, rounds = kept(service)
-    assert [line.round for line in rounds] == [1, 1001]
+    assert [line.round for line in kept(service)] == [1, 1001]
     h = 1 - 0.8**2
-    assert list(last.history.values()) == pytest.approx([h * 0.75, h * 0.8])
+    assert list(kept(service)[-1].history.values()) == pytest.approx([h * 0.75, h * 0.8])
 
 
 def test_processes_get_what_one_process_gets_bit_for_bit_and_import_nothing_slow(service):
@@ -146,7 +178,7 @@ def test_processes_get_what_one_process_gets_bit_for_bit_and_import_nothing_slow
     one, second, first = (json.loads(process.communicate()[0]) for process in processes)
     assert one == [a + b for a, b in zip(first, second, strict=True)]
     assert len(set(one[0])) > len(texts) / 2
-    assert kept(service, "one")[0].history == kept(service, "two")[0].history
+    assert kept(service, "one")[-1].history == kept(service, "two")[-1].history
 
 
 def test_a_process_that_waits_for_the_others_asks_again_at_once(service, monkeypatch):
@@ -160,7 +192,8 @@ def test_a_process_that_waits_for_the_others_asks_again_at_once(service, monkeyp
     assert len(service.groups.requests) == 1
 
 
-def test_too_few_groups_are_waited_for(service):
+def test_too_few_groups_are_waited_for(service, monkeypatch):
+    monkeypatch.setattr(rounds, "RETRY_SECONDS", 1)
     service.groups.silent = {"A", "B"}
     threading.Timer(0.5, lambda: service.groups.silent.clear()).start()
     assert call(RemoteGroupRewards()) == pytest.approx(MEAN_OF_TWO)
@@ -173,19 +206,9 @@ def test_too_few_groups_are_waited_for(service):
         ({}, ["Q0", "Q7"], "422: answer '1/000001': no question_id 'Q7'"),
         ({"token": "wrong"}, TWO_QUESTIONS, "401"),
         ({"url": "http://127.0.0.1:1", "patience": 0.1}, TWO_QUESTIONS, "no answer in 0 s; the last: ConnectError"),
+        ({"run": "a/b"}, TWO_QUESTIONS, r"422: body\.run: String should match"),
     ],
 )
 def test_what_cannot_be_scored_stops_the_trainer_with_a_reason(service, keys, questions, says):
     with pytest.raises(UserError, match=says):
         call(RemoteGroupRewards(**keys), questions=questions)
-
-
-def test_an_address_is_needed(monkeypatch):
-    monkeypatch.delenv(client.URL, raising=False)
-    with pytest.raises(UserError, match="APPA_URL"):
-        RemoteGroupRewards(token="x")
-
-
-def test_verl_gets_its_dict(service):
-    found = asyncio.run(verl.compute_score("globalqa", TWO[0], "Q0", {"index": 3}))
-    assert found == {"score": pytest.approx(MEAN_OF_TWO[0]), "alignment": pytest.approx(0.8), "format": 1.0}

@@ -6,17 +6,15 @@ import logging
 
 import numpy as np
 import pytest
-from fake_groups import replying
-from fakes import CATALOGUE, GOOD, REQUEST, FakeGrid
-from flwr.app import Array, ArrayRecord, Error, Message
+from fake_groups import WEIGHTS, gathered, replying
+from fakes import CATALOGUE, GOOD, REQUEST
+from flwr.app import Error, Message
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages, refusals
 from server_app.federation.foreign import LENGTH, listed, plain
-from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
-from server_app.federation.groups import Groups
 from server_app.federation.members import MOST_NAMES
 from server_app.run_folder import RunFolder
 
@@ -25,8 +23,6 @@ HUGE = HOSTILE + "x" * 300_000
 # Flower's own records hold no halves of characters
 MANY = [f"{HOSTILE}{number}".replace("\ud800", "") for number in range(20_000)]
 MOST_LINES, MOST_CHARACTERS = 8, 4000
-WEIGHTS = ArrayRecord({"weights": Array(np.ones(2, np.float32))})
-CONFIG = {"run.min-groups": 1, "run.reply-timeout": 0.02}
 
 
 def test_texts_are_left_as_they_are_or_lose_what_a_terminal_obeys():
@@ -81,23 +77,15 @@ def harmless(lines):
     assert not any(mark in line for line in lines for mark in "\x1b\x00\x07\r\u202e\u2066")
 
 
-def gathered(nodes, expected=(), keys=None):
-    groups = Groups(OverlapGrid(FakeGrid(nodes)), Config.load(CONFIG), keys=keys)
-    groups.gather(expected, patience=0.0)
-    return groups
-
-
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("question", [messages.CATALOGUE, messages.TARGETS, messages.ASK])
 def test_a_reply_makes_a_few_clean_lines_whatever_it_holds(kind, question, run_log):
-    def second(message):
-        return (BAD[kind] if message.metadata.message_type == question else replying("B"))(message)
-
     well = replying("B")
-    bad = {question: BAD[kind]}
-    groups = gathered(
-        {1: replying("A"), 2: lambda message: bad.get(message.metadata.message_type, well)(message)}, ("A", "B")
-    )
+
+    def second(message):
+        return (BAD[kind] if message.metadata.message_type == question else well)(message)
+
+    groups = gathered({1: replying("A"), 2: second}, ("A", "B"))
     assert "A" in groups.send_catalogue(CATALOGUE)
     if question != messages.CATALOGUE:
         groups.send_targets(WEIGHTS)
@@ -119,16 +107,15 @@ class Keys(GroupKeys):
 @pytest.mark.parametrize("kind", ["an error", "too many names", "many names"])
 @pytest.mark.parametrize("expected", [(), ("A", "B")])
 def test_a_greeting_too(kind, with_keys, expected, run_log):
-    groups = gathered({1: replying("A"), 2: BAD[kind]}, expected, Keys({}) if with_keys else None)
+    groups = gathered({1: replying("A"), 2: BAD[kind]}, expected, keys=Keys({}) if with_keys else None)
     assert groups.present == ("A",)
     harmless(run_log())
 
 
 def test_names_that_nobody_asked_for_are_few_in_the_error_too():
-    grid = FakeGrid({1: replying("A"), 2: names(*(f"unrelated {n}" for n in range(MOST_NAMES)))})
-    groups = Groups(OverlapGrid(grid), Config.load({**CONFIG, "run.min-groups": 2}))
+    nodes = {1: replying("A"), 2: names(*(f"unrelated {n}" for n in range(MOST_NAMES)))}
     with pytest.raises(UserError, match=rf"not in `groups`: .* and {MOST_NAMES - 3} more$") as refused:
-        groups.gather(("A", "B"), patience=0.0)
+        gathered(nodes, ("A", "B"), run__min_groups=2)
     assert len(str(refused.value)) < 300
 
 

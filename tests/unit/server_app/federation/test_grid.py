@@ -23,18 +23,18 @@ def named(name):
     return lambda message: Message(messages.pack_reply([name]), reply_to=message)
 
 
-def ask(grid, nodes):
-    return [grid.create_message(RecordDict(), messages.ASK, node, "3") for node in nodes]
+def send(grid, nodes, *, timeout=5, meanwhile=None):
+    return grid.send(messages.ASK, dict.fromkeys(nodes, RecordDict()), timeout=timeout, meanwhile=meanwhile)
 
 
 def names(replies):
-    return [name for reply in replies for name in messages.unpack_reply(reply.content).groups]
+    return [name for reply in replies.values() for name in messages.unpack_reply(reply).groups]
 
 
 def test_meanwhile_runs_once_between_push_and_the_first_poll():
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={2: 2})
     grid = OverlapGrid(fake)
-    grid.send_and_receive(ask(grid, [1, 2]), timeout=5, meanwhile=lambda: fake.events.append("meanwhile"))
+    send(grid, [1, 2], meanwhile=lambda: fake.events.append("meanwhile"))
     assert fake.events == ["push", "meanwhile", *["pull"] * 4]  # one for A, three for B
 
 
@@ -52,53 +52,22 @@ def forged(name, **written):
 def test_a_reply_is_of_the_node_that_was_asked_whatever_it_says_of_itself():
     fake = FakeGrid({1: forged("A", _src_node_id=2), 2: named("B")}, polls_to_wait={2: 3})
     grid = OverlapGrid(fake)
-    replies = grid.send_and_receive(ask(grid, [1, 2]), timeout=5)
+    replies = send(grid, [1, 2])
     assert names(replies) == ["A", "B"]
-    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+    assert [*replies] == [1, 2]
 
 
 def test_a_reply_that_says_to_be_to_another_s_message_is_none():
     fake = FakeGrid({1: forged("A", _reply_to_message_id="message 2"), 2: named("B")}, polls_to_wait={2: 3})
     grid = OverlapGrid(fake)
-    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.2)) == ["B"]
+    assert names(send(grid, [1, 2], timeout=0.2)) == ["B"]
 
 
-def test_nothing_is_polled_for_twice():
-    fake = FakeGrid({1: named("A"), 2: named("B"), 3: named("C")}, polls_to_wait={1: 2, 3: 1})
-    grid = OverlapGrid(fake)
-    assert names(grid.send_and_receive(ask(grid, [1, 2, 3]), timeout=5)) == ["B", "C", "A"]
-
-
-def test_at_the_timeout_what_came_is_returned():
-    fake = FakeGrid({1: named("A"), 2: silent})
-    grid = OverlapGrid(fake)
-    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.03)) == ["A"]
-    assert grid.seconds_waited >= 0.03
-
-
-def test_what_came_while_the_server_computed_is_returned_after_the_timeout_too():
+def test_replies_to_a_server_that_computed_beyond_the_timeout_are_returned_too():
     fake = FakeGrid({1: named("A"), 2: named("B")})
     grid = OverlapGrid(fake)
-    replies = grid.send_and_receive(ask(grid, [1, 2]), timeout=0.001, meanwhile=lambda: time.sleep(0.02))
+    replies = send(grid, [1, 2], timeout=0.001, meanwhile=lambda: time.sleep(0.02))
     assert sorted(names(replies)) == ["A", "B"]
-
-
-def test_the_time_spent_computing_is_not_time_waited():
-    clock = [0.0]
-    fake = FakeGrid({1: named("A")}, polls_to_wait={1: 1})
-    grid = OverlapGrid(fake)
-
-    def compute():
-        clock[0] += 7.0
-
-    def sleep(seconds):
-        clock[0] += seconds
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grids.time, "monotonic", lambda: clock[0])
-        patch.setattr(grids.time, "sleep", sleep)
-        grid.send_and_receive(ask(grid, [1]), timeout=100, meanwhile=compute)
-    assert 0.0 < grid.seconds_waited < 1.0
 
 
 def test_how_long_each_node_took(monkeypatch):
@@ -111,33 +80,37 @@ def test_how_long_each_node_took(monkeypatch):
     grid = OverlapGrid(fake)
     monkeypatch.setattr(grids.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(grids.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    grid.send_and_receive(ask(grid, [1, 2, 3, 4]), timeout=5)
+    send(grid, [1, 2, 3, 4])
     assert set(grid.answered_after) == {1, 2}
     assert 0 <= grid.answered_after[1] < grid.answered_after[2] < 5
-    grid.send_and_receive(ask(grid, [1]), timeout=5)
+    send(grid, [1])
     assert set(grid.answered_after) == {1}
 
 
 def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
     fake = FakeGrid({})
-    assert OverlapGrid(fake).send_and_receive([], timeout=5) == []
+    assert OverlapGrid(fake).send("", {}, timeout=5) == {}
     assert fake.events == []
 
 
-def test_a_message_that_could_not_be_pushed_is_not_waited_for():
+@pytest.mark.parametrize(("pushed", "expected"), [(lambda key: key.endswith("1") and key, ["A"]), (None, [])])
+def test_a_message_that_could_not_be_pushed_is_not_waited_for(pushed, expected):
+    """Flower says so by no key; by no keys at all where the messages are too large."""
+
     class Lossy(FakeGrid):
         def push_messages(self, messages):
-            return [key if key.endswith("1") else None for key in super().push_messages(messages)]
+            keys = super().push_messages(messages)
+            return [pushed(key) for key in keys] if pushed else []
 
     grid = OverlapGrid(Lossy({1: named("A"), 2: named("B")}))
-    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=1e9)) == ["A"]
+    assert names(send(grid, [1, 2], timeout=1e9)) == expected
 
 
 def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     pauses = []
     monkeypatch.setattr(grids.time, "sleep", pauses.append)
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={1: 2, 2: 40})
-    OverlapGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=1e9)
+    send(OverlapGrid(fake), [1, 2], timeout=1e9)
     # empty polls in turn, A, B, A, B, then A's reply, then empty polls until B's
     assert pauses[:4] == sorted(set(pauses[:4]))
     assert pauses[4] == grids.FIRST_PAUSE
@@ -149,7 +122,7 @@ def test_one_request_a_turn_while_nobody_has_answered_and_all_replies_at_once_th
     fake = FakeGrid({n: named(str(n)) for n in range(20)}, polls_to_wait={0: 1, 1: 3})
     turns = []
     monkeypatch.setattr(grids.time, "sleep", lambda pause: turns.append(fake.events.count("pull")))
-    OverlapGrid(fake).send_and_receive(ask(fake, range(20)), timeout=1e9)
+    send(OverlapGrid(fake), range(20), timeout=1e9)
     assert turns == [1, 2, 3 + 19, 23]  # nobody, nobody, the third and with it all but the second
 
 
@@ -157,23 +130,7 @@ def test_whoever_has_answered_is_heard_when_the_time_is_up(monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(grids, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda pause: None))
     fake = FakeGrid({1: silent, 2: silent, 3: named("C")})
-    assert names(OverlapGrid(fake).send_and_receive(ask(fake, [1, 2, 3]), timeout=1.0)) == ["C"]
-
-
-def test_messages_that_are_too_large_to_be_sent_have_no_reply():
-    class Small(FakeGrid):
-        def push_messages(self, messages):
-            return []
-
-    assert OverlapGrid(Small({1: named("A")})).send_and_receive(ask(FakeGrid({}), [1]), timeout=1e9) == []
-
-
-def test_nodes_and_messages_are_those_of_flowers_grid():
-    grid = OverlapGrid(FakeGrid({1: named("A"), 2: named("B")}))
-    assert grid.online() == {1, 2}
-    assert [node.node_id for node in grid.get_nodes()] == [1, 2]
-    meta = grid.create_message(RecordDict(), messages.ASK, 2, "9", ttl=33.0).metadata
-    assert (meta.dst_node_id, meta.message_type, meta.group_id, meta.ttl) == (2, messages.ASK, "9", 33.0)
+    assert names(send(OverlapGrid(fake), [1, 2, 3], timeout=1.0)) == ["C"]
 
 
 def test_a_superlink_that_cannot_be_reached_is_no_nodes_fault():
@@ -183,4 +140,4 @@ def test_a_superlink_that_cannot_be_reached_is_no_nodes_fault():
 
     grid = OverlapGrid(Lost({1: named("A")}))
     with pytest.raises(SuperLinkLost, match="ConnectError: refused"):
-        grid.send_and_receive(ask(grid, [1]), timeout=5)
+        send(grid, [1])

@@ -1,6 +1,6 @@
 """A group's name belongs to its key: whoever else says it is left out, when groups join and later.
 
-Keys are made as `appa deploy` makes them, and told to the server as Flower tells them.
+Keys are made as `appa deploy` makes them, and reach the server as Flower hands them over.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def node(name: str):
 @pytest.fixture
 def registered(tmp_path: Path) -> dict[str, bytes]:
     """Everybody's public key as Flower keeps it, a thief's too; the groups' are in group-keys.toml."""
-    lines, found = [], {}
+    lines, keys = [], {}
     for number, name in enumerate([*NAMES, "thief"]):
         make_node_key(tmp_path / str(number))
         written = (tmp_path / f"{number}.pub").read_text().strip()
-        found[name] = public_key_to_bytes(load_ssh_public_key(written.encode()))
+        keys[name] = public_key_to_bytes(load_ssh_public_key(written.encode()))
         if name in NAMES:
             lines.append(f"{json.dumps(name)} = {json.dumps(written + ' a comment')}")
     (tmp_path / "group-keys.toml").write_text("\n".join(lines))
-    return found
+    return keys
 
 
 @pytest.fixture

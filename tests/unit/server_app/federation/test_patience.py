@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from fake_groups import replying
-from fakes import CATALOGUE, REQUEST, FakeGrid
-from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from fake_groups import at_work, gathered, new_request, replying
+from fakes import FakeGrid
+from flwr.app import Error, Message, RecordDict
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol import messages
 from server_app.federation import grid as grids
 from server_app.federation import members
 from server_app.federation.grid import LATE_SECONDS, LATE_TTL, LONGEST_PAUSE, OverlapGrid
-from server_app.federation.groups import Groups
 from server_app.federation.members import JOIN_SECONDS
 
 TIMEOUT = 600.0
 NEVER = math.inf
-WEIGHTS = ArrayRecord({"w": Array(np.ones(1, np.float32))})
 
 
 class TimedGrid(FakeGrid):
@@ -75,8 +70,7 @@ def timed(monkeypatch):
 def ask(overlap, nodes):
     """Seconds that a message to these nodes takes."""
     before = overlap._grid.now
-    content = messages.pack_hello("", "")
-    overlap.send_and_receive([overlap.create_message(content, messages.HELLO, n, "0") for n in nodes], timeout=TIMEOUT)
+    overlap.send(messages.HELLO, dict.fromkeys(nodes, messages.pack_hello("", "")), timeout=TIMEOUT)
     return overlap._grid.now - before
 
 
@@ -100,7 +94,7 @@ def test_a_lost_message_costs_its_node_that_one_alone(timed):
     assert waited == pytest.approx([4.0, 4.0, TIMEOUT, 4.0, 4.0, 4.0], abs=2 * LONGEST_PAUSE)
 
 
-def test_a_node_that_is_slow_by_nature_is_waited_for_again_once_it_is_heard(timed):
+def test_a_node_that_is_slow_by_nature_is_waited_for_again_once_it_has_answered(timed):
     """Its answers come after the wait for them, and are heard before the next message."""
     grid = timed(2, lambda n, kind, number: 4.0 if n == 1 else (NEVER if number == 1 else 20.0))
     overlap = OverlapGrid(grid)
@@ -142,61 +136,46 @@ def test_in_a_simulation_everybody_is_waited_for_every_time(timed):
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def groups_of(grid):
-    return Groups(OverlapGrid(grid), Config.load({"run.min-groups": 1, "run.reply-timeout": TIMEOUT}))
-
-
 @pytest.mark.parametrize("patience", [0.0, 10.0, 120.0])
 @pytest.mark.parametrize("hung", [(2,), (1, 2)])
 def test_the_join_ends_when_its_key_says_so(timed, patience, hung):
     grid = timed(2, lambda n, kind, number: NEVER if n in hung else 5.0)
-    groups = groups_of(grid)
     if len(hung) == 2:
         with pytest.raises(UserError, match="0 groups joined"):
-            groups.gather(("A", "B"), patience=patience)
+            gathered(grid, ("A", "B"), patience=patience, run__reply_timeout=TIMEOUT)
     else:
-        groups.gather(("A", "B"), patience=patience)
+        groups = gathered(grid, ("A", "B"), patience=patience, run__reply_timeout=TIMEOUT)
         assert groups.present == ("A",)
     assert patience <= grid.now <= max(patience, JOIN_SECONDS) + LATE_SECONDS + 2 * members.JOIN_PAUSE
 
 
-numbers = itertools.count()
-
-
-def answered(groups):
-    return groups.ask(REQUEST.ask(asks.REWARDS, number=next(numbers))).groups
-
-
-def at_work(grid):
-    groups = groups_of(grid)
-    groups.gather(("A", "B"), patience=10.0)
-    groups.send_catalogue(CATALOGUE)
-    groups.send_targets(WEIGHTS)
-    return groups
+def working(grid):
+    return at_work(gathered(grid, ("A", "B"), patience=10.0, run__reply_timeout=TIMEOUT))
 
 
 def test_a_node_that_hung_while_the_others_were_set_up_is_set_up_before_it_is_asked(timed):
     grid = timed(2, lambda n, kind, number: NEVER if (n, kind, number) == (2, messages.TARGETS, 1) else 1.0)
-    groups = at_work(grid)
-    assert answered(groups) == ("A", "B")
+    groups = working(grid)
+    assert groups.ask(new_request()).groups == ("A", "B")
     assert len(grid.sent(2, messages.TARGETS)) == 2
     assert len(grid.sent(1, messages.TARGETS)) == 1
 
 
 def test_a_node_that_hangs_whenever_it_is_set_up_is_waited_for_twice(timed):
     grid = timed(2, lambda n, kind, number: NEVER if n == 2 and kind != messages.HELLO else 1.0)
-    groups, waited = at_work(grid), []
+    groups, waited = working(grid), [grid.now]
     for _ in range(3):
         before = grid.now
-        assert answered(groups) == ("A",)
+        assert groups.ask(new_request()).groups == ("A",)
         waited.append(grid.now - before)
-    assert waited == pytest.approx([TIMEOUT + 2.0, 1.0, 1.0], abs=4 * LONGEST_PAUSE)
+    # two greetings, two catalogues and A's targets; then A's numbers alone
+    assert waited == pytest.approx([2 * TIMEOUT + 3.0, 1.0, 1.0, 1.0], abs=8 * LONGEST_PAUSE)
     assert grid.sent(2, messages.ASK) == []  # it has no catalogue
 
 
 def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else_to_do(timed):
     grid = timed(2, lambda n, kind, number: 5.0 * n)
-    groups = at_work(grid)
-    groups.ask(REQUEST.ask(asks.REWARDS), meanwhile=lambda: grid.sleep(7.0))
+    groups = working(grid)
+    groups.ask(new_request(), meanwhile=lambda: grid.sleep(7.0))
     assert groups.seconds_waited == pytest.approx(3.0, abs=LONGEST_PAUSE)
     assert groups.seconds == pytest.approx({"A": 7.0, "B": 10.0}, abs=LONGEST_PAUSE)

@@ -10,7 +10,7 @@ import pytest
 from client_node import config_of, home_files, weights
 from fake_groups import FakeGroups
 from fakes import CATALOGUE, FakeGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, pinned, simulated
 from small import AS_OWNERS_ASK
 
@@ -21,12 +21,12 @@ from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from server_app.federation.answers import Answers
 from server_app.federation.ask import HalfOpened, TooFew
-from server_app.federation.ask_grid import EVALUATE, TRAIN, AskGrid
-from server_app.federation.catalogue import build_catalogue
+from server_app.federation.ask_grid import TRAIN, AskGrid
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
-from server_app.federation.reward_rule import reward_rule
+from server_app.federation.reward_rule import RewardRule
 from server_app.federation.scores import scores
+from server_app.questions import build_catalogue
 
 SURVEY = generate(num_questions=60, num_groups=4, seed=3)
 WITH_TRUTH = 'may-leave = ["votes", "training", "rewards", "truth"]'
@@ -89,7 +89,7 @@ RULES = {
 
 def run_of(party, config):
     """Each iteration's outcome."""
-    rule = reward_rule(party.groups, config)
+    rule = RewardRule(party.groups.names, config)
     state, results = rule.first(), []
     for iteration in range(ITERATIONS):
         question_J = np.random.default_rng(iteration).choice(len(party.catalogue.questions), J)
@@ -121,34 +121,34 @@ def test_scores_are_the_same(parties):
     answers = parties[ROWS].answers(5, np.repeat(held_out, 2))
     request = answers.request(["js", "cosine"], sides=(TARGET_SIDE, TRUTH_SIDE))
     plain, *others = (scores(party.groups, request) for party in parties.values())
-    for found in others:
-        assert found.keys() == plain.keys()
+    for summed in others:
+        assert summed.keys() == plain.keys()
         for key, expected in plain.items():
             assert expected.known
-            assert found[key].avg_as == pytest.approx(expected.avg_as, abs=1e-9)
+            assert summed[key].avg_as == pytest.approx(expected.avg_as, abs=1e-9)
             for used_J in (answers.readable_J, np.ones_like(answers.readable_J)):
-                assert found[key].fairness(used_J) == pytest.approx(expected.fairness(used_J), abs=1e-9)
-            np.testing.assert_allclose(found[key].mean_J, expected.mean_J, atol=1e-9)
-            assert found[key].reward_GJ is None
-            own = list(found[key].per_group.values())
+                assert summed[key].fairness(used_J) == pytest.approx(expected.fairness(used_J), abs=1e-9)
+            np.testing.assert_allclose(summed[key].mean_J, expected.mean_J, atol=1e-9)
+            assert summed[key].reward_GJ is None
+            own = list(summed[key].per_group.values())
             # a simulation's are exact; an owner's let leave two decimals, of the mean over questions
             np.testing.assert_allclose(own, list(expected.per_group.values()), atol=0.0051)
-            assert found[key].min_as == min(own)
+            assert summed[key].min_as == min(own)
 
 
 def test_where_owners_keep_their_own_scores_the_sums_stand_alone(parties, monkeypatch):
     groups, ask = parties[SUMS].groups, Groups.ask
 
-    def refused(self, asked, **given):
+    def refused(self, asked, **others):
         if asked.kind == asks.OWN_SCORES:
             raise TooFew("no group gives its own")
-        return ask(self, asked, **given)
+        return ask(self, asked, **others)
 
     monkeypatch.setattr(Groups, "ask", refused)
     question_J = np.flatnonzero(parties[SUMS].catalogue.held_out_Q)
-    found = scores(groups, parties[SUMS].answers(6, question_J).request(["js"]))["js", TARGET_SIDE]
-    assert 0 < found.avg_as < 1
-    assert np.isnan([found.min_as, *found.per_group.values()]).all()
+    summed = scores(groups, parties[SUMS].answers(6, question_J).request(["js"]))["js", TARGET_SIDE]
+    assert 0 < summed.avg_as < 1
+    assert np.isnan([summed.min_as, *summed.per_group.values()]).all()
 
 
 def test_votes_and_updates_add_up_to_the_same(parties):
@@ -189,7 +189,7 @@ def asked(sums, *, kind=TRAIN, names=("A", "B", "C"), **config):
     groups.send_catalogue(CATALOGUE)
     grid = AskGrid(groups)
     content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3, **config})})
-    sent = [grid.create_message(content, kind, place, "3") for place in reversed(list(grid.get_node_ids()))]
+    sent = [Message(content, place, kind) for place in reversed(list(grid.get_node_ids()))]
     return grid.send_and_receive(sent), node.asked
 
 
@@ -220,7 +220,7 @@ def test_under_sums_it_gets_one_that_is_their_mean():
 
 @pytest.mark.parametrize(("sums", "errors"), [("plain", [0.5, 0.25]), ("secure", [0.75 / 2])])
 def test_validation_errors_are_means_over_answers(sums, errors):
-    replies, (ask,) = asked(sums, kind=EVALUATE)
+    replies, (ask,) = asked(sums, kind="evaluate")
     assert ask.kind == asks.VALIDATION
     assert [reply.content["metrics"]["errors"][0] for reply in replies] == pytest.approx(errors)
 
@@ -228,11 +228,11 @@ def test_validation_errors_are_means_over_answers(sums, errors):
 def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
     tries, ask = [], Groups.ask
 
-    def lost(self, asked, **given):
+    def lost(self, asked, **others):
         tries.append(asked)
         if len(tries) < 3:
             raise HalfOpened("C stays away")
-        return ask(self, asked, **given)
+        return ask(self, asked, **others)
 
     monkeypatch.setattr(Groups, "ask", lost)
     (reply,), _ = asked("secure")

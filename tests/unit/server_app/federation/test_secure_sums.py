@@ -10,20 +10,15 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from fake_groups import flat
-from fakes import CATALOGUE, REQUEST, FakeGrid
+from fake_groups import flat, gathered
+from fakes import CATALOGUE, REQUEST
 from flwr.app import Error, Message
 
-from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.secure import masks
 from appa_flwr.secure.roster import own_key, public_key, read_roster, roster_file
-from server_app.federation import members as federation
 from server_app.federation.ask import HalfOpened, TooFew
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Groups
 from server_app.federation.members import MOST_ROUNDS
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -57,8 +52,8 @@ class Party:
             return self.faults[kind](message)
         try:
             return Message(self.content(kind, message.content), reply_to=message)
-        except masks.Refused as refused:
-            return refusing(refused.name)(message)
+        except refusals.Refused as refused:
+            return refusing(refused.code)(message)
 
     def content(self, kind, content):
         if kind == messages.HELLO:
@@ -68,35 +63,32 @@ class Party:
             return messages.pack_reply([self.name], answered=[3], may=["votes"])
         if kind == messages.OPEN:
             return messages.pack_reply([self.name], seed=self.member.open(messages.unpack_open(content)))
-        ask, head = messages.unpack_ask(content)
+        ask, task = messages.unpack_ask(content)
         shapes = asks.numbers_of(ask, CATALOGUE)
         row_N = flat({"votes": SHARE[self.name]}, shapes)
-        if not head.cohort:
+        if not task.cohort:
             return messages.pack_reply([self.name], row_N[None])
-        request = asks.request_digest(ask, head.world)
-        task = masks.Task(head.run, head.round, head.cohort, request, self.roster.sha256)
         return messages.pack_reply([self.name], self.member.mask(task, row_N / asks.scales(shapes)))
+
+
+@pytest.fixture
+def parties(keys):
+    """A, B, C and D."""
+    return [Party(name, keys) for name in NAMES]
 
 
 def silent(message):
     return None
 
 
-def refusing(name):
-    code = refusals.SECURE[name]
+def refusing(code):
     return lambda message: Message(Error(code, refusals.REFUSALS[code]), reply_to=message)
 
 
 def met(parties, *, min_groups=1, answers=None):
     """The groups of a run with secure sums."""
-    grid = FakeGrid(dict(enumerate(parties, start=1)))
-    config = Config.load(
-        {"run.min-groups": min_groups, "run.reply-timeout": 0.02, "run.sums": "secure", "run-name": "run"}
-    )
-    groups = Groups(OverlapGrid(grid), config, answers=answers)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(federation, "SETTLING_SECONDS", 0.0)
-        groups.gather((), patience=0.0)
+    nodes, sums = dict(enumerate(parties, start=1)), {"run__sums": "secure", "run_name": "run"}
+    groups = gathered(nodes, answers=answers, run__min_groups=min_groups, **sums)
     groups.send_catalogue(CATALOGUE)
     return groups
 
@@ -113,8 +105,7 @@ def total(*names):
     return sum(SHARE[name] for name in names)
 
 
-def test_a_sum_is_over_all_that_are_there_and_no_part_is_known(keys):
-    parties = [Party(name, keys) for name in NAMES]
+def test_a_sum_is_over_all_that_are_there_and_no_part_is_known(parties):
     answer = met(parties).ask(fresh())
     assert answer.groups == NAMES
     np.testing.assert_allclose(answer.sum("votes"), total(*NAMES), atol=1e-12)
@@ -124,8 +115,7 @@ def test_a_sum_is_over_all_that_are_there_and_no_part_is_known(keys):
         answer.each("votes")
 
 
-def test_who_drops_out_before_anything_is_opened_costs_another_try(keys, warnings):
-    parties = [Party(name, keys) for name in NAMES]
+def test_who_drops_out_before_anything_is_opened_costs_another_try(parties, warnings):
     groups = met(parties)
     parties[1].faults[messages.ASK] = silent
     answer = groups.ask(fresh())
@@ -137,25 +127,22 @@ def test_who_drops_out_before_anything_is_opened_costs_another_try(keys, warning
     assert groups.ask(fresh()).groups == NAMES
 
 
-def test_a_late_reply_of_who_counted_as_missing_does_no_harm(keys):
+def test_a_late_reply_of_who_counted_as_missing_does_no_harm(parties):
     """Its words are of a round that nobody opens."""
-    parties = [Party(name, keys) for name in NAMES]
     groups = met(parties)
     held = []
     parties[1].faults[messages.ASK] = lambda message: held.append(message) or None
     answer = groups.ask(fresh())
     late = parties[1].content(messages.ASK, held[0].content)
     assert messages.unpack_reply(late, numbers=(np.uint64, 1)).numbers.size == 9
-    _, head = messages.unpack_ask(held[0].content)
-    assert set(head.cohort) == set(NAMES)
-    task = masks.Task(head.run, head.round, head.cohort, asks.request_digest(fresh(), head.world), parties[0].pinned)
-    with pytest.raises(masks.Refused, match="another sum"):
+    _, task = messages.unpack_ask(held[0].content)
+    assert set(task.cohort) == set(NAMES)
+    with pytest.raises(refusals.Refused, match="another sum"):
         parties[0].member.open(task)
     assert answer.groups == ("A", "C", "D")
 
 
-def test_a_seed_that_stays_away_is_asked_for_again_over_the_same_groups(keys):
-    parties = [Party(name, keys) for name in NAMES]
+def test_a_seed_that_stays_away_is_asked_for_again_over_the_same_groups(parties):
     groups, asked = met(parties), []
 
     def once(message):
@@ -168,8 +155,7 @@ def test_a_seed_that_stays_away_is_asked_for_again_over_the_same_groups(keys):
     np.testing.assert_allclose(answer.sum("votes"), total(*NAMES), atol=1e-12)
 
 
-def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(keys):
-    parties = [Party(name, keys) for name in NAMES]
+def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(parties):
     groups, ask = met(parties), fresh()
     parties[2].faults = {messages.OPEN: silent}
     with pytest.raises(HalfOpened, match="all but C"):
@@ -184,8 +170,7 @@ def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(keys):
 @pytest.mark.parametrize(
     "words", [np.zeros(9, np.uint64), np.zeros(8, np.uint64), np.zeros(9)], ids=["garbage", "short", "plain"]
 )
-def test_a_group_that_masks_garbage_spoils_the_sum_and_one_that_sends_none_is_missing(words, keys):
-    parties = [Party(name, keys) for name in NAMES]
+def test_a_group_that_masks_garbage_spoils_the_sum_and_one_that_sends_none_is_missing(words, parties):
     groups = met(parties)
     parties[3].faults[messages.ASK] = lambda message: Message(messages.pack_reply(["D"], words), reply_to=message)
     seed = messages.pack_reply(["D"], seed=bytes(32))
@@ -197,17 +182,15 @@ def test_a_group_that_masks_garbage_spoils_the_sum_and_one_that_sends_none_is_mi
         assert groups.ask(fresh()).groups == ("A", "B", "C")
 
 
-def test_a_sum_that_no_groups_can_have_is_none(keys, monkeypatch):
+def test_a_sum_that_no_groups_can_have_is_none(parties, monkeypatch):
     """Votes are 0 or more, and D adds -1 of the largest."""
-    parties = [Party(name, keys) for name in NAMES]
     groups, ask = met(parties), fresh()
     monkeypatch.setitem(SHARE, "D", np.full((3, 3), -3.0))
     with pytest.raises(HalfOpened, match="a wrong part of votes"):
         groups.ask(ask)
 
 
-def test_a_group_that_leaves_no_room_for_rounds_takes_no_part(keys, warnings):
-    parties = [Party(name, keys) for name in NAMES]
+def test_a_group_that_leaves_no_room_for_rounds_takes_no_part(parties, warnings):
     for last, names in ((MOST_ROUNDS, NAMES[1:]), (MOST_ROUNDS - 1, NAMES)):
         parties[0].facts[masks.fact("round", "run")] = str(last).encode()
         groups = met(parties)
@@ -234,8 +217,8 @@ def test_a_group_with_another_roster_or_none_is_in_no_sum(keys, warnings):
     assert any("appa group pin" in text for text in warnings())
 
 
-def test_a_restarted_server_goes_on_with_rounds_that_nobody_has_masked(keys, tmp_path):
-    parties, ask = [Party(name, keys) for name in NAMES], fresh()
+def test_a_restarted_server_goes_on_with_rounds_that_nobody_has_masked(parties, tmp_path):
+    ask = fresh()
     first = met(parties, answers=tmp_path)
     kept = first.ask(ask)
     parties[0].faults[messages.OPEN] = silent
@@ -250,16 +233,6 @@ def test_a_restarted_server_goes_on_with_rounds_that_nobody_has_masked(keys, tmp
     np.testing.assert_allclose(second.ask(lost).sum("votes"), total(*NAMES), atol=1e-12)  # for the same groups
 
 
-def test_own_scores_are_asked_plainly(keys):
-    parties = [Party(name, keys) for name in NAMES]
+def test_own_scores_are_asked_plainly(parties):
     answer = met(parties).ask(REQUEST.ask(asks.OWN_SCORES))
     assert answer.each("js targets").shape == (4, 2)
-
-
-def test_a_refusal_of_all_says_why(keys):
-    parties = [Party(name, keys) for name in NAMES]
-    groups = met(parties)
-    for party in parties:
-        party.faults[messages.ASK] = refusing(masks.CHANGES)
-    with pytest.raises(UserError, match=r"cohort-changes"):
-        groups.ask(fresh())

@@ -17,13 +17,13 @@ from appa_flwr.protocol.asks import SCORES
 from client_app.memory import memory_of
 from pluralllm.data import GroupData, group_data, option_embedding
 from pluralllm.scores import group_sums, mean_from_sums, measure_sums, summed
-from server_app import run
-from server_app.federation.catalogue import build_catalogue, run_survey
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
 from server_app.predictor.pooled_scores import fault, scores, tables
 from server_app.predictor.pretraining import initial_weights
+from server_app.predictor_phase import basis_of_mean
+from server_app.questions import build_catalogue, run_survey
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
 SIZES = {"training": 20, "held-out": 5}
@@ -129,7 +129,7 @@ def card_scores(config, num_nodes):
         groups.send_catalogue(catalogue)
         groups.send_targets(initial_weights(config))
         found = scores(groups, catalogue, config.unseen_group_names)
-    return found, run._group_sums(RunInputs(config, None, groups, catalogue)), catalogue
+    return found, basis_of_mean(RunInputs(config, None, groups, catalogue)), catalogue
 
 
 def mean_score(data, others, catalogue):

@@ -9,7 +9,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from fakes import FakeGrid
 from flwr.app import Array, ArrayRecord
 from in_process import flower_task
 
@@ -35,11 +34,11 @@ class Training:
     """
 
     def __init__(self, config, steps_G, counts_G, errors_G, *, plain):
-        self.config, self.plain, self.grid, self.asked = config, plain, FakeGrid({}), []
+        self.config, self.plain, self.asked = config, plain, []
         self.names = tuple("ABCDE"[: len(steps_G)])
         self._steps_G, self._counts_G, self._errors_G = steps_G, counts_G, errors_G
 
-    def ask(self, ask, *, meanwhile=None, label=0):
+    def ask(self, ask, *, meanwhile=None):
         self.asked.append(ask)
         one = Number((1,), -np.inf, np.inf)
         if ask.kind == UPDATE:

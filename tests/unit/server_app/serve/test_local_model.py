@@ -9,8 +9,9 @@ from small import CHOSEN
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from server_app import evaluation
-from server_app.models import base, tiny
-from server_app.models.tiny import TinyRecipe
+from server_app.inputs import PolicyInputs, RunInputs
+from server_app.policy import base, tiny
+from server_app.policy.tiny import TinyRecipe
 from server_app.serve.judge import LocalModel
 
 TOKENS = 12
@@ -24,14 +25,10 @@ def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     config = Config.load({**CHOSEN, "model": str(tmp_path), "ppo.response-length": TOKENS})
     found = base.prepare(config, [])
-    expected = evaluation.greedy_answers(
-        base.load_model(config, found.source, quantized=False),
-        found,
-        config,
-        prompts=[found.prompt_ids(config, question) for question in catalogue.questions],
-        question_J=np.arange(5),
-        catalogue=catalogue,
-    ).texts
+    all_J = np.arange(5)
+    inputs = PolicyInputs(found, [found.prompt_ids(config, question) for question in catalogue.questions], all_J, all_J)
+    model, run = base.load_model(config, found.source, quantized=False), RunInputs(config, None, None, catalogue)
+    expected = evaluation.greedy_answers(run, model, inputs, all_J).texts
     asked = LocalModel(str(tmp_path))
     prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
     assert tuple(asked.answers(prompts, answer_tokens=TOKENS, temperature=0.0)) == expected

@@ -1,0 +1,75 @@
+"""A command's options, output and end: done 0, the run failed 1, a user's mistake 2, stopped by signal n 128 + n."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console, RenderableType
+
+from appa_flwr.core.errors import UserError
+
+RUN_FAILED, USER_ERROR, SIGNAL_BASE = 1, 2, 128
+_PIPE_WIDTH = 160  # a table in a pipe has no terminal to take its width from
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FILE]... [KEY=VALUE]...",
+        help="TOML files of config keys, then keys; preset=NAME sets many. The last wins; appa config lists them.",
+        show_default=False,
+    ),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
+
+
+class RunFailed(Exception):
+    """The run started and did not complete; the message says why and where the log lies."""
+
+
+class Stopped(BaseException):
+    """A signal asked the launcher to stop; raised in its place so that everything started is ended first."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+@contextmanager
+def exit_codes(program: str) -> Iterator[None]:
+    """Turn every expected failure of a command into a message on stderr and an exit code.
+
+    Raises:
+        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`, or what it printed found no space.
+    """
+    try:
+        yield
+    except (UserError, RunFailed) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(RUN_FAILED)
+    except Stopped as stopped:
+        print(f"{program}: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
+        sys.exit(SIGNAL_BASE + stopped.signum)
+
+
+def show(*parts: RenderableType | None) -> None:
+    """Print texts and tables, without reading brackets in them as markup; None is left out.
+
+    Tables are as wide as the terminal, or as a reader of a pipe needs them.
+    """
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    for part in parts:
+        if isinstance(part, str):
+            print(part)
+        elif part is not None:
+            console.print(part, markup=False)

@@ -1,0 +1,86 @@
+"""The answers that are likeliest by replies: of sums over the answers, and of steps that are nearly linear in them.
+
+Axis letters: N answers, K options, M = N * K, R replies, S rounds of training, P weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+from scipy.special import softmax
+from sklearn.linear_model import Ridge, RidgeCV
+
+from appa_flwr.core.errors import UserError
+
+FloatArray = npt.NDArray[np.float64]
+
+STARTS, SEARCH = 20, 200
+"""Starts of the search, and steps from each."""
+
+SHIFT = 1e-4
+"""How far the search moves the logarithms of answers for a derivative."""
+
+RIDGES = np.geomspace(1e-4, 1e2, 19)
+"""Strengths of the regression, of which the best is chosen by leave-one-out; steps have size 1."""
+
+
+def by_sums(
+    parts: Callable[[FloatArray], FloatArray], reply_R: FloatArray, shape: tuple[int, int], *, noise: float
+) -> FloatArray:
+    """Answers (N, K) whose replies are nearest to those that were given, by least squares.
+
+    Args:
+        parts: what each of such answers adds to each reply, (R, N); an answer changes its own parts alone.
+        reply_R: the given replies.
+        shape: N, K.
+        noise: how far a reply may be off; the more, the nearer the answers stay to uniform ones.
+
+    Raises:
+        UserError: there is no reply.
+    """
+    if not len(reply_R):
+        raise UserError("no reply")
+
+    number, options = shape
+
+    def answers(free_F: FloatArray) -> FloatArray:
+        return np.asarray(softmax(np.c_[free_F.reshape(number, options - 1), np.zeros(number)], axis=1))
+
+    def missed(free_F: FloatArray) -> FloatArray:
+        return np.asarray(np.r_[parts(answers(free_F)).sum(axis=1) - reply_R, noise * free_F])
+
+    def slope(free_F: FloatArray) -> FloatArray:
+        shift_KF = SHIFT * np.tile(np.eye(options - 1), number)  # all answers move at once
+        here_RN = parts(answers(free_F))
+        slope_RNK = np.stack([parts(answers(free_F + shift_F)) - here_RN for shift_F in shift_KF], axis=2) / SHIFT
+        return np.asarray(np.r_[slope_RNK.reshape(len(reply_R), -1), noise * np.eye(len(free_F))])
+
+    rng, size = np.random.default_rng(0), number * (options - 1)
+    begin = [np.zeros(size), *rng.normal(size=(STARTS - 1, size))]
+    fits = [least_squares(missed, start, slope, max_nfev=SEARCH) for start in begin]
+    return answers(min(fits, key=lambda fit: fit.cost).x)
+
+
+def by_steps(answer_SNK: FloatArray, step_SP: FloatArray, step_P: FloatArray, *, rounds: int) -> FloatArray:
+    """Answers (N, K) by ridge regression of known answers on what training with them has changed.
+
+    What is not linear in the answers counts as noise of a round's own draws, of which a mean over rounds has less.
+
+    Args:
+        answer_SNK: the known answers.
+        step_SP: what a round of training on each has changed.
+        step_P: the mean of what rounds with the unknown answers have changed.
+        rounds: their number.
+    """
+    answer_SM = answer_SNK.reshape(len(answer_SNK), -1)
+    known_SX = np.c_[answer_SM, np.ones(len(answer_SM))]
+    linear_SP = known_SX @ np.linalg.lstsq(known_SX, step_SP, rcond=None)[0]
+    mean_SP = linear_SP + (step_SP - linear_SP) / np.sqrt(rounds)
+    size = np.sqrt(step_SP.var(axis=0).sum())
+    ridge = RidgeCV(RIDGES).fit(step_SP / size, answer_SM).alpha_ / rounds
+    answer_M = Ridge(ridge).fit(mean_SP / size, answer_SM).predict(step_P[None] / size)[0]
+    answer_NK = np.maximum(answer_M.reshape(answer_SNK.shape[1:]), 0.0)
+    return np.asarray(answer_NK / answer_NK.sum(axis=1, keepdims=True))

@@ -1,1 +1,0 @@
-"""Log-probabilities of responses with as little computing as gives the same numbers."""

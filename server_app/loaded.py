@@ -1,0 +1,105 @@
+"""The policy and the preference predictor of a run's folder, loaded to be asked (`appa_flwr.load_run`).
+
+Axis letters: K options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import formats
+from appa_flwr.public import Answer
+from appa_flwr.run import predictions
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
+from pluralllm.data import OptionEmbedding, group_data
+from pluralllm.prediction import predict_targets
+from server_app.evaluation import greedy
+from server_app.policy import export
+from server_app.policy.sample import sample
+from server_app.predictor.checkpoint import network, read_checkpoint
+from server_app.predictor.pretraining import initial_weights
+from server_app.questions import build_catalogue
+
+GROUP = "asked"
+SUM_TOLERANCE = 0.01  # of shares that a person has rounded
+
+
+class LoadedPolicy:
+    """The policy that a run has left in its folder, in float32.
+
+    Raises:
+        UserError: there is none, or the base model that its adapter names is no longer there.
+    """
+
+    def __init__(self, run_folder: Path, config: Config) -> None:
+        folder = run_folder / POLICY
+        if not folder.is_dir():
+            raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
+        self._config = config
+        self._base, self._model = export.opened(config, str(folder))
+        self._decoding = greedy(self._model, self._base, config)
+
+    def ask(self, question: str, options: Sequence[str]) -> Answer:
+        """See `appa_flwr.public.Policy`."""
+        if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+            raise UserError(f"options: {len(options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
+        prompt = self._base.prompt_ids(self._config, Question(GROUP, question, tuple(options)))
+        decoded = sample(self._model, [prompt], self._decoding).sequences
+        (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)
+        parsed = formats.parse(self._config.task, text, len(options))
+        return Answer(text, parsed.prediction, parsed.format_score)
+
+
+class LoadedPredictor:
+    """The preference predictor that a run has left in its folder, with the questions of its survey.
+
+    Raises:
+        UserError: there is none, or the survey is no longer there or not the one that it was trained on.
+    """
+
+    def __init__(self, run_folder: Path, config: Config) -> None:
+        weights = run_folder / WEIGHTS_FILE
+        if not weights.exists():
+            raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
+        here = run_folder.resolve()
+        placed = {"run.output-dir": str(here.parent), "run-name": here.name}
+        self._config = Config.load({**config.flat(), **placed, "pluralllm.checkpoint": str(weights.absolute())})
+        with threadpool_limits(1):  # as in a run: another number of threads may find other features
+            self._catalogue = catalogue = build_catalogue(self._config)
+        checkpoint = read_checkpoint(self._config, catalogue, initial_weights(self._config))
+        assert checkpoint is not None  # the config names one
+        ids = tuple(question.question_id for question in catalogue.questions)
+        self._table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
+        self._model = network(config, checkpoint[0].weights)
+
+    def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
+        """See `appa_flwr.public.Predictor`."""
+        options = {question.question_id: question.options for question in self._catalogue.questions}
+        shares = {name: np.asarray(share_K, dtype=np.float64) for name, share_K in answers.items()}
+        for name, share_K in shares.items():
+            if name not in options or share_K.shape != (len(options[name]),):
+                wanted = f"has {len(options[name])} options" if name in options else "is none of the run's"
+                raise UserError(f"answers: question '{name}' {wanted}")
+            if not (share_K >= 0).all() or abs(share_K.sum() - 1.0) > SUM_TOLERANCE:
+                raise UserError(f"answers: those to question '{name}' are no shares that sum to 1")
+        normalized = {name: share_K / share_K.sum() for name, share_K in shares.items()}
+        predicted_QK = predict_targets(
+            self._model,
+            group_data(GROUP, normalized, embedding=self._table),
+            self._table,
+            num_context=self._config.pluralllm.num_context_questions,
+            seed=child_seed(self._config.seed, "context", 0),
+            trained=self._catalogue.train_Q,
+        )
+        table = predictions.as_rows(predicted_QK[None], groups=(GROUP,), questions=self._catalogue.questions)
+        return table.drop(columns="group")

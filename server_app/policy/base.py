@@ -1,0 +1,320 @@
+"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from appa_flwr.config import THREADS, TINY_MODEL, Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import cache_folder
+from appa_flwr.protocol import formats
+from appa_flwr.survey.types import Question
+from server_app.policy import gguf, lora_targets, tiny
+from server_app.policy.folder import describe, locate, read_config
+from server_app.policy.logprobs import check_model
+
+TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
+"""Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
+for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
+"""
+
+GENERATION_FILE = "generation_config.json"
+MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
+
+PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
+
+LOADER = "transformers.modeling_utils"
+_REASON = re.compile(r"\b\w+Error: [^|\n]+[^|\s]")  # at the end of a traceback, in a cell of a table
+
+log = logging.getLogger("appa.server")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model folder, and how its prompts are made.
+
+    Attributes:
+        source: what `from_pretrained` loads.
+        tokenizer: pads on the left, with a token that is not among `stop_ids`.
+        end_id: the token SFT teaches to end an answer with: a chat model's end of turn, else end of sequence.
+        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, and what the model's generation
+            settings name.
+        hub_id: the model's name on the hub, where it comes from there.
+    """
+
+    source: str
+    tokenizer: Tokenizer
+    end_id: int
+    stop_ids: tuple[int, ...]
+    hub_id: str = ""
+
+    def asked(self, text: str) -> str:
+        """The text the model continues when it is told `text`: chat models get their own template around it."""
+        if self.tokenizer.chat_template is None:
+            return text
+        chat = [{"role": "user", "content": text}]
+        return str(
+            self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **TEMPLATE_KEYS)
+        )
+
+    def ids(self, asked: str) -> list[int]:
+        """Token ids of what `asked` gave; a chat template brings its own special tokens."""
+        special = self.tokenizer.chat_template is None
+        ids: list[int] = self.tokenizer(asked, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def prompt_text(self, config: Config, question: Question) -> str:
+        """The text the model continues when it is asked a question."""
+        style = config.prompt_style
+        return self.asked(formats.prompt(config.task, question.text, question.options, style=style))
+
+    def prompt_ids(self, config: Config, question: Question) -> list[int]:
+        """Token ids of `prompt_text`."""
+        return self.ids(self.prompt_text(config, question))
+
+    def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
+        """Texts of responses, without special tokens."""
+        rows = zip(response_JT.cpu(), mask_JT.cpu(), strict=True)
+        return [str(self.tokenizer.decode(ids[mask], skip_special_tokens=True)) for ids, mask in rows]
+
+    @property
+    def identity(self) -> str:
+        """Its name on the hub, or that of its folder, which in the cache is made of the content."""
+        return self.hub_id or Path(self.source).name
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token."""
+        return int(self.tokenizer.pad_token_id)
+
+
+def prepare(
+    config: Config,
+    questions: Sequence[Question],
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+    say: Callable[[str], None] = log.info,
+) -> Base:
+    """Find, fetch, unpack or build the base model.
+
+    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile. Before
+    a GGUF file is unpacked, which takes up to minutes, `say` is called.
+
+    Raises:
+        UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
+    """
+    hub_id = ""
+    if config.model == TINY_MODEL:
+        folder = tiny.load_or_build(_tiny_recipe(config), questions, cache_folder(), progress=progress)
+    elif (file := gguf.find(config.model)) is not None:
+        folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)
+    else:
+        folder = locate(config.model)
+        hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
+    model_config = read_config(config.model, folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
+        declared = _declared_ends(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model = {config.model}: cannot be loaded ({describe(error)})") from error
+    _check_tokenizer(config, tokenizer)
+    end_id = _turn_end(tokenizer)
+    vocabulary = model_config.get_text_config().vocab_size
+    stop_ids = {end_id, tokenizer.eos_token_id, *(token for token in declared if token < vocabulary)}
+    pad_id = _padding(tokenizer, stop_ids, vocabulary)
+    if pad_id is None:
+        raise UserError(f"model = {config.model}: its tokenizer needs a padding token other than its end token")
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)), hub_id)
+
+
+def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
+    """Tell what is wrong with `model` or the layers that LoRA adapts before the federation starts.
+
+    A hub id is fetched for it and a GGUF file unpacked, which `say` tells.
+
+    Raises:
+        UserError: as for `prepare` and `lora_targets.check`.
+    """
+    if config.model == TINY_MODEL:
+        lora_targets.check(config, tiny.architecture(_tiny_recipe(config)))
+    else:
+        base = prepare(config, (), say=say)
+        lora_targets.check(config, AutoConfig.from_pretrained(base.source, trust_remote_code=False))
+
+
+def _tiny_recipe(config: Config) -> tiny.TinyRecipe:
+    counted = config.prompt_style == "counted"
+    steps = tiny.COUNTED_STEPS if counted else tiny.STEPS
+    return tiny.TinyRecipe(config.task, steps=steps, counted=counted, seed=config.seed)
+
+
+def with_dtype(config: Config) -> Config:
+    """The config with `policy.compute-dtype = "auto"` resolved, for the machine that this runs on.
+
+    It is bfloat16 where the GPU, or without one the processor, computes in it: emulated it is slower than float32.
+    Full fine-tuning takes float32: weights of 16 bits lose most of its steps.
+    """
+    if config.policy.compute_dtype != "auto":
+        return config
+    if config.policy.tuning == "full":
+        native = False
+    elif torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = bool(BFLOAT16_FLAGS & _processor_flags())
+    dtype = "bfloat16" if native else "float32"
+    log.info("policy.compute-dtype = auto: %s", dtype)
+    return Config.load({**config.flat(), "policy.compute-dtype": dtype})
+
+
+def threads(config: Config) -> int:
+    """CPU threads of the policy's passes: OMP_NUM_THREADS if the user sets it, else all cores; the tiny model's one.
+
+    Raises:
+        UserError: OMP_NUM_THREADS is no whole number above 0.
+    """
+    if config.model == TINY_MODEL:
+        return 1
+    if chosen := os.environ.get(THREADS, os.environ.get("OMP_NUM_THREADS")):
+        if not (chosen.isdecimal() and int(chosen)):
+            raise UserError(f"OMP_NUM_THREADS = {chosen!r} must be a whole number above 0")
+        return int(chosen)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def _processor_flags() -> set[str]:
+    """Features that the processor names; nothing where the system has no such file."""
+    return set(PROCESSOR_FILE.read_text(encoding="utf-8").split()) if PROCESSOR_FILE.is_file() else set()
+
+
+def _declared_ends(folder: Path) -> list[int]:
+    """The ids that the model's own generation settings end an answer with."""
+    if not (folder / GENERATION_FILE).exists():
+        return []
+    ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    return list(ends) if isinstance(ends, list) else [ends] * (ends is not None)
+
+
+def _check_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model = {config.model}: its tokenizer has no end-of-sequence token, so no answer would end")
+    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
+    sample = formats.answer(config.task, np.array([0.25, 0.75]))
+    if sample not in tokenizer.decode(tokenizer(sample)["input_ids"]):
+        raise UserError(f"model = {config.model}: its tokenizer cannot write {sample}; are all its files there?")
+
+
+def _turn_end(tokenizer: Tokenizer) -> int:
+    """Token that ends an answer: in a chat model's template the end of its turn, else the end of the sequence."""
+    if tokenizer.chat_template is not None:
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKER}]
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False, **TEMPLATE_KEYS))
+        special = set(tokenizer.added_tokens_decoder)
+        for token in tokenizer(text.rpartition(MARKER)[2], add_special_tokens=False)["input_ids"]:
+            if token in special:
+                return int(token)
+    return int(tokenizer.eos_token_id)
+
+
+def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -> int | None:
+    """The tokenizer's own padding token, or where that can end an answer or has no embedding, a spare one.
+
+    Qwen3 pads with a token its generation settings stop at. Masks are kept apart from ids here, but whatever is
+    made of the saved model later may well tell padding by its id.
+    """
+    added = sorted((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    made_for_it = [i for i, text in added if "pad" in text.lower()]
+    for token in (tokenizer.pad_token_id, *made_for_it, tokenizer.unk_token_id, *(i for i, _ in added)):
+        if token is not None and token not in stop_ids and token < vocabulary:
+            return int(token)
+    return None
+
+
+@contextmanager
+def _load_report(heard: list[str]) -> Iterator[None]:
+    """Keep what Transformers reports while it packs weights: its error says no more than "see the above report"."""
+    logger, ear = logging.getLogger(LOADER), logging.Handler(logging.WARNING)
+    ear.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level, logger.propagate
+    logger.addHandler(ear)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(ear)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
+    """The causal LM in a folder, in the config's number format, which `with_dtype` has resolved.
+
+    If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
+
+    Raises:
+        UserError: it cannot be loaded, not all of its weights are there, or see `check_model`.
+    """
+    dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
+    # On a CPU torch's own attention takes three times as long in 16 bits to go backward.
+    slow = dtype.itemsize < torch.float32.itemsize and not torch.cuda.is_available()
+    attention = "eager" if slow else None
+    quantization = None
+    if quantized:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=["lm_head"],
+        )
+    report: list[str] = []
+    try:
+        with _load_report(report):
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype,
+                attn_implementation=attention,
+                quantization_config=quantization,
+                device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # told below, by name
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
+        why = next((found[0] for text in report if (found := _REASON.search(text))), describe(error))
+        raise UserError(f"model folder {source}: cannot be loaded ({why})") from error
+    unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if unfit:  # Transformers would go on with random numbers in their place
+        raise UserError(f"model folder {source}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
+    for layer in model.modules() if quantized else ():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # A first pass without gradient would repack the weights, rounded, for a kernel that computes in bfloat16:
+            # rollouts and the reference would come from another model than the training passes.
+            layer.support_avx512bf16_for_cpu = False
+    check_model(model.eval())
+    return model

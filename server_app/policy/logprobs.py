@@ -1,0 +1,203 @@
+"""Log-probabilities and values of response tokens: one forward for reference, value, policy and training passes.
+
+A survey prompt is one long fixed instruction before one short question. So the tokens that all prompts begin with are
+run once, and all rows share their keys and values; rows of one prompt share that too.
+
+Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, S scored tokens of all rows, B scored
+tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache, PreTrainedModel
+
+from appa_flwr.core.errors import UserError
+from server_app.policy.sequences import Sequences
+
+LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
+"""Numbers in a block of logits, by device: fewer would starve the matrix product. On a GPU they are 262 tokens of
+Gemma: from there on the product is bound by arithmetic. With gradients a number takes some 24 bytes.
+"""
+FEWEST_TOKENS = 64  # of a pass: where memory does not hold these, a smaller pass would not help
+PROBE_TOKENS = 6
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the largest logit
+HALF_TOLERANCE = 0.1  # of the largest logit: two kernels of a 16-bit model differ by this much at most
+
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of a prefix, (1, N, C, D) each, by layer."""
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("appa.server")
+
+
+class NotFinite(UserError):
+    """Training has made losses or logits infinite or NaN; the message names the config key to lower."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the policy's losses or logits are no longer finite; lower {key}")
+
+
+class TokenBudget:
+    """Most tokens in a pass, halved for good where a GPU's memory does not hold them."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def run(self, passes: Callable[[int], _T]) -> _T:
+        """`passes(tokens)`, from the start again with half as many as often as it takes.
+
+        Raises:
+            torch.OutOfMemoryError: the memory does not hold the fewest, either.
+        """
+        while True:
+            try:
+                return passes(self.tokens)
+            except torch.OutOfMemoryError:
+                if self.tokens < 2 * FEWEST_TOKENS:
+                    raise
+            torch.cuda.empty_cache()
+            self.tokens //= 2
+            log.warning("out of memory: from here on passes have %d tokens (ppo.micro-batch-tokens)", self.tokens)
+
+
+@contextmanager
+def shared_prefix(trunk: nn.Module, prefix_C: Tensor) -> Iterator[Layers]:
+    """The keys and values of the tokens that all rows begin with, under the weights now in force.
+
+    Within the block rows are scored after them, and what goes backward leaves its gradient there. The end of the block,
+    which comes before the optimizer's step, sends the sum through the prefix once.
+
+    Raises:
+        ValueError: the model keeps no keys and values, as with gradient checkpointing while it trains.
+    """
+    if not len(prefix_C):
+        yield ()
+        return
+    cache = DynamicCache(config=trunk.config)
+    trunk(input_ids=prefix_C[None], past_key_values=cache, use_cache=True)
+    if cache.get_seq_length() != len(prefix_C):
+        raise ValueError(f"{type(trunk).__name__} keeps no keys and values; is gradient checkpointing on?")
+    computed = [(layer.keys, layer.values) for layer in cache.layers]
+    shared = [
+        (k.detach().requires_grad_(k.requires_grad), v.detach().requires_grad_(v.requires_grad)) for k, v in computed
+    ]
+    yield shared
+    pairs = zip(chain(*computed), chain(*shared), strict=True)
+    reached = [(state, leaf.grad) for state, leaf in pairs if leaf.grad is not None]
+    if reached:
+        states, gradients = zip(*reached, strict=True)
+        torch.autograd.backward(states, gradients)
+
+
+def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> Tensor:
+    """Hidden states that predict the response tokens, row by row: (S, H).
+
+    Rows are padded right, where causal attention keeps the padding out: no mask and no positions are needed.
+    """
+    cache = None
+    if prefix:
+        cache = DynamicCache(prefix, config=trunk.config)
+        if tokens := sequences.common_prompt:
+            trunk(input_ids=sequences.prompt_JP[:1, :tokens], past_key_values=cache, use_cache=True)
+            sequences = sequences.after(tokens)
+        cache.batch_repeat_interleave(len(sequences.mask_JT))
+    ids_JL, read_JL = sequences.packed()
+    result = trunk(input_ids=ids_JL, past_key_values=cache, use_cache=cache is not None)
+    hidden_SH: Tensor = result.last_hidden_state[read_JL]
+    return hidden_SH
+
+
+def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
+    """Logits from the last hidden states, by the model's own forward: (S, V)."""
+    logits_SV: Tensor = model.get_output_embeddings()(hidden_SH)
+    cap = getattr(model.config, "final_logit_softcapping", None)  # Gemma
+    return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)
+
+
+def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) -> Tensor:
+    """Log-probability of given tokens under softmax(logits / temperature), by gather and logsumexp.
+
+    `logits_SV` are those of the positions before each token, of any leading shape, which `token_S` and the result have;
+    `temperature` > 0. The result is float32, or as wide as the logits.
+    """
+    scaled_SV = (logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()) / temperature
+    return scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1) - scaled_SV.logsumexp(-1)
+
+
+def response_logprobs(
+    model: PreTrainedModel, sequences: Sequences, *, temperature: float, prefix: Layers = ()
+) -> Tensor:
+    """Log-probabilities of the response tokens (J, T), 0 outside the mask.
+
+    Logits exist for these tokens alone, and for a block of them at a time. `temperature` > 0; `prefix` is what
+    `shared_prefix` gave for the rows' prefix, empty where they have none.
+    """
+    hidden_SH = _response_states(model.base_model, sequences, prefix)
+    token_S = sequences.response_JT[sequences.mask_JT]
+
+    def block(hidden_BH: Tensor, token_B: Tensor) -> Tensor:
+        return token_logprobs(logits(model, hidden_BH), token_B, temperature=temperature)
+
+    size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
+    blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))
+    if len(blocks) > 1 and torch.is_grad_enabled():
+        # Logits are recomputed in the backward pass: kept, they would be the largest tensor of the update.
+        parts = [checkpoint(block, *each, use_reentrant=False) for each in blocks]
+    else:
+        parts = [block(*each) for each in blocks]
+    return _spread(torch.cat(parts), sequences.mask_JT)
+
+
+def response_values(trunk: nn.Module, head: nn.Linear, sequences: Sequences, *, prefix: Layers = ()) -> Tensor:
+    """V(s) before each response token: the head on the trunk's last hidden states; (J, T), 0 outside the mask."""
+    hidden_SH = _response_states(trunk, sequences, prefix)
+    return _spread(head(hidden_SH.to(head.weight.dtype)).squeeze(-1), sequences.mask_JT)
+
+
+def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
+    return value_S.new_zeros(mask_JT.shape).masked_scatter(mask_JT, value_S)
+
+
+@torch.inference_mode()
+def check_model(model: PreTrainedModel) -> None:
+    """See on a few tokens that what is computed here is what the model's own forward computes.
+
+    Raises:
+        UserError: it is not, as where an architecture scales its logits or keeps no keys and values.
+    """
+    ids_1L = _probe(model)
+    try:
+        expected_1LV = model(input_ids=ids_1L, use_cache=False).logits.float()
+        with shared_prefix(model.base_model, ids_1L[0, : PROBE_TOKENS // 2]) as prefix:
+            cache = DynamicCache(prefix, config=model.config)
+            rest = ids_1L[:, PROBE_TOKENS // 2 :]
+            hidden_1LH = model.base_model(input_ids=rest, past_key_values=cache).last_hidden_state
+        difference = (logits(model, hidden_1LH).float() - expected_1LV[:, PROBE_TOKENS // 2 :]).abs().max()
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        why = f"shares no keys and values ({type(error).__name__})"
+    else:
+        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE) * expected_1LV.abs().max():
+            return
+        why = "makes its logits in a way that is not known here"
+    raise UserError(f"{type(model).__name__} {why}; use Qwen3, Llama or Gemma-2")
+
+
+@torch.inference_mode()
+def finite_logits(model: PreTrainedModel) -> bool:
+    """True if a few tokens' probabilities are finite under the weights now in force."""
+    return bool(model(input_ids=_probe(model), use_cache=False).logits.logsumexp(-1).isfinite().all())
+
+
+def _probe(model: PreTrainedModel) -> Tensor:
+    ids_L: Tensor = torch.arange(PROBE_TOKENS, device=model.device) % model.config.get_text_config().vocab_size
+    return ids_L[None]

@@ -1,0 +1,188 @@
+"""The models of PPO: policy, reference and value, by LoRA on one frozen base or by full fine-tuning.
+
+Axis letters: J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from appa_flwr.config import Config, split_names
+from appa_flwr.core.seeds import child_seed
+from server_app.policy.one_product import round_once
+
+POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
+SFT, BOTH = "sft", "both"
+ALPHA_PER_RANK = 2  # adapters are scaled by alpha / rank (SFT and PPO tables)
+
+
+class PolicyModels(ABC):
+    """Policy, reference and value behind one interface, so that PPO does not know which weights they share.
+
+    Attributes:
+        head: makes V of the value trunk's hidden states; None without a value model.
+        policy_parameters: what the policy loss trains.
+        value_parameters: what the value loss trains; empty without a value model.
+    """
+
+    _policy: PreTrainedModel
+    head: nn.Linear | None
+    policy_parameters: list[nn.Parameter]
+    value_parameters: list[nn.Parameter]
+
+    def policy(self) -> PreTrainedModel:
+        """The causal LM; its own weights are in force outside the blocks of `reference` and `value`."""
+        return self._policy
+
+    @abstractmethod
+    def reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """Within the block, the causal LM that PPO began with. What goes backward does so within the block."""
+
+    @abstractmethod
+    def value(self) -> AbstractContextManager[nn.Module]:
+        """Within the block, the value model's trunk, for `head`. What goes backward does so within the block."""
+
+    @abstractmethod
+    def save_policy(self, folder: Path) -> None:
+        """Write the policy as a folder that Transformers (full) or PEFT (LoRA) loads."""
+
+
+def value_head(hidden_size: int, device: torch.device) -> nn.Linear:
+    """A linear head that starts at value 0: before it has learned, the advantage is the return."""
+    head = nn.Linear(hidden_size, 1, device=device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class FullModels(PolicyModels):
+    """Full fine-tuning: the policy itself, a frozen copy as reference, a copy of the trunk for the value."""
+
+    def __init__(self, model: PreTrainedModel, *, value: bool = True) -> None:
+        self._reference = copy.deepcopy(model).eval().requires_grad_(False)
+        self._trunk = copy.deepcopy(model.base_model).eval().requires_grad_(True) if value else None
+        self._policy = model.eval().requires_grad_(True)
+        self.head = value_head(model.config.hidden_size, model.device) if value else None
+        self.policy_parameters = list(self._policy.parameters())
+        self.value_parameters = [p for part in (self._trunk, self.head) if part is not None for p in part.parameters()]
+
+    def reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """See base class."""
+        return nullcontext(self._reference)
+
+    def value(self) -> AbstractContextManager[nn.Module]:
+        """See base class."""
+        assert self._trunk is not None
+        return nullcontext(self._trunk)
+
+    def save_policy(self, folder: Path) -> None:
+        """See base class."""
+        self._policy.save_pretrained(folder)
+
+
+class LoraModels(PolicyModels):
+    """LoRA adapters for policy and value on one frozen base, over SFT's own adapter where there is one.
+
+    The reference is the base with SFT's adapter alone. That adapter stays apart and frozen: added to weights of 16 bits
+    or fewer, most of what SFT learned would be rounded away.
+
+    PEFT resets `requires_grad` whenever adapters are switched, so every switch goes through `_switch`, which gives
+    policy and value their gradient back.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        rank: int,
+        targets: list[str],
+        value: bool = True,
+        sft_adapter: Path | None = None,
+    ) -> None:
+        # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
+        adapter = LoraConfig(r=rank, lora_alpha=ALPHA_PER_RANK * rank, target_modules=targets, task_type="CAUSAL_LM")
+        self._start = [] if sft_adapter is None else [SFT]
+        if sft_adapter is None:
+            self._peft = get_peft_model(model.eval(), adapter, adapter_name=POLICY)
+        else:
+            self._peft = PeftModel.from_pretrained(model.eval(), str(sft_adapter), adapter_name=SFT)
+            self._peft.add_adapter(POLICY, adapter)
+        if value:
+            self._peft.add_adapter(VALUE, adapter)
+        self._peft.eval()
+        round_once(self._peft)
+        self._policy = self._peft.get_base_model()
+        self.head = value_head(model.config.hidden_size, model.device) if value else None
+        self.policy_parameters, of_value, frozen = (self._of_adapter(name) for name in (POLICY, VALUE, SFT))
+        self.value_parameters = [*of_value, *(self.head.parameters() if self.head is not None else ())]
+        # What learns is float32: in bfloat16 most steps at lr 1e-5 would round to nothing. What is frozen is in the
+        # model's own format, which saves a cast a layer.
+        for dtype, parameters in ((torch.float32, self.policy_parameters + of_value), (model.dtype, frozen)):
+            for parameter in parameters:
+                parameter.data = parameter.data.to(dtype)
+        self._switch(POLICY)
+
+    def _of_adapter(self, name: str) -> list[nn.Parameter]:
+        return [p for key, p in self._peft.named_parameters() if f".{name}." in key and "lora_" in key]
+
+    def _switch(self, *adapters: str) -> None:
+        self._peft.base_model.set_adapter([*self._start, *adapters], inference_mode=True)
+        for parameter in self.policy_parameters + self.value_parameters:
+            parameter.requires_grad_(True)
+
+    @contextmanager
+    def reference(self) -> Iterator[PreTrainedModel]:
+        """See base class."""
+        if self._start:
+            self._switch()
+        try:
+            with nullcontext() if self._start else self._peft.disable_adapter():
+                yield self._policy
+        finally:
+            self._switch(POLICY)
+
+    @contextmanager
+    def value(self) -> Iterator[nn.Module]:
+        """See base class."""
+        self._switch(VALUE)
+        try:
+            yield self._policy.base_model
+        finally:
+            self._switch(POLICY)
+
+    def save_policy(self, folder: Path) -> None:
+        """Write one adapter, which is SFT's and the policy's in one: side by side, their product is their sum."""
+        if not self._start:
+            self._peft.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
+            return
+        both = [SFT, POLICY]
+        self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), BOTH, combination_type="cat")
+        try:
+            with tempfile.TemporaryDirectory(prefix="appa-policy-") as beside:  # PEFT makes a folder of its name there
+                self._peft.save_pretrained(beside, selected_adapters=[BOTH], save_embedding_layers=False)
+                shutil.copytree(Path(beside) / BOTH, folder, dirs_exist_ok=True)
+        finally:
+            self._peft.delete_adapter(BOTH)
+            self._switch(POLICY)
+
+
+def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:
+    """Policy, reference and, with `ppo.baseline = "value"`, value model: on the SFT model, or on base and adapter."""
+    # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
+    torch.manual_seed(child_seed(config.seed, "adapters"))
+    value = config.ppo.baseline == "value"
+    if config.policy.tuning == "full":
+        return FullModels(model, value=value)
+    targets = list(split_names(config.policy.ppo_targets))
+    return LoraModels(model, rank=config.policy.lora_rank, targets=targets, value=value, sft_adapter=sft_adapter)

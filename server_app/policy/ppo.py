@@ -1,0 +1,295 @@
+"""One PPO iteration on given rewards: rollout, reference and value passes, and the mini-batched update.
+
+Axis letters: J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from appa_flwr.config.sections import PPOSection
+from server_app.policy import losses
+from server_app.policy.logprobs import (
+    NotFinite,
+    TokenBudget,
+    finite_logits,
+    response_logprobs,
+    response_values,
+    shared_prefix,
+)
+from server_app.policy.models import PolicyModels
+from server_app.policy.sample import Decoding, Rollout, sample
+from server_app.policy.sequences import Sequences
+
+DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
+MAX_GRAD_NORM = 1.0  # to which each model's gradient is scaled down; not in the paper
+MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
+
+
+@dataclass(frozen=True)
+class ReferencePass:
+    """Results that the server computes while the groups answer; (J, T) each, 0 outside the mask.
+
+    Attributes:
+        reference_logprob_JT: log pi_ref of the rollouts' tokens.
+        value_JT: V before each token; 0 without a value model.
+        policy_logprob_JT: log pi, by the pass that is differentiated later; None where sampling gave the same.
+    """
+
+    reference_logprob_JT: Tensor
+    value_JT: Tensor
+    policy_logprob_JT: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """What an update's losses compare its passes with; (J, T) each.
+
+    Attributes:
+        old_JT: log pi before the update.
+        weight_JT: pi / pi_sampler before the update, capped.
+        advantage_JT: whitened advantages.
+        value_JT: V before the update.
+        return_JT: what V learns.
+    """
+
+    old_JT: Tensor
+    weight_JT: Tensor
+    advantage_JT: Tensor
+    value_JT: Tensor
+    return_JT: Tensor
+
+    def rows(self, index: Tensor, width: int) -> _Targets:
+        """The rows `index`, cut to `width` tokens."""
+        return _Targets(*(getattr(self, field.name)[index, :width] for field in fields(self)))
+
+
+class PPOEngine:
+    """Owns the models, the optimizer and the generator; each method is one phase of an iteration.
+
+    Args:
+        models: policy, reference and value.
+        settings: the numbers of rollouts and update.
+        num_iterations: over which the step size falls.
+        stop_ids: tokens that end an answer.
+        pad_id: what fills the rest of a row.
+        seed: of sampling and of the order within an update.
+    """
+
+    def __init__(
+        self,
+        models: PolicyModels,
+        settings: PPOSection,
+        *,
+        num_iterations: int,
+        stop_ids: Sequence[int],
+        pad_id: int,
+        seed: int,
+    ) -> None:
+        self.models, self.settings = models, settings
+        self._budget = TokenBudget(settings.micro_batch_tokens)
+        self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids), pad_id)
+        self._generator = torch.Generator(models.policy().device).manual_seed(seed)
+        self._shuffle = np.random.default_rng([seed, 1])
+        trained = [parameters for parameters in (models.policy_parameters, models.value_parameters) if parameters]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": parameters} for parameters in trained],
+            lr=settings.learning_rate,
+            weight_decay=0.0,  # PPO table
+            foreach=True,
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda i: max(0.0, 1.0 - i / num_iterations)
+        )
+
+    def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
+        """Sample one answer per prompt at the training temperature."""
+        return sample(self.models.policy(), prompts, self._decoding, generator=self._generator)
+
+    @torch.no_grad()
+    def reference_pass(self, sequences: Sequences) -> ReferencePass:
+        """Reference log-probabilities and values of a rollout batch, and in 16 bits the policy's own once more."""
+        models, policy_JT = self.models, None
+        logprobs = partial(response_logprobs, temperature=self.settings.temperature)
+        with models.reference() as reference:
+            reference_JT = self._scored(sequences, reference.base_model, partial(logprobs, reference))
+        value_JT = torch.zeros_like(reference_JT)
+        if models.head is not None:
+            with models.value() as trunk:
+                value_JT = self._scored(sequences, trunk, partial(response_values, trunk, models.head))
+        # In 16 bits a generation's steps round otherwise than a pass over whole rows.
+        if models.policy().dtype.itemsize < torch.float32.itemsize:
+            policy_JT = self._scored(sequences, models.policy().base_model, partial(logprobs, models.policy()))
+        return ReferencePass(reference_JT, value_JT, policy_JT)
+
+    def _scored(self, sequences: Sequences, trunk: torch.nn.Module, score: Callable[..., Tensor]) -> Tensor:
+        """Scores of all rows (J, T), by micro-batches."""
+
+        def passes(tokens: int) -> Tensor:
+            score_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
+            with shared_prefix(trunk, sequences.prefix_C) as prefix:
+                for rows in self._micro_batches(sequences, torch.arange(len(score_JT), device=score_JT.device), tokens):
+                    part_JT = score(sequences.rows(rows), prefix=prefix)
+                    score_JT[rows, : part_JT.shape[1]] = part_JT.to(score_JT.dtype)
+            return score_JT
+
+        return self._budget.run(passes)
+
+    def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
+        """All PPO epochs on one rollout batch (Eq. ppo-full).
+
+        Args:
+            rollout: the batch and its log-probabilities at sampling time.
+            reference: its reference log-probabilities and values.
+            score_J: the aggregated reward of each rollout.
+
+        Returns:
+            Means over the update: policy_loss, value_loss, clip_fraction, approximate_kl; and of the batch: kl (to the
+            reference), entropy (of the sampled tokens: mean -log pi), response_length, in tokens. Where the policy
+            was scored once more: sampler_spread, the standard deviation of log pi - log pi_sampler over the tokens,
+            and sampler_outside_clip, the share of tokens whose ratio lies outside the clip range before any step.
+
+        Raises:
+            NotFinite: one of these, or the policy after its last step, is infinite or NaN.
+        """
+        batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
+        targets = self._targets(rollout, reference, score_J)
+        sums = torch.zeros(4, dtype=torch.float64, device=mask_JT.device)
+        for _ in range(self.settings.epochs):
+            order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
+            for mini_batch in order.tensor_split(min(self.settings.num_mini_batches, len(order))):
+                sums += self._budget.run(partial(self._gradients, batch, targets, mini_batch))
+                for group in self._optimizer.param_groups:
+                    torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
+                self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._schedule.step()
+        means = (sums / (self.settings.epochs * mask_JT.sum())).tolist()
+        names = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl")
+        stats = dict(zip(names, means, strict=True)) | {
+            "kl": float(((targets.old_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean()),
+            "entropy": float(losses.entropy(targets.old_JT, mask_JT)),
+            "response_length": float(mask_JT.sum(1).float().mean()),
+        }
+        if reference.policy_logprob_JT is not None:
+            gap = (targets.old_JT - rollout.logprob_JT)[mask_JT]
+            stats["sampler_spread"] = float(gap.std(correction=0))
+            stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > self.settings.clip_range).float().mean())
+        if not (all(map(math.isfinite, stats.values())) and finite_logits(self.models.policy())):
+            raise NotFinite("ppo.learning-rate")
+        return stats
+
+    def _targets(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> _Targets:
+        """Rewards by Equation 13, and advantages by Equation 11 or from the question's other answers."""
+        mask_JT, old_JT = rollout.sequences.mask_JT, rollout.logprob_JT
+        if reference.policy_logprob_JT is not None:
+            old_JT = reference.policy_logprob_JT
+        reward_JT = losses.shaped_rewards(
+            losses.whiten_scores(score_J),
+            old_JT,
+            reference.reference_logprob_JT,
+            mask_JT,
+            kl_coefficient=self.settings.kl_coefficient,
+        )
+        if self.models.head is None:
+            # Whitened over answers: over tokens, answers that tell nothing would not stay at 0.
+            reward_J = losses.leave_one_out(reward_JT.sum(1), per_question=self.settings.answers_per_question)
+            advantage_JT = return_JT = losses.whiten(reward_J, mask_JT[:, 0])[:, None] * mask_JT
+        else:
+            advantage_JT, return_JT = losses.gae(
+                reward_JT, reference.value_JT, mask_JT, gamma=DISCOUNT, gae_lambda=GAE_LAMBDA
+            )
+            advantage_JT = losses.whiten(advantage_JT, mask_JT)
+        weight_JT = (old_JT - rollout.logprob_JT).exp().clamp(max=MAX_IMPORTANCE)
+        return _Targets(old_JT, weight_JT, advantage_JT, reference.value_JT, return_JT)
+
+    def _gradients(self, batch: Sequences, targets: _Targets, mini_batch: Tensor, tokens: int) -> Tensor:
+        """Leave the gradients of Equation 7 on a mini-batch, by passes of at most so many tokens.
+
+        Returns:
+            Its sums of policy loss, value loss, clipped tokens and 0.5 (log ratio)^2.
+        """
+        models, s = self.models, self.settings
+        self._optimizer.zero_grad(set_to_none=True)
+        count = int(batch.mask_JT[mini_batch].sum())
+        parts = []
+        for rows in self._micro_batches(batch, mini_batch, tokens):
+            part = batch.rows(rows)
+            parts.append((part, targets.rows(rows, part.mask_JT.shape[1])))
+        sums = torch.zeros(4, dtype=torch.float64, device=mini_batch.device)
+        # Each model's losses go backward while its adapter is in force, and one graph at a time.
+        with shared_prefix(models.policy().base_model, batch.prefix_C) as prefix:
+            for part, target in parts:
+                logprob_JT = response_logprobs(models.policy(), part, temperature=s.temperature, prefix=prefix)
+                policy = losses.policy_loss(
+                    logprob_JT,
+                    target.old_JT,
+                    target.advantage_JT,
+                    part.mask_JT,
+                    clip_range=s.clip_range,
+                    weight_JT=target.weight_JT,
+                )
+                losses.full_loss(policy=policy.loss, num_tokens=count).backward()
+                sums += torch.stack([policy.loss.detach(), sums.new_zeros(()), policy.clipped, policy.approximate_kl])
+        if models.head is None:
+            return sums
+        with models.value() as trunk, shared_prefix(trunk, batch.prefix_C) as prefix:
+            for part, target in parts:
+                value_JT = response_values(trunk, models.head, part, prefix=prefix)
+                value = losses.value_loss(
+                    value_JT, target.value_JT, target.return_JT, part.mask_JT, clip_range=s.clip_range
+                )
+                losses.full_loss(value=value, num_tokens=count).backward()
+                sums[1] += value.detach()
+        return sums
+
+    def _micro_batches(self, sequences: Sequences, rows: Tensor, tokens: int) -> list[Tensor]:
+        # On a CPU a pass costs what its tokens cost; a GPU gains more by more rows at once.
+        by_prompt = self.settings.answers_per_question > 1 and rows.device.type == "cpu"
+        return sequences.micro_batches(rows, tokens=tokens, by_prompt=by_prompt)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a later engine on the same models needs to go on as this one would; see `restore`."""
+        return {
+            "policy": [p.detach() for p in self.models.policy_parameters],
+            "value": [p.detach() for p in self.models.value_parameters],
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "device": self._generator.device.type,
+            "generator": self._generator.get_state(),
+            "shuffle": json.dumps(self._shuffle.bit_generator.state),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, from tensors on any device.
+
+        Raises:
+            ValueError: the parameters are not those of these models, or lay on another kind of device, whose random
+                numbers are others.
+        """
+        here, there = self._generator.device.type, state["device"]
+        if here != there:
+            raise ValueError(
+                f"it was written on a {there} device, and this machine's is {here}: go on on one of its kind"
+            )
+        trained = {"policy": self.models.policy_parameters, "value": self.models.value_parameters}
+        for name, parameters in trained.items():
+            if [p.shape for p in parameters] != [saved.shape for saved in state[name]]:
+                raise ValueError(f"the {name} model's parameters have other shapes")
+        with torch.no_grad():
+            for name, parameters in trained.items():
+                for parameter, saved in zip(parameters, state[name], strict=True):
+                    parameter.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._generator.set_state(state["generator"].cpu())
+        self._shuffle.bit_generator.state = json.loads(state["shuffle"])

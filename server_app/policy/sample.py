@@ -1,0 +1,171 @@
+"""Sampling answers from the policy.
+
+Axis letters: C tokens that all prompts begin with, J rollouts, Q different prompts, P further prompt tokens, T response
+tokens, L tokens of a row so far, V vocabulary, A rows still in the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from server_app.policy.logprobs import logits, shared_prefix
+from server_app.policy.sequences import Sequences, split_prompts
+
+COMPACT_BELOW = 0.75  # share of live rows under which the others leave the batch
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens; to see which rows have ended makes the host wait for the GPU
+
+log = logging.getLogger("appa.server")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Settings of sampling.
+
+    Attributes:
+        max_new_tokens: answers are cut there.
+        temperature: logits are divided by it before sampling; 0 decodes greedily.
+        stop_ids: tokens that end an answer; they belong to it.
+        pad_id: fills what follows.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    stop_ids: tuple[int, ...]
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The sampled sequences and the log-probability of each sampled token, (J, T), 0 outside the mask."""
+
+    sequences: Sequences
+    logprob_JT: Tensor
+
+
+@torch.inference_mode()
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    *,
+    generator: torch.Generator | None = None,
+) -> Rollout:
+    """Sample one answer per prompt, or decode greedily.
+
+    Args:
+        model: causal LM; its adapters as the caller set them.
+        prompts: J token id lists.
+        decoding: how.
+        generator: source of randomness on the model's device; None only for greedy decoding.
+
+    What memory does not hold is sampled in halves, whose random numbers are other than the whole's.
+
+    Returns:
+        Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
+    """
+    split = split_prompts(model, prompts, response_length=decoding.max_new_tokens, pad_id=decoding.pad_id)
+    response_JT, mask_JT, logprob_JT = _answers(model, *split, decoding, generator)
+    width = int(mask_JT.any(0).sum())
+    return Rollout(Sequences(*split, response_JT[:, :width], mask_JT[:, :width]), logprob_JT[:, :width])
+
+
+def _answers(
+    model: PreTrainedModel,
+    prefix_C: Tensor,
+    prompt_JP: Tensor,
+    prompt_mask_JP: Tensor,
+    decoding: Decoding,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, ...]:
+    """Token ids, mask and log-probabilities, (J, T) each, with T the most tokens that an answer may have."""
+    try:
+        return _decode(model, prefix_C, prompt_JP, prompt_mask_JP, decoding, generator)
+    except torch.OutOfMemoryError:
+        if len(prompt_JP) == 1:
+            raise
+    torch.cuda.empty_cache()
+    log.warning("out of memory: %d answers are sampled in two halves", len(prompt_JP))
+    halves = zip(prompt_JP.tensor_split(2), prompt_mask_JP.tensor_split(2), strict=True)
+    parts = [_answers(model, prefix_C, *half, decoding, generator) for half in halves]
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def _decode(
+    model: PreTrainedModel,
+    prefix_C: Tensor,
+    prompt_JP: Tensor,
+    prompt_mask_JP: Tensor,
+    decoding: Decoding,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    trunk, device, temperature = model.base_model, prefix_C.device, decoding.temperature
+    cache, hidden_AH, seen_AL, position_A = _run_prompts(model, prefix_C, prompt_JP, prompt_mask_JP)
+    stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]
+    response_JT = torch.full((len(prompt_JP), decoding.max_new_tokens), decoding.pad_id, device=device)
+    logprob_JT = torch.zeros(response_JT.shape, device=device)
+    mask_JT = torch.zeros(response_JT.shape, dtype=torch.bool, device=device)
+    row_A = torch.arange(len(prompt_JP), device=device)
+    live_A = torch.ones(len(prompt_JP), dtype=torch.bool, device=device)
+    for t in range(decoding.max_new_tokens):
+        logprob_AV = (logits(model, hidden_AH).float() / (temperature or 1.0)).log_softmax(-1)
+        token_A1 = _draw(logprob_AV, generator) if temperature else logprob_AV.argmax(-1, keepdim=True)
+        response_JT[row_A, t] = token_A1[:, 0].where(live_A, decoding.pad_id)
+        logprob_JT[row_A, t] = logprob_AV.gather(1, token_A1)[:, 0].where(live_A, 0.0)
+        mask_JT[row_A, t] = live_A
+        live_A = live_A & ~torch.isin(token_A1[:, 0], stop)
+        if t + 1 == decoding.max_new_tokens:
+            break
+        live = int(live_A.sum()) if (t + 1) % look_every == 0 else len(live_A)
+        if not live:
+            break
+        if live < COMPACT_BELOW * len(live_A):
+            token_A1, position_A, seen_AL, row_A = (x[live_A] for x in (token_A1, position_A, seen_AL, row_A))
+            cache.batch_select_indices(live_A)
+            live_A = live_A[live_A]
+        seen_AL = torch.nn.functional.pad(seen_AL, (0, 1), value=True)
+        position_A = position_A + 1
+        hidden_AH = trunk(
+            input_ids=token_A1, attention_mask=seen_AL, position_ids=position_A[:, None], past_key_values=cache
+        ).last_hidden_state[:, -1]
+    return response_JT, mask_JT, logprob_JT
+
+
+def _run_prompts(
+    model: PreTrainedModel, prefix_C: Tensor, prompt_JP: Tensor, prompt_mask_JP: Tensor
+) -> tuple[DynamicCache, Tensor, Tensor, Tensor]:
+    """Run the prefix once, and each prompt once, however many answers it gets.
+
+    Returns:
+        The cache of J rows, their last hidden states (J, H), which of their tokens are real (J, C + P), and the last
+        one's position (J,).
+    """
+    prompt_QP, question_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)
+    real_QP = prompt_QP >= 0
+    seen_QL = torch.nn.functional.pad(real_QP, (len(prefix_C), 0), value=True)
+    position_QP = (len(prefix_C) + real_QP.cumsum(1) - 1).clamp(min=0)
+    with shared_prefix(model.base_model, prefix_C) as prefix:
+        cache = DynamicCache(prefix, config=model.config)
+    cache.batch_repeat_interleave(len(prompt_QP))
+    hidden_QH = model.base_model(
+        input_ids=prompt_QP.clamp(min=0), attention_mask=seen_QL, position_ids=position_QP, past_key_values=cache
+    ).last_hidden_state[:, -1]
+    cache.batch_select_indices(question_J)
+    return cache, hidden_QH[question_J], seen_QL[question_J], position_QP[question_J, -1]
+
+
+def _draw(logprob_AV: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One token a row, by where a uniform number falls in the cumulated probabilities.
+
+    A number a row instead of one a row and token, which is what `torch.multinomial` spends its time on.
+    """
+    cumulated_AV = logprob_AV.double().exp().cumsum(-1)
+    uniform_A1 = torch.rand(len(logprob_AV), 1, generator=generator, dtype=torch.float64, device=logprob_AV.device)
+    # right: a token without probability is never what the number falls on
+    token_A1 = torch.searchsorted(cumulated_AV, uniform_A1 * cumulated_AV[:, -1:], right=True)
+    return token_A1.clamp(max=logprob_AV.shape[1] - 1)

@@ -1,0 +1,166 @@
+"""The padded batch of prompts and responses that every pass works on.
+
+Axis letters: C tokens that all prompts begin with, J rollouts, P further prompt tokens (padded left), T response tokens
+(padded right), L tokens of a row in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+MOST_PADDED = 1.25  # tokens of a pass for each real one
+MIN_TOKENS = 8  # a shorter prefix costs a pass of its own and saves next to nothing
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts and responses of one batch.
+
+    Attributes:
+        prefix_C: token ids that every prompt begins with; may be empty.
+        prompt_JP: token ids of the rest, padded left.
+        prompt_mask_JP: True on real prompt tokens; each row has at least one.
+        response_JT: token ids, padded right.
+        mask_JT: True on response tokens up to and including the end of sequence.
+    """
+
+    prefix_C: Tensor
+    prompt_JP: Tensor
+    prompt_mask_JP: Tensor
+    response_JT: Tensor
+    mask_JT: Tensor
+
+    @property
+    def length_J(self) -> Tensor:
+        """Tokens of each row after the prefix."""
+        return self.prompt_mask_JP.sum(1) + self.mask_JT.sum(1)
+
+    def rows(self, index: Tensor) -> Sequences:
+        """The rows `index`, cut to the columns they need."""
+        prompt_mask, mask = self.prompt_mask_JP[index], self.mask_JT[index]
+        prompt, response = int(prompt_mask.sum(1).max()), max(1, int(mask.sum(1).max()))
+        return Sequences(
+            self.prefix_C,
+            self.prompt_JP[index, -prompt:],
+            prompt_mask[:, -prompt:],
+            self.response_JT[index, :response],
+            mask[:, :response],
+        )
+
+    @property
+    def common_prompt(self) -> int:
+        """How many tokens of their one prompt the rows share: 0 where they differ in it, or it does not pay."""
+        own = self.prompt_JP.shape[1]
+        same = len(self.prompt_JP) > 1 and bool(
+            self.prompt_mask_JP.all() and (self.prompt_JP == self.prompt_JP[0]).all()
+        )
+        return own - 1 if same and own > MIN_TOKENS and len(self.prefix_C) else 0  # the last is run to be followed
+
+    def after(self, tokens: int) -> Sequences:
+        """The same rows without the first `tokens` tokens of their one prompt."""
+        rest = self.prompt_JP[:, tokens:], self.prompt_mask_JP[:, tokens:]
+        return Sequences(self.prefix_C, *rest, self.response_JT, self.mask_JT)
+
+    def micro_batches(self, rows: Tensor, *, tokens: int, by_prompt: bool = False) -> list[Tensor]:
+        """The given rows by length, in chunks of at most `tokens` tokens, a fifth of it padding at most.
+
+        A longer row stands alone. With `by_prompt`, rows of one prompt stand in chunks of their own, which need its
+        tokens once.
+        """
+        if not by_prompt:
+            return _chunks(rows, self.length_J[rows], tokens=tokens)
+        marked_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
+        _, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
+        alone, chunks = [], []
+        for prompt in range(int(prompt_J.max()) + 1):
+            members = rows[prompt_J == prompt]
+            if common := self.rows(members).common_prompt:
+                chunks += _chunks(members, self.length_J[members] - common, tokens=tokens)
+            else:
+                alone.append(members)
+        if alone:
+            others = torch.cat(alone)
+            chunks += _chunks(others, self.length_J[others], tokens=tokens)
+        return chunks
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Prompt and response of each row in one piece, with all padding right of them, for one pass.
+
+        Returns:
+            Token ids (J, L), without the last token of the longest row, which predicts nothing; and a mask (J, L), True
+            on the positions that predict a response token, row by row in their order.
+        """
+        ids_JL = torch.cat([self.prompt_JP, self.response_JT], 1)
+        real_JL = torch.cat([self.prompt_mask_JP, self.mask_JT], 1)
+        order_JL = (~real_JL).int().argsort(dim=1, stable=True)
+        width = int(self.length_J.max()) - 1
+        first_J1 = self.prompt_mask_JP.sum(1, keepdim=True) - 1
+        column_L = torch.arange(width, device=first_J1.device)
+        read_JL = (column_L >= first_J1) & (column_L < first_J1 + self.mask_JT.sum(1, keepdim=True))
+        return ids_JL.gather(1, order_JL)[:, :width], read_JL
+
+
+def _chunks(rows: Tensor, length: Tensor, *, tokens: int) -> list[Tensor]:
+    order = length.argsort(stable=True, descending=True)
+    chunks, widest, real = [0], 0, 0
+    for place, own in enumerate(length[order].tolist()):
+        widest, real = widest or own, real + own
+        padded = (place + 1 - chunks[-1]) * widest
+        if place > chunks[-1] and padded > min(tokens, MOST_PADDED * real):
+            chunks.append(place)
+            widest = real = own
+    return list(rows[order].tensor_split(chunks[1:]))
+
+
+def pad(
+    rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Token id lists padded to one width: ids and mask, both (J, width)."""
+    width = max(map(len, rows))
+    mask = torch.tensor([[column < len(row) for column in range(width)] for row in rows], device=device)
+    mask = mask.flip(1) if left else mask
+    ids = torch.full(mask.shape, pad_id, device=device)
+    return ids.masked_scatter(mask, torch.tensor([token for row in rows for token in row], device=device)), mask
+
+
+@torch.inference_mode(False)  # autograd keeps token ids for the embeddings' gradient, and takes no inference tensors
+def split_prompts(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int, pad_id: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens all prompts begin with (C,), as far as rows can share them; the rest and its mask, both (J, P)."""
+    longest = max(map(len, prompts)) + response_length
+    shared = common_length(prompts, window=window_of(model), longest=longest)
+    prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
+    return prefix_C, *pad([prompt[shared:] for prompt in prompts], pad_id=pad_id, device=model.device, left=True)
+
+
+def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longest: int) -> int:
+    """Length in tokens of all prompts' common prefix, as far as sharing them is possible and pays.
+
+    Args:
+        prompts: J non-empty token id lists.
+        window: the model's sliding attention window; None = it sees everything.
+        longest: tokens of the longest prompt and answer together.
+
+    Returns:
+        0, or at least `MIN_TOKENS` and less than the shortest prompt: the last token has to be run to be followed.
+    """
+    if window is not None and longest > window:
+        return 0  # padding behind the prefix would count as distance, and a full window forgets its first tokens
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # what these two share, all between them share
+    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    common = min(next(differ, len(first)), min(map(len, prompts)) - 1)
+    return common if common >= MIN_TOKENS else 0
+
+
+def window_of(model: PreTrainedModel) -> int | None:
+    """The sliding attention window of a model that has such layers."""
+    config = model.config
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    window: int | None = getattr(config, "sliding_window", None) if sliding else None
+    return window

@@ -1,0 +1,262 @@
+"""APPA as a Flower Strategy: rollouts out, rewards back, aggregation, PPO.
+
+Axis letters: G groups, J rollouts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from appa_flwr.config import Config
+from appa_flwr.config.sections import PPOSection
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
+from appa_flwr.run.records import CurvePoint, Iteration
+from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.ask import HalfOpened
+from server_app.federation.ask_grid import AnswerMessage, AskGrid, AskMessage
+from server_app.federation.groups import Groups
+from server_app.federation.reward_rule import Aggregated, RewardRule, RuleState
+from server_app.federation.scores import scores
+from server_app.policy.base import Base
+from server_app.policy.ppo import PPOEngine, ReferencePass
+from server_app.policy.sample import Rollout
+
+IntArray = npt.NDArray[np.int64]
+
+TRIES = 3
+"""Batches of rollouts in an iteration whose rewards are lost before the run ends."""
+
+log = logging.getLogger("appa.server")
+
+
+class QuestionOrder:
+    """Endless shuffled passes over the training questions, of which `taken` have come."""
+
+    def __init__(self, questions: IntArray, seed: int) -> None:
+        self._questions, self._rng = questions, np.random.default_rng(seed)
+        self._left: list[int] = []
+        self.taken = 0
+
+    def take(self, count: int) -> IntArray:
+        """The next `count` questions."""
+        self.taken += count
+        taken: list[int] = []
+        while len(taken) < count:
+            if not self._left:
+                self._left = self._rng.permutation(self._questions).tolist()
+            taken.append(self._left.pop())
+        return np.array(taken)
+
+
+def questions_of(order: QuestionOrder, settings: PPOSection) -> IntArray:
+    """The next batch's question for each rollout: the answers to one question side by side."""
+    number = settings.answers_per_question
+    return np.repeat(order.take(settings.batch_size // number), number)
+
+
+@dataclass
+class _Round:
+    """State of a round that the server keeps while the groups score its rollouts."""
+
+    rollout: Rollout
+    answers: Answers
+    ask: Ask
+    seconds: dict[str, float]
+    reference: ReferencePass | None = None
+    aggregated: Aggregated | None = None
+    learned: dict[str, float] | None = None
+
+
+class AppaStrategy(Strategy):
+    """Federated PPO: the policy stays on the server, the groups' data with the groups, only rewards travel.
+
+    A round is an iteration of Algorithm appa: `configure_train` samples answers and makes the request for rewards,
+    `aggregate_train` makes the groups' numbers one reward for each answer and updates the policy. No weights travel, so
+    all arrays are empty.
+
+    Args:
+        groups: who score.
+        engine: who samples and learns.
+        rule: how the groups' rewards become one.
+        config: `task`, `metric`, the batch size and whether contexts are drawn anew.
+        base: tokenizer.
+        catalogue: the public questions.
+        prompts: token ids of every question's prompt, by catalogue position.
+        order: which questions come next.
+        num_iterations: of the whole run.
+        curve: gives the policy's answers to the learning curve's questions.
+        finished: called after each iteration with its line for metrics.jsonl and the rule's state.
+        done: iterations that an earlier session has done.
+        state: the rule's state after these; None starts anew.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        engine: PPOEngine,
+        rule: RewardRule,
+        config: Config,
+        *,
+        base: Base,
+        catalogue: Catalogue,
+        prompts: Sequence[Sequence[int]],
+        order: QuestionOrder,
+        num_iterations: int,
+        curve: Callable[[], Answers],
+        finished: Callable[[Iteration, RuleState], None],
+        done: int = 0,
+        state: RuleState | None = None,
+    ) -> None:
+        self._groups, self._engine, self._rule, self._config = groups, engine, rule, config
+        self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
+        self._num_iterations, self._curve, self._finished, self._done = num_iterations, curve, finished, done
+        self._state = rule.first() if state is None else state
+
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
+    ) -> Result:
+        """Run `num_rounds` rounds after those done before.
+
+        Args:
+            grid: an `AskGrid`, which lets the server compute while the groups score.
+            initial_arrays: none.
+            num_rounds: iterations of Algorithm appa.
+            timeout: seconds for which replies are waited for.
+
+        Raises:
+            UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost; policy
+                and state are those of the iteration before.
+        """
+        assert isinstance(grid, AskGrid)
+        result = Result()
+        for _number in range(num_rounds):
+            server_round = self._done + 1
+            replies = self._scored(server_round, initial_arrays, grid, timeout=timeout)
+            result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
+            self._finished(self._record(), self._state)
+        return result
+
+    def _scored(self, server_round: int, arrays: ArrayRecord, grid: AskGrid, *, timeout: float) -> Iterable[Message]:
+        """A round's replies; where a sum was opened by some groups only, those to rollouts of the next questions."""
+        for tries_left in reversed(range(TRIES)):
+            messages = self.configure_train(server_round, arrays, ConfigRecord(), grid)
+            try:
+                replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
+            except HalfOpened as error:
+                if not tries_left:
+                    raise
+                log.warning("iteration %d: %s; the next questions are answered instead", server_round, error)
+            else:
+                self._round.seconds["federation_wait"] = self._groups.seconds_waited
+                return replies
+        raise AssertionError
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample answers to the next questions; ask the groups for their rewards."""
+        seconds = dict[str, float]()
+        with timed(seconds, "rollout"):
+            question_J = questions_of(self._order, self._config.ppo)
+            rollout = self._engine.rollout([self._prompts[q] for q in question_J])
+            texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
+            answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
+        draw = server_round if self._config.pluralllm.fresh_contexts else 0
+        self._round = _Round(rollout, answers, self._rule.ask(self._state, answers, draw), seconds)
+        return [AskMessage(self._round.ask)]
+
+    def _reference_pass(self) -> None:
+        """Reference log-probs and values, while the groups score."""
+        with timed(self._round.seconds, "reference"):
+            self._round.reference = self._engine.reference_pass(self._round.rollout.sequences)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Make the groups' numbers one reward for each answer by the rule, and update the policy on these."""
+        now = self._round
+        assert now.reference is not None
+        (reply,) = replies
+        assert isinstance(reply, AnswerMessage)
+        aggregated = self._rule.result(self._state, now.answers, reply.answer)
+        with timed(now.seconds, "update"):
+            device = now.rollout.logprob_JT.device
+            score_J = torch.tensor(aggregated.aggregate_J, dtype=torch.float32, device=device)
+            now.learned = self._engine.update(now.rollout, now.reference, score_J)
+        self._done, self._state, now.aggregated = server_round, aggregated.state, aggregated
+        reward = float(aggregated.aggregate_J.mean())
+        return None, MetricRecord({"reward": reward, "fairness-index": aggregated.fairness_index})
+
+    def _record(self) -> Iteration:
+        """The last iteration's line for metrics.jsonl."""
+        now, aggregated, learned = self._round, self._round.aggregated, self._round.learned
+        assert aggregated is not None
+        assert learned is not None
+        return Iteration(
+            iteration=self._done,
+            num_iterations=self._num_iterations,
+            fairness_index=aggregated.fairness_index,
+            fell_back=aggregated.fell_back,
+            weights=aggregated.weights,
+            history=aggregated.history,
+            rewards=aggregated.rewards,
+            group_reward=aggregated.group_reward,
+            reward=float(aggregated.aggregate_J.mean()),
+            format_score=float(now.answers.format_score_J.mean()),
+            **learned,
+            missing_groups=aggregated.missing,
+            seconds={name: round(value, 4) for name, value in now.seconds.items()},
+            held_out=self._curve_point() if self._is_evaluated(self._done) else None,
+        )
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Nothing: the learning curve is no message of its own."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing, likewise."""
+
+    def _is_evaluated(self, server_round: int) -> bool:
+        every = self._config.eval.every
+        return bool(every) and (server_round % every == 0 or server_round == self._num_iterations)
+
+    def _curve_point(self) -> CurvePoint | None:
+        """The policy's scores on a few held-out questions, which teach it nothing; None where the groups give none."""
+        curve, metric = self._curve(), self._config.reward_metric
+        try:
+            found = scores(self._groups, curve.request([metric], sides=(TARGET_SIDE, TRUTH_SIDE)))
+        except UserError as error:
+            log.warning("iteration %d has no point of the learning curve: %s", self._done, error)
+            return None
+        predicted, survey = found[metric, TARGET_SIDE], found[metric, TRUTH_SIDE]
+        return CurvePoint(
+            avg_as=predicted.avg_as,
+            min_as=predicted.min_as,
+            survey_avg_as=survey.avg_as if survey.known else None,
+            survey_min_as=survey.min_as if survey.known else None,
+            format_score=float(curve.format_score_J.mean()),
+        )
+
+    def summary(self) -> None:
+        """Nothing that the run's own log lacks."""
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add how long something took, by its name."""
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started

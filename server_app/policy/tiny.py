@@ -1,0 +1,212 @@
+"""The embedded default policy: a tiny Qwen3 with its own tokenizer, built from scratch on first use and cached.
+
+It is trained on a format-only corpus: public training questions answered by random valid answers. So the base knows how
+an answer is written, and nothing of what anybody thinks.
+
+Real surveys have many options and long texts. For them prompts tell the number of options (`counted`), most rows of
+the corpus have only the last line of a prompt, "12 scores:", and a score is one token. So the model learns within
+minutes to write as many scores as there are options, and to let them sum to one.
+
+Axis letters: J rows of a step, T answer tokens, K answer options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from appa_flwr.core.files import replaced_folder
+from appa_flwr.protocol import formats
+from appa_flwr.survey.types import Question
+from server_app.policy.logprobs import response_logprobs
+from server_app.policy.sequences import Sequences, pad
+
+FloatArray = npt.NDArray[np.float64]
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
+CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
+STEPS, COUNTED_STEPS = 600, 1200  # that teach answers to up to four options, and to as many as real surveys have
+OPTIONS = 12  # up to at least so many are learned: a held-out question can have more than the training questions
+CUE_SHARE = 0.85  # of a counted corpus: rows without a question
+MIN_PAIRS = 10  # that make a token of a real survey: a rarer one is not learned, and spoils held-out prompts
+TOKENS_PER_PASS = 5120  # padding counted; bounds memory
+
+
+@dataclass(frozen=True)
+class TinyRecipe:
+    """All that decides the tiny model's weights; its hash, with the questions, is the cache key.
+
+    Attributes:
+        task: "dpa" or "opa".
+        steps: optimizer steps on the format-only corpus.
+        counted: for prompts with the number of options, of a real survey.
+        batch_size: sequences a step.
+        learning_rate: peak of a one-cycle schedule for AdamW.
+        vocab_size: upper bound of the BPE vocabulary.
+        hidden_size: width of the model.
+        num_layers: decoder layers.
+        num_heads: attention heads (half as many key-value heads).
+        seed: seeds weights and corpus.
+    """
+
+    task: str
+    steps: int
+    counted: bool = False
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    vocab_size: int = 2048
+    hidden_size: int = 96
+    num_layers: int = 3
+    num_heads: int = 4
+    seed: int = 0
+
+    def prompt(self, text: str, options: Sequence[str]) -> str:
+        """A question as this model is asked it."""
+        return formats.prompt(self.task, text, options, style="counted" if self.counted else "compact")
+
+    def key(self, questions: Sequence[Question]) -> str:
+        """Cache key: changes with any field and with any question's text or options."""
+        public = [[q.text, list(q.options)] for q in questions]
+        text = json.dumps([asdict(self), public, "3"], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the public questions' prompts; each digit is a token, in counted answers each score."""
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    prompts = [recipe.prompt(q.text, q.options) for q in questions]
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocab_size,
+        min_frequency=MIN_PAIRS if recipe.counted else 0,
+        special_tokens=[PAD, EOS, UNKNOWN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(prompts, trainer)
+    if recipe.counted and recipe.task == "dpa":
+        tokenizer.add_tokens([AddedToken(f"{percent / 100:.2f}", normalized=False) for percent in range(101)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, padding_side="left"
+    )
+
+
+def random_shares(num_options: int, rng: np.random.Generator) -> FloatArray:
+    """A random, sometimes peaked, distribution (K,)."""
+    concentration = np.exp(rng.uniform(*np.log(CONCENTRATION)))
+    return rng.dirichlet(np.full(num_options, concentration))
+
+
+def corpus(
+    recipe: TinyRecipe, questions: Sequence[Question], rng: np.random.Generator
+) -> Iterator[list[tuple[str, str]]]:
+    """Without end, the (prompt, answer) pairs of a step.
+
+    Counted ones have each number of options up to the greatest equally often, drawn from all that there are: few
+    questions have ten.
+    """
+    options = [option for question in questions for option in question.options]
+    most = max(OPTIONS, *(len(question.options) for question in questions))
+
+    def counted_row(text: str) -> tuple[str, int]:
+        size = int(rng.integers(2, most + 1))
+        prompt = recipe.prompt(text, [options[i] for i in rng.integers(len(options), size=size)])
+        return prompt.rpartition("\n")[2] if rng.random() < CUE_SHARE else prompt, size
+
+    while True:
+        asked = [questions[index] for index in rng.integers(len(questions), size=recipe.batch_size)]
+        if recipe.counted:
+            rows = [counted_row(question.text) for question in asked]
+        else:
+            rows = [(recipe.prompt(question.text, question.options), len(question.options)) for question in asked]
+        shares = [(prompt, random_shares(size, rng)) for prompt, size in rows]
+        yield [(prompt, formats.answer(recipe.task, shares_K, step=ANSWER_STEP)) for prompt, shares_K in shares]
+
+
+def load_or_build(
+    recipe: TinyRecipe,
+    questions: Sequence[Question],
+    cache: Path,
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+) -> Path:
+    """The folder of the tiny model and its tokenizer, built if the cache lacks it.
+
+    `cache` holds one folder a recipe; `progress` is called with (step, steps).
+
+    Raises:
+        UserError: the cache folder cannot be written.
+    """
+    folder = cache / f"tiny-{recipe.task}-{recipe.key(questions)}"
+    if (folder / "config.json").is_file():
+        return folder
+    with replaced_folder(folder, keep=True) as beside:
+        for part in build(recipe, questions, progress=progress):
+            part.save_pretrained(beside)
+    return folder
+
+
+def architecture(recipe: TinyRecipe, **of_tokenizer: int) -> Qwen3Config:
+    """The tiny model's layers; what its tokenizer decides is given, or may be anything."""
+    return Qwen3Config(
+        hidden_size=recipe.hidden_size,
+        intermediate_size=3 * recipe.hidden_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads // 2,
+        head_dim=recipe.hidden_size // recipe.num_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        **of_tokenizer,
+    )
+
+
+def build(
+    recipe: TinyRecipe,
+    questions: Sequence[Question],
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Train the tiny model from scratch on the format-only corpus: on the CPU in float32, then in eval mode."""
+    tokenizer = build_tokenizer(recipe, questions)
+    torch_state = torch.get_rng_state()
+    torch.manual_seed(recipe.seed)
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = Qwen3ForCausalLM(architecture(recipe, vocab_size=len(tokenizer), **tokens)).eval()
+    torch.set_rng_state(torch_state)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
+    )
+    batches = corpus(recipe, questions, np.random.default_rng(recipe.seed))
+    for step in range(recipe.steps):
+        prompts, answers = (tokenizer(list(texts))["input_ids"] for texts in zip(*next(batches), strict=True))
+        padded = partial(pad, pad_id=tokenizer.pad_token_id, device=model.device)
+        ends = [[*ids, tokenizer.eos_token_id] for ids in answers]
+        rows = Sequences(torch.zeros(0, dtype=torch.long), *padded(prompts, left=True), *padded(ends))
+        optimizer.zero_grad(set_to_none=True)
+        for index in rows.micro_batches(torch.arange(len(ends)), tokens=TOKENS_PER_PASS):
+            logprob_JT = response_logprobs(model, rows.rows(index), temperature=1.0)
+            (-logprob_JT.sum() / rows.mask_JT.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress(step + 1, recipe.steps)
+    return model, tokenizer

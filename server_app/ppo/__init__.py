@@ -1,1 +1,0 @@
-"""PPO on the groups' rewards."""

@@ -1,0 +1,128 @@
+"""The server's public side of the survey: questions and split, and the catalogue handed to the groups.
+
+Axis letters: Q questions, K options, E features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import cache_folder
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.run.records import QuestionCounts
+from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.survey import sources, store
+from appa_flwr.survey.split import split_questions, without_copies
+from appa_flwr.survey.types import Question, Survey
+from pluralllm.embedding import embed_questions
+from pluralllm.encoders import Progress, encoder
+
+IntArray = npt.NDArray[np.int64]
+
+
+def run_survey(config: Config) -> Survey:
+    """The survey of a run: the one in its folder, or its source, read now.
+
+    Raises:
+        UserError: the survey cannot be read.
+    """
+    # The second rule's folder lies in that of the run.
+    folders = (config.run_folder, config.run_folder.parent) if config.run_name else ()
+    kept = next((folder / SURVEY_FILE for folder in folders if (folder / SURVEY_FILE).exists()), None)
+    return sources.read_run(config) if kept is None else store.read(kept)
+
+
+def keep_survey(config: Config, file: Path) -> Survey:
+    """The survey that a run's folder holds; put there now if the launcher has not.
+
+    Raises:
+        UserError: the survey cannot be read, or has changed since the run began.
+    """
+    survey = sources.kept_survey(config, file)
+    if survey is None:
+        survey = sources.read_run(config)
+        store.write(survey, file)
+    return survey
+
+
+def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
+    """The questions of a run, others that nobody answered, and the ids of the training questions among the first.
+
+    Raises:
+        UserError: the survey cannot be read.
+    """
+    survey = run_survey(config)
+    asked = survey.questions
+    if config.data.max_questions and len(asked) > config.data.max_questions:
+        # Not the first ones: a file's first questions often come from one battery.
+        order = np.random.default_rng(child_seed(config.seed, "data.max-questions")).permutation(len(asked))
+        asked = tuple(asked[i] for i in sorted(order[: config.data.max_questions]))
+    split = split_questions(asked, test_fraction=config.data.test_fraction, seed=config.seed)
+    test = set(split.test)
+    held_out = [question for question in asked if question.question_id in test]
+    return asked, tuple(without_copies(survey.extra, held_out)), set(split.train)
+
+
+def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> Catalogue:
+    """Questions, split and features, as every group gets them.
+
+    `progress` is called with (texts done, texts) while a pretrained model embeds them.
+
+    Raises:
+        UserError: the survey or the embedding model cannot be read.
+    """
+    asked, unanswered, train = divided_questions(config)
+    questions = (*asked, *unanswered)
+    train_Q = np.array([question.question_id in train for question in questions])
+    unanswered_Q = np.arange(len(questions)) >= len(asked)
+    texts_to_vectors = encoder(config.pluralllm.encoder, cache=cache_folder(), progress=progress)
+    table = embed_questions(questions, encoder=texts_to_vectors)
+    return Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
+
+
+def fitting_questions(
+    config: Config, catalogue: Catalogue, *, prompt_tokens_Q: Sequence[int], answer_tokens_Q: Sequence[int]
+) -> tuple[IntArray, IntArray, QuestionCounts]:
+    """The questions that the policy can be asked and answer (SFT and PPO tables: maximum lengths), and their numbers.
+
+    Args:
+        config: `policy.max-sequence-length` and `ppo.response-length`.
+        catalogue: the public questions and their split.
+        prompt_tokens_Q: of each question's prompt.
+        answer_tokens_Q: of an answer in the format asked for, its end included.
+
+    Returns:
+        Training questions that fit, those that nobody answered among them; held-out questions that fit; counts of both,
+        of questions whose answer needs more than `ppo.response-length` tokens, and of others that with their answer
+        exceed `policy.max-sequence-length`.
+
+    Raises:
+        UserError: no training or no held-out question fits.
+    """
+    longest, response = config.policy.max_sequence_length, config.ppo.response_length
+    answerable_Q = np.array(answer_tokens_Q) <= response
+    fits_Q = answerable_Q & (np.array(prompt_tokens_Q) + response <= longest)
+    learned_Q = ~catalogue.held_out_Q
+    no_answer = f"the shortest answer has {min(answer_tokens_Q)} tokens"
+    no_prompt = f"the shortest prompt has {min(prompt_tokens_Q)} tokens and ppo.response-length is {response}"
+    for key, value, fitting_Q, why in (
+        ("ppo.response-length", response, answerable_Q, no_answer),
+        ("policy.max-sequence-length", longest, fits_Q, no_prompt),
+    ):
+        if not (fitting_Q & learned_Q).any() or not (fitting_Q & catalogue.held_out_Q).any():
+            raise UserError(f"{key} = {value} leaves no training or no held-out question: {why}")
+    train_J, test_J = np.flatnonzero(fits_Q & learned_Q), np.flatnonzero(fits_Q & catalogue.held_out_Q)
+    counts = QuestionCounts(
+        training=len(train_J),
+        held_out=len(test_J),
+        unanswerable=int((~answerable_Q).sum()),
+        too_long=int((answerable_Q & ~fits_Q).sum()),
+    )
+    return train_J, test_J, counts

@@ -1,0 +1,177 @@
+"""The one exit: errors that quote nothing, what owners keep, and nothing without config, policy and ledger."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from client_node import asked_of, config_of, prepared_node, uniform_request, weights
+from in_process import cross, request
+
+from appa_flwr.owner.ledger import Ledger
+from appa_flwr.protocol import asks, messages, refusals, votes
+from appa_flwr.protocol.asks import Task
+from appa_flwr.survey import store
+from client_app import leave, numbers, predictor
+from client_app.main import app
+from client_app.party import Party
+from server_app.questions import run_survey
+
+SECRET = "secret 0.123456 question text"
+FAULTS = [
+    (messages.CATALOGUE, Party, "answers"),
+    (messages.TARGETS, predictor.Predictor, "table"),
+    (asks.UPDATE, predictor, "train"),
+    (asks.VOTES, votes, "cast"),
+    (asks.REWARDS, numbers, "score"),
+    (asks.REWARDS, asks, "flatten"),
+    (asks.REWARDS, leave, "_write_down"),
+]
+
+
+@pytest.mark.parametrize(("kind", "module", "name"), FAULTS, ids=[f"{k}-{n}" for k, _, n in FAULTS])
+def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, monkeypatch, caplog):
+    node, catalogue = prepared_node()
+    calls = []
+
+    def fail(*args: object, **kwargs: object) -> None:
+        calls.append(name)
+        if len(calls) > 1:  # the refusal itself can be written down
+            return
+        try:
+            raise KeyError(SECRET)
+        except KeyError as cause:
+            raise ValueError(SECRET) from cause
+
+    contents = {
+        messages.CATALOGUE: messages.pack_catalogue(catalogue),
+        messages.TARGETS: messages.pack_weights(weights(node.config)),
+    }
+    if kind == messages.TARGETS:
+        record = node.context.state.config_records["memory"]
+        del record["targets"]  # tables are made once
+    if kind not in contents:
+        asked = asked_of(kind, catalogue, node.config)
+        request_digest = asks.request_digest(asked, Party.of(node.context).world)
+        contents[kind] = messages.pack_ask(asked, Task(request=request_digest))
+    monkeypatch.setattr(module, name, fail)
+    action = kind if kind in messages.MESSAGES else messages.ASK
+    crossed = cross(app(request(action, contents[kind]), node.context))
+    assert crossed.message.error.code == refusals.FAILED
+    name_of = action.split(".")[-1]
+    assert crossed.message.error.reason == f"{name_of} failed: ValueError (details are in the group's own log)"
+    assert crossed.message.metadata.reply_to_message_id == f"{action} to 1"
+    for part in SECRET.split():
+        assert part.encode() not in crossed.data
+    assert SECRET in caplog.text  # the group itself can find out
+
+
+def test_a_file_in_another_format_is_named_in_the_groups_own_log(caplog, tmp_path):
+    node, catalogue = prepared_node()
+    (path := tmp_path / "avaria.sav").touch()
+    node.owned({"group": "Avaria", "data": str(path)})
+    assert node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).error.code == refusals.FAILED
+    assert f"appa survey {path} --write" in caplog.text
+
+
+def owned(folder, owner_policy):
+    """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
+    store.write(run_survey(config_of()), folder / "avaria.jsonl", groups=["Avaria"])
+    node_config = {"group": "Avaria", "data": str(folder / "avaria.jsonl"), "ledger": str(folder / "ledger.sqlite")}
+    if owner_policy is not None:
+        (folder / "policy.toml").write_text(owner_policy)
+        node_config["policy"] = str(folder / "policy.toml")
+    return node_config
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner_policy", "name"),
+    [
+        (asks.VOTES, "may-leave = ['training', 'rewards']", "votes"),
+        (asks.UPDATE, "may-leave = ['votes', 'rewards']", "training"),
+        (asks.VALIDATION, "may-leave = ['votes', 'rewards']", "training"),
+        (asks.SCORES, "may-leave = ['votes', 'rewards']", "training"),
+        (asks.REWARDS, "may-leave = ['votes', 'training']", "rewards"),
+        (asks.PREDICTIONS, None, "predictions"),
+        (asks.ANSWERS, None, "answers"),
+        (asks.ANSWERS, "may-leave = ['answers']", None),
+        (asks.VOTES, None, None),
+        (asks.REWARDS, None, None),
+    ],
+)
+def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(kind, owner_policy, name, tmp_path):
+    node, catalogue = prepared_node()
+    node.owned(owned(tmp_path, owner_policy))
+    reply = node.ask(asked_of(kind, catalogue, node.config))
+    if name is None:
+        assert reply.has_content()
+        return
+    code = refusals.MAY_NOT_LEAVE[name]
+    assert (reply.error.code, reply.error.reason) == (code, refusals.REFUSALS[code])
+    (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
+    assert (line.numbers, line.sha256, line.refused) == (0, "", refusals.REFUSALS[code])
+
+
+@pytest.mark.parametrize(
+    ("target", "owner_policy", "name"),
+    [
+        ("mean", None, "answers"),
+        ("mean", "may-leave = ['answers']", None),
+        ("predicted-mean", "may-leave = ['answers']", "predictions"),
+        ("predicted-mean", "may-leave = ['predictions']", None),
+    ],
+)
+def test_a_run_that_the_owner_does_not_allow_does_not_start(target, owner_policy, name, tmp_path):
+    node, catalogue = prepared_node()
+    node.owned(owned(tmp_path, "least-answers = 3\n" + (owner_policy or "")))
+    node.context.run_config = dict(config_of(sft__target=target).flat())
+    reply = node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue))
+    assert (reply.error.code if reply.has_error() else None) == (name and refusals.MAY_NOT_LEAVE[name])
+
+
+BROKEN = {
+    "run config": (None, {}, {"surprise": 1}),
+    "owner's policy": ("this is = not toml [", {}, {}),
+    "no ledger": (None, {"data": "", "ledger": ""}, {}),
+    "no place for a ledger": (None, {"ledger": "no/such/folder/ledger.sqlite"}, {}),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_without_config_policy_and_ledger_nothing_leaves(what, tmp_path):
+    """Neither a number nor the group's name."""
+    owner_policy, own, run = BROKEN[what]
+    node, _ = prepared_node()
+    node.context.node_config = {**owned(tmp_path, owner_policy), **own}
+    node.context.run_config = {**node.context.run_config, **run}
+    for kind in messages.MESSAGES:
+        reply = app(request(kind), node.context)
+        assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"draw": 1},  # the run has one fixed table
+        {"metrics": ("js", "kindness")},
+        {"question_J": np.arange(1, 25)},
+        {"question_J": np.arange(-1, 23)},
+        {"prediction_JK": np.ones((24, 2))},  # the widest question has four
+        {"prediction_JK": np.full((24, 4), -1.0)},
+        {"prediction_JK": np.full((24, 4), np.inf)},
+    ],
+    ids=["draw", "metric", "past the end", "before", "narrow", "negative", "infinite"],
+)
+def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
+    node, catalogue = prepared_node()
+    assert catalogue.option_QK.shape == (24, 4)
+    reply = node.ask(uniform_request(catalogue, **change).ask(asks.REWARDS))
+    assert reply.error.code in (refusals.FAILED, refusals.FORGOTTEN)
+    assert not reply.has_content()
+
+
+@pytest.mark.parametrize("reward", [[0.5, 1.0 + 1e-9], [-1e-9, 0.5], [0.5, np.inf]])
+def test_nothing_but_a_reward_leaves_as_a_reward(reward, monkeypatch):
+    node, catalogue = prepared_node()
+    monkeypatch.setattr(numbers, "score", lambda *args: {"js": np.array(reward)})
+    asked = uniform_request(catalogue, question_J=np.arange(2), prediction_JK=np.full((2, 4), 0.25))
+    assert node.ask(asked.ask(asks.REWARDS)).error.code == refusals.FAILED

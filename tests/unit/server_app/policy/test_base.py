@@ -1,0 +1,396 @@
+"""The starting model: its special tokens, its prompts, and what a user is told who names a wrong one.
+
+Axis letters: J answers, T tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import QUESTIONS, tiny_causal_lm
+from huggingface_hub import constants as hub_settings
+from huggingface_hub import errors as hub
+from small import CHOSEN
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from appa_flwr.config import THREADS, Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import cache_folder
+from appa_flwr.protocol import formats
+from server_app.policy import base as bases
+from server_app.policy import folder as model_folder
+from server_app.policy import tiny
+from server_app.policy.tiny import TinyRecipe
+
+
+def save_tokenizer(folder, *, special, **roles):
+    """A character tokenizer with these special tokens, in this order, in these roles; it puts <bos> before any text."""
+    characters = sorted({c for q in QUESTIONS for c in formats.prompt("dpa", q.text, q.options, style="compact")})
+    characters = dict.fromkeys([*characters, *"<>|_,.0123456789abcdefghijklmnopqrstuvwxyz"])
+    vocabulary = {c: i for i, c in enumerate(characters)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens(list(special))
+    if "<bos>" in special:
+        core.post_processor = processors.TemplateProcessing("<bos> $A", None, [("<bos>", core.token_to_id("<bos>"))])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **roles)
+    tokenizer.save_pretrained(folder)
+    tiny_causal_lm(vocabulary=len(tokenizer)).save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+    return str(folder)
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def prepare(source, **keys):
+    config = Config.load({**CHOSEN, "model": source, **keys})
+    return bases.prepare(config, QUESTIONS), config
+
+
+@pytest.mark.parametrize(
+    ("keys", "style"),
+    [
+        ({"survey": "generated"}, "compact"),
+        ({"survey": "/a/b.jsonl"}, "counted"),
+        ({"policy.prompt-style": "full"}, "full"),
+    ],
+)
+def test_the_number_of_options_stands_in_prompts_of_real_surveys(keys, style):
+    base = bases.Base("", SimpleNamespace(chat_template=None), 1, (1,))
+    text = formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
+    assert base.prompt_text(Config.load(keys), QUESTIONS[0]) == text
+
+
+@pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
+def test_the_tiny_model_by_name(tmp_path, monkeypatch, style, steps):
+    asked = []
+    small = TinyRecipe("opa", steps=1, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
+    load_or_build = tiny.load_or_build
+
+    def smaller(recipe, questions, cache, *, progress):
+        asked.append((recipe.task, recipe.steps, recipe.counted, recipe.seed, questions, cache))
+        return load_or_build(small, questions, cache, progress=progress)
+
+    monkeypatch.setattr(tiny, "load_or_build", smaller)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    base, config = prepare("tiny", **{"policy.prompt-style": style, "task": "opa", "seed": 5})
+    assert asked == [("opa", steps, style == "counted", 5, QUESTIONS, tmp_path / "appa-flwr")]
+    assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
+    assert base.pad_id not in base.stop_ids
+    text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
+    assert (
+        base.prompt_text(config, QUESTIONS[0]) == base.tokenizer.decode(base.prompt_ids(config, QUESTIONS[0])) == text
+    )
+
+
+@pytest.mark.parametrize(
+    ("special", "roles", "pad"),
+    [
+        # padding with the end token, as many models come: the unknown token takes its place
+        (("<eos>", "<unk>"), {"pad_token": "<eos>", "eos_token": "<eos>", "unk_token": "<unk>"}, "<unk>"),
+        # as Qwen's base models come: no unknown token, and the end token is the first of the added ones
+        (("<eos>", "<|spare|>"), {"pad_token": "<eos>", "eos_token": "<eos>"}, "<|spare|>"),
+        (("<bos>", "<eos>"), {"eos_token": "<eos>", "bos_token": "<bos>"}, "<bos>"),
+    ],
+)
+def test_the_padding_token_is_never_the_end_token(tmp_path, special, roles, pad):
+    base, _ = prepare(save_tokenizer(tmp_path / "model", special=special, **roles))
+    assert base.tokenizer.pad_token == pad
+    assert base.pad_id == base.tokenizer.convert_tokens_to_ids(pad)
+    assert base.pad_id not in base.stop_ids
+    assert base.tokenizer.padding_side == "left"
+
+
+@pytest.mark.parametrize(
+    ("special", "roles", "message"),
+    [
+        (("<pad>",), {"pad_token": "<pad>"}, "no end-of-sequence token"),
+        (("<eos>",), {"eos_token": "<eos>", "pad_token": "<eos>"}, "a padding token other than its end token"),
+    ],
+)
+def test_tokenizers_that_ppo_cannot_use(tmp_path, special, roles, message):
+    folder = save_tokenizer(tmp_path / "model", special=special, **roles)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(folder)
+    assert f"model = {folder}" in str(error.value)
+
+
+def test_a_padding_token_without_an_embedding_is_not_used(tmp_path):
+    folder = save_tokenizer(tmp_path / "model", special=("<eos>", "<|spare|>"), eos_token="<eos>")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "<new>"})  # as many recipes do, who then enlarge the model
+    tokenizer.save_pretrained(folder)
+    base, _ = prepare(folder)
+    assert base.tokenizer.pad_token == "<|spare|>"
+
+
+# --- models that cannot be used -------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model that can be used."""
+    made = Path(save_tokenizer(tmp_path / "model", special=("<pad>", "<eos>"), pad_token="<pad>", eos_token="<eos>"))
+    assert prepare(str(made))[0].source == str(made)
+    return made
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def weights_of(folder):
+    return folder / "model.safetensors"
+
+
+def as_bert(folder):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertForMaskedLM(BertConfig(vocab_size=99, **sizes)).save_pretrained(folder)
+
+
+def as_adapters(folder):
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def without_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def with_lost_shard(folder):
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def cut_short(folder):
+    data = weights_of(folder).read_bytes()
+    weights_of(folder).write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: shutil.rmtree(f), "no such folder"),
+        (lambda f: (shutil.rmtree(f), f.mkdir()), "cannot be loaded .*model_type"),
+        (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
+        (lambda f: edit_config(f, model_type="soon"), "cannot be loaded .*`soon`"),
+        (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
+        (lambda f: edit_config(f, model_type="t5"), "no causal language model"),
+        (lambda f: edit_config(f, architectures=["Qwen3Model"]), "no causal language model but Qwen3Model"),
+        (as_bert, "no causal language model but BertForMaskedLM; the paper's are google/gemma-2-2b-it, meta"),
+        (as_adapters, "holds adapters only"),
+        (lambda f: weights_of(f).unlink(), r"has no weights: \*.safetensors or pytorch_model"),
+        (lambda f: weights_of(f).write_bytes(b""), "model.safetensors is damaged or was not copied to its end"),
+        (cut_short, "model.safetensors is damaged or was not copied to its end"),
+        (with_lost_shard, "has no weights: model-00002-of-00002.safetensors is not there"),
+        (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
+        (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_loaded(folder, spoil, message, monkeypatch):
+    spoil(folder)
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
+    with pytest.raises(UserError, match=message) as error:
+        bases.check(Config.load({**CHOSEN, "model": str(folder)}))
+    assert str(error.value).startswith(f"model = {folder}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_loaded_or_built(folder, monkeypatch):
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
+    monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
+    for keys in ({"model": str(folder), "policy.tuning": "qlora"}, {"policy.tuning": "lora"}):
+        bases.check(Config.load(keys))
+        for key in ("policy.sft-targets", "policy.ppo-targets"):
+            with pytest.raises(UserError, match=f"^{key}: .* has no linear layer 'c_attn'"):
+                bases.check(Config.load({**keys, key: "q_proj,c_attn"}))
+    bases.check(Config.load({"policy.ppo-targets": "c_attn"}))  # all weights are tuned
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "11 weights .*do not fit, model.layers.2"),
+        ({"intermediate_size": 32}, "6 weights are missing or do not fit, model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_config_are_no_model(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(UserError, match=message):
+        bases.load_model(Config.load({}), str(folder), quantized=False)
+
+
+def test_memory_that_ends_while_weights_are_packed_is_said_and_not_only_referred_to(folder, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    monkeypatch.setattr("bitsandbytes.functional.quantize_4bit", raising(full))
+    with pytest.raises(UserError) as refused:
+        bases.load_model(Config.load({"policy.compute-dtype": "float32"}), str(folder), quantized=True)
+    assert str(refused.value) == (
+        f"model folder {folder}: cannot be loaded (OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB)"
+    )
+
+
+@pytest.mark.parametrize(
+    "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
+)
+def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkeypatch):
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", raising(raised))
+    with pytest.raises(UserError, match=f"model folder {folder}: cannot be loaded .{type(raised).__name__}") as error:
+        bases.load_model(Config.load({}), str(folder), quantized=False)
+    assert "\n" not in str(error.value)
+
+
+# --- the hub --------------------------------------------------------------------------------------
+
+ANSWER = SimpleNamespace(headers={}, request=None)
+BY_HAND = r"`hf download google/gemma-2-2b-it --local-dir DIR` and model = DIR"
+
+
+GEMMA, LLAMA, QWEN = model_folder.PAPER_MODELS
+NOT_GIVEN = [
+    (hub.GatedRepoError("403\nAsk", response=ANSWER), f"https://huggingface.co/{GEMMA}.*auth login.*{BY_HAND}"),
+    (hub.LocalEntryNotFoundError("No way\nout"), f"cannot be fetched .*No way.*{BY_HAND}"),
+    (hub.HfHubHTTPError("503", response=ANSWER), f"cannot be fetched .*503.*{BY_HAND}"),
+    (hub.HTTPError("read timed out"), f"cannot be fetched .*timed out.*{BY_HAND}"),
+    (OSError(28, "No space left on device"), f"cannot be fetched .*No space left.*{BY_HAND}"),
+]
+UNKNOWN = hub.RepositoryNotFoundError("404", response=ANSWER)
+MISSPELT = {"qwen/qwen3-0.6": QWEN, "google/gemma2-2b-it": GEMMA, "meta-llama/Llama-3.2-3B-instruct": LLAMA}
+
+
+@pytest.mark.parametrize(
+    ("name", "raised", "message"),
+    [
+        *((GEMMA, raised, f"^model = {GEMMA}: .*{message}") for raised, message in NOT_GIVEN),
+        *((n, UNKNOWN, f"unknown model '{n}': did you mean '{of}'.* valid are tiny, ") for n, of in MISSPELT.items()),
+    ],
+)
+def test_a_hub_that_does_not_give_the_model(name, raised, message, monkeypatch):
+    monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
+    with pytest.raises(UserError, match=message) as error:
+        bases.check(Config.load({**CHOSEN, "model": name}))
+    assert "\n" not in str(error.value)
+
+
+def test_the_real_client_without_a_network(monkeypatch):
+    monkeypatch.setattr(hub_settings, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"^model = nobody/has-this: "):
+        bases.check(Config.load({**CHOSEN, "model": "nobody/has-this"}))
+    with pytest.raises(UserError, match=r"model = ../some/folder: no such folder"):
+        bases.check(Config.load({**CHOSEN, "model": "../some/folder"}))
+
+
+def test_all_files_of_a_model_by_name_are_fetched_once(folder, monkeypatch):
+    asked = []
+    fetch = lambda name, **keys: asked.append((name, keys)) or str(folder)  # noqa: E731
+    monkeypatch.setattr(model_folder, "snapshot_download", fetch)
+    config = Config.load({**CHOSEN, "model": "Qwen/Qwen3-0.6B"})
+    base = bases.prepare(config, QUESTIONS)
+    bases.load_model(config, base.source, quantized=False)
+    ((name, keys),) = asked
+    assert name == "Qwen/Qwen3-0.6B"
+    files = [*(path.name for path in folder.iterdir()), "merges.txt", "chat_template.jinja", "tokenizer.model"]
+    assert all(any(fnmatch(file, pattern) for pattern in keys["allow_patterns"]) for file in files)
+    assert not any(fnmatch("pytorch_model.bin", pattern) for pattern in keys["allow_patterns"])
+
+
+def test_without_a_template_a_turn_end_is_a_token_like_others(tmp_path):
+    special = ("<pad>", "<eos>", "<bos>", "<|im_start|>", "<|im_end|>")
+    base, config = prepare(save_tokenizer(tmp_path / "plain", special=special, pad_token="<pad>", eos_token="<eos>"))
+    ids = base.prompt_ids(config, QUESTIONS[0])
+    assert base.tokenizer.convert_ids_to_tokens(ids[:2]) == ["<bos>", base.prompt_text(config, QUESTIONS[0])[0]]
+    assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
+
+
+def test_texts_hold_what_the_mask_shows_without_special_tokens(folder):
+    base, _ = prepare(str(folder))
+    ids = base.tokenizer("0.50,0.50", add_special_tokens=False)["input_ids"]
+    response_JT = torch.tensor([[*ids, base.end_id, base.pad_id], [*ids, ids[0], ids[0]]])
+    mask_JT = torch.tensor([[True] * 10 + [False], [True] * 9 + [False] * 2])
+    assert base.texts(response_JT, mask_JT) == ["0.50,0.50", "0.50,0.50"]
+
+
+@pytest.mark.parametrize(("key", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
+    tiny_causal_lm().save_pretrained(tmp_path)
+    config = Config.load({"policy.compute-dtype": key, "policy.tuning": "lora"})
+    model = bases.load_model(config, str(tmp_path), quantized=False)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert not model.training
+
+
+FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nprocessor: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "tuning", "gpu", "flags", "dtype"),
+    [
+        ("auto", "lora", None, "avx512_bf16", "bfloat16"),
+        ("auto", "lora", None, "amx_bf16 amx_tile", "bfloat16"),
+        ("auto", "lora", None, "asimd bf16", "bfloat16"),  # ARM
+        ("auto", "lora", None, "avx512_fp16 amx_tile", "float32"),
+        ("auto", "lora", None, None, "float32"),  # a system that does not tell
+        ("auto", "lora", "native", "", "bfloat16"),  # where there is a GPU, it decides
+        ("auto", "lora", "emulates", "avx512_bf16", "float32"),  # slower than float32
+        ("auto", "full", None, "avx512_bf16", "float32"),  # where all weights learn
+        ("float32", "lora", None, "avx512_bf16", "float32"),  # what is named stays
+        ("bfloat16", "lora", "emulates", "", "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_machine_computes_in_it(key, tuning, gpu, flags, dtype, tmp_path, monkeypatch):
+    flags_file = tmp_path / "cpuinfo"
+    if flags is not None:
+        flags_file.write_text(FLAGS.format(flags))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or gpu == "native"
+    )
+    asked = Config.load({"policy.compute-dtype": key, "policy.tuning": tuning, "seed": 7})
+    assert bases.with_dtype(asked).flat() == {**asked.flat(), "policy.compute-dtype": dtype}
+
+
+def test_weights_that_all_learn_are_float32():
+    with pytest.raises(UserError, match=r"policy.tuning.* policy.compute-dtype"):
+        Config.load({"policy.compute-dtype": "bfloat16", "policy.tuning": "full"})
+
+
+def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_the_tiny_one_takes_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(bases.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: 16 if logical else 4)
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 4  # six, of which two are a core's second
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 3
+    monkeypatch.setenv(THREADS, "")  # of the launcher, which sets the other where the user does not
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 6
+    monkeypatch.setenv(THREADS, "two")
+    with pytest.raises(UserError, match="OMP_NUM_THREADS"):
+        bases.threads(Config.load({**CHOSEN, "model": "org/name"}))
+
+
+def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "appa-flwr"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "appa-flwr"

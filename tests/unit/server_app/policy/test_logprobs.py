@@ -1,0 +1,231 @@
+"""Log-probabilities and values of response tokens: by hand, by block, and by a prefix that may change nothing.
+
+Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, S scored tokens, L tokens of a row in
+one pass, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fakes import (
+    ARCHITECTURES,
+    PREFIX,
+    PROMPTS,
+    SHORT_WINDOW,
+    VOCABULARY,
+    WIDE_WINDOW,
+    answer_rows,
+    joined,
+    ppo_models,
+    scoring,
+    tiny_causal_lm,
+)
+from transformers import GraniteConfig, GraniteForCausalLM, MambaConfig, MambaForCausalLM
+
+from appa_flwr.core.errors import UserError
+from server_app.policy import logprobs
+from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
+from server_app.policy.models import value_head
+from server_app.policy.sequences import MIN_TOKENS, Sequences, common_length
+
+NOTHING = torch.zeros(0, dtype=torch.long)
+TEMPERATURE = 0.7
+ALL = [[0, 1, 2, 3, 4]]
+ONE, OTHER = [*range(20, 20 + MIN_TOKENS + 3)], [*range(30, 30 + MIN_TOKENS + 1)]
+REPEATED = [ONE, OTHER, ONE, ONE, OTHER]
+BATCHES = [
+    ([*PROMPTS, [9]], [ALL, [[4], [2, 0], [1, 3]]]),  # the last row alone is a pass of one token
+    # two prompts in turn, one of them twice, and beside rows that differ
+    (REPEATED, [[[0, 2, 3], [1, 4]], [[1, 4], [3, 0], [2]], [[0, 2], [1, 3], [4]]]),
+]
+
+
+def build(tuning, architecture):
+    models = ppo_models(tuning, tiny_causal_lm(architecture, window=WIDE_WINDOW).double())
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in models.policy_parameters + models.value_parameters:
+            # double throughout: heads and adapters would be float32 by themselves
+            parameter.data = parameter.double() + 0.1 * torch.randn(parameter.shape, generator=generator)
+    return models
+
+
+def passed(models, sequences, which, *, split):
+    """Results (J, T) of one training pass and the gradients of a loss that weighs every token differently."""
+    parameters = models.policy_parameters + models.value_parameters
+    weight_JT = torch.randn(sequences.mask_JT.shape, generator=torch.Generator().manual_seed(4))
+    result_JT = torch.zeros(weight_JT.shape, dtype=torch.float64)
+    with scoring(models, which, sequences.prefix_C, temperature=TEMPERATURE) as score:
+        for index in map(torch.tensor, split):
+            part_JT = score(sequences.rows(index))
+            width = part_JT.shape[1]
+            (part_JT * weight_JT[index, :width]).sum().backward()
+            result_JT[index, :width] = part_JT.detach().double()
+    gradients = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return result_JT, gradients
+
+
+def assert_same(found, expected, *, atol):
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=atol)
+    for gradient, plain in zip(found[1], expected[1], strict=True):
+        assert (gradient is None) == (plain is None)
+        if gradient is not None:
+            # norms round their gradients to float32 in whatever model
+            torch.testing.assert_close(gradient, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("prompts", "splits"), BATCHES, ids=["other prompts", "same prompts"])
+@pytest.mark.parametrize(
+    ("tuning", "architecture"), [("full", "qwen3"), ("lora", "llama"), ("full", "gemma2"), ("stacked", "gemma2")]
+)
+def test_a_shared_prefix_changes_neither_scores_nor_gradients(tuning, architecture, prompts, splits):
+    models = build(tuning, architecture)
+    sequences = answer_rows(prompts, shared=len(PREFIX))
+    atol = 1e-6 if architecture == "gemma2" else 1e-9  # its softmax is float32 in whatever model
+    for which in ("policy", "value"):
+        expected = passed(models, joined(sequences), which, split=ALL)
+        assert max(float(g.abs().max()) for g in expected[1] if g is not None) > 0.1
+        for split in splits:
+            assert_same(passed(models, sequences, which, split=split), expected, atol=atol)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_without_a_prefix_scores_and_gradients_are_those_of_the_models_own_forward(architecture):
+    models = build("full", architecture)
+    sequences = joined(answer_rows(shared=len(PREFIX)))
+    found_JT, gradients = passed(models, sequences, "policy", split=[[0, 1, 2, 3]])
+    weight_JT = torch.randn(sequences.mask_JT.shape, generator=torch.Generator().manual_seed(4))
+    for j, prompt in enumerate(PROMPTS):
+        answer = sequences.response_JT[j][sequences.mask_JT[j]].tolist()
+        logits_LV = models.policy()(torch.tensor([PREFIX + prompt + answer])).logits[0] / TEMPERATURE
+        before = len(PREFIX + prompt) - 1
+        own_T = torch.stack([logits_LV[before + t].log_softmax(-1)[token] for t, token in enumerate(answer)])
+        (own_T * weight_JT[j, : len(answer)]).sum().backward()
+        torch.testing.assert_close(found_JT[j, : len(answer)], own_T.detach(), rtol=0, atol=1e-6)
+    for parameter, gradient in zip(models.policy_parameters, gradients, strict=False):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "split", "expected"),
+    [
+        # no last response token: 7 + 6 - 1, 4 + 4 - 1 and 5 + 1 - 1 columns
+        (PROMPTS, [[0], [1, 2], [3]], [(1, 12), (2, 7), (1, 5)]),
+        # a prompt of many rows once, but for its last token; answers of 6 and of 2 tokens, the last of which is not run
+        (REPEATED, [[0, 2, 3], [1, 4]], [(1, len(ONE) - 1), (3, 6), (1, len(OTHER) - 1), (2, 2)]),
+    ],
+)
+def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
+    models, widths = build("full", "qwen3"), []
+    hook = models.policy().get_input_embeddings().register_forward_hook(lambda _, __, out: widths.append(out.shape[:2]))
+    passed(models, answer_rows(prompts, shared=len(PREFIX)), "policy", split=split)
+    hook.remove()
+    assert widths == [(1, len(PREFIX)), *expected]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "window", "longest", "expected"),
+    [
+        ([[*range(9), 50], [*range(9), 51, 52]], 20, 20, 9),
+        ([[*range(9), 50], [*range(9), 51, 52]], 20, 21, 0),  # the answer would leave the window
+        ([[*range(12)], [*range(12)]], None, 99, 11),  # the last token is run for itself
+        ([[*range(9)], [*range(12)]], None, 99, 8),
+        ([[*range(MIN_TOKENS - 1), 50], [*range(MIN_TOKENS - 1), 51]], None, 99, 0),
+        ([[50, *range(9)], [51, *range(9)]], None, 99, 0),
+        ([[*range(9), 50], [*range(9), 51], [1, *range(9)]], None, 99, 0),  # in whatever order
+    ],
+)
+def test_common_length_by_hand(prompts, window, longest, expected):
+    assert common_length(prompts, window=window, longest=longest) == expected
+    assert common_length(prompts[::-1], window=window, longest=longest) == expected
+
+
+def test_keys_and_values_that_training_drops_are_an_error():
+    model = tiny_causal_lm().train()
+    model.gradient_checkpointing_enable()
+    with (
+        pytest.raises(ValueError, match="gradient checkpointing"),
+        shared_prefix(model.base_model, torch.tensor(PREFIX)),
+    ):
+        pass
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    return answer_rows()
+
+
+def test_token_logprobs_by_hand():
+    # weights 1, 3 and 4 of logits ln 1, ln 3, ln 4 at temperature 1; squared at temperature .5: 1, 9, 16
+    logits_JTV = torch.tensor([[[1.0, 3.0, 4.0]]]).log()
+    token_JT = torch.tensor([[1]])
+    assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=1.0).exp().item() == pytest.approx(3 / 8)
+    assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=0.5).exp().item() == pytest.approx(9 / 26)
+
+
+def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
+    sizes, found = {}, {}
+    for tokens in (100, 3, 1):
+        model = tiny_causal_lm().double()
+        monkeypatch.setitem(logprobs.LOGITS_AT_ONCE, "cpu", tokens * VOCABULARY)
+        sizes[tokens] = made = []
+        model.get_output_embeddings().register_forward_hook(lambda _, __, out, made=made: made.append(out.shape))
+        logprob_JT = response_logprobs(model, sequences, temperature=0.7)
+        logprob_JT.square().sum().backward()
+        with torch.inference_mode():  # no block is computed twice
+            once = len(made)
+            response_logprobs(model, sequences, temperature=0.7)
+        assert sum(shape[0] for shape in made[once:]) == 13
+        del made[once:]
+        found[tokens] = [logprob_JT.detach(), *(p.grad for p in model.parameters())]
+    # 13 response tokens: logits of these alone, of a block at a time, and once more for the backward pass
+    assert sizes[100] == [(13, VOCABULARY)]
+    assert sorted(s[0] for s in sizes[3]) == sorted([3, 3, 3, 3, 1] * 2)
+    assert {s[0] for s in sizes[1]} == {1}
+    for tokens in (3, 1):
+        for one, all_at_once in zip(found[tokens], found[100], strict=True):
+            torch.testing.assert_close(one, all_at_once, rtol=0, atol=1e-12)
+
+
+def test_values_stand_before_their_tokens(sequences):
+    # V(s_t) may depend on the prompt and on tokens before t, so changing token t moves the values after it only
+    trunk, head = tiny_causal_lm().base_model, value_head(32, torch.device("cpu"))
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
+    changed_JT = sequences.response_JT.clone()
+    changed_JT[0, 3] = (changed_JT[0, 3] + 1) % VOCABULARY
+    changed = Sequences(NOTHING, sequences.prompt_JP, sequences.prompt_mask_JP, changed_JT, sequences.mask_JT)
+    with torch.no_grad():
+        before_JT, after_JT = (response_values(trunk, head, rows) for rows in (sequences, changed))
+    torch.testing.assert_close(before_JT[0, :4], after_JT[0, :4])
+    assert (before_JT[0, 4:] - after_JT[0, 4:]).abs().min() > 1e-4
+    assert not before_JT[~sequences.mask_JT].any()
+
+
+def known(**changes):
+    """Granite, which scales its logits; by 1 that is what is known here."""
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    return GraniteForCausalLM(GraniteConfig(num_attention_heads=2, num_key_value_heads=1, **sizes, **changes)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_papers_architectures_are_known(dtype):
+    for architecture in ARCHITECTURES:
+        for window in (SHORT_WINDOW, WIDE_WINDOW):
+            logprobs.check_model(tiny_causal_lm(architecture, window=window).to(dtype))
+    logprobs.check_model(known(logits_scaling=1.0).to(dtype))
+
+
+def test_a_model_that_computes_something_else_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="GraniteForCausalLM makes its logits"):
+        logprobs.check_model(known(logits_scaling=8.0))
+    with pytest.raises(UserError, match="MambaForCausalLM shares no keys and values"):
+        logprobs.check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
+    deaf = tiny_causal_lm()
+    forward = deaf.base_model.forward
+    monkeypatch.setattr(deaf.base_model, "forward", lambda past_key_values=None, **given: forward(**given))
+    with pytest.raises(UserError, match="Qwen3ForCausalLM"):
+        logprobs.check_model(deaf)

@@ -1,0 +1,174 @@
+"""Policy, reference and value share weights, but neither gradients nor each other's changes.
+
+Axis letters: J rollouts, T response tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from fakes import PREFIX, WIDE_WINDOW, answer_rows, ppo_models, save_adapter, scoring, tiny_causal_lm
+from peft import PeftModel
+
+from appa_flwr.config import Config
+from server_app.policy.logprobs import response_logprobs, shared_prefix
+from server_app.policy.models import LoraModels
+from server_app.policy.models import ppo_models as make_models
+
+TEMPERATURE = 0.7
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    return answer_rows(shared=len(PREFIX))
+
+
+def found(which, models, sequences):
+    """What a pass without gradient gives: (J, T)."""
+    with torch.no_grad(), scoring(models, which, sequences.prefix_C, temperature=TEMPERATURE) as score:
+        return score(sequences)
+
+
+def learn(which, models, sequences, power=2):
+    """One pass of its own that goes backward from the squares of what it gives."""
+    with scoring(models, which, sequences.prefix_C, temperature=TEMPERATURE) as score:
+        score(sequences).pow(power).sum().backward()
+
+
+@pytest.fixture(
+    params=[("full", "qwen3"), ("lora", "llama"), ("stacked", "gemma2"), ("stacked", "qwen3")], ids="-".join
+)
+def case(request, tmp_path):
+    """The models, and an untouched copy of what they were built on, with SFT's adapter where there is one."""
+    tuning, architecture = request.param
+    model = tiny_causal_lm(architecture, window=WIDE_WINDOW)
+    untouched = copy.deepcopy(model)
+    if tuning == "stacked":
+        untouched = PeftModel.from_pretrained(untouched, save_adapter(model, tmp_path)).eval().get_base_model()
+    return ppo_models(tuning, model), untouched
+
+
+def disturb(parameters, seed=2):
+    """Move every weight: LoRA's B and the value head begin at zero, and a zero passes no gradient on."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def base_logprobs(untouched, sequences):
+    with torch.no_grad(), shared_prefix(untouched.base_model, sequences.prefix_C) as prefix:
+        return response_logprobs(untouched, sequences, temperature=TEMPERATURE, prefix=prefix)
+
+
+def test_before_any_step_all_three_are_the_untouched_base(case, sequences):
+    models, untouched = case
+    expected_JT = base_logprobs(untouched, sequences)
+    for _ in range(2):
+        assert torch.equal(found("policy", models, sequences), expected_JT)
+        assert torch.equal(found("reference", models, sequences), expected_JT)
+        assert not found("value", models, sequences).any()  # the value head begins at zero
+    assert (expected_JT[sequences.mask_JT] < 0).all()
+    assert not expected_JT[~sequences.mask_JT].any()
+
+
+def test_after_a_step_the_reference_is_still_the_untouched_base(case, sequences):
+    models, untouched = case
+    optimizer = torch.optim.AdamW(models.policy_parameters + models.value_parameters, lr=0.05)
+    for _ in range(2):
+        learn("policy", models, sequences)
+        learn("value", models, sequences, power=1)  # a square's gradient would be zero at value zero
+        optimizer.step()
+        optimizer.zero_grad()
+    expected_JT = base_logprobs(untouched, sequences)
+    assert torch.equal(found("reference", models, sequences), expected_JT)
+    policy_JT = found("policy", models, sequences)
+    assert ((policy_JT - expected_JT).abs()[sequences.mask_JT] > 1e-3).all()
+    assert torch.equal(base_logprobs(models.policy(), sequences), policy_JT)  # what samples
+    assert torch.equal(found("reference", models, sequences), expected_JT)
+    assert torch.equal(found("policy", models, sequences), policy_JT)
+
+
+def gradients(parameters):
+    found = [None if p.grad is None else p.grad.clone() for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return found
+
+
+@pytest.mark.parametrize("value_first", [False, True])
+def test_each_loss_reaches_all_of_its_own_parameters_and_none_of_the_other(case, sequences, value_first):
+    models, _ = case
+    own, other = models.policy_parameters, models.value_parameters
+    assert not {id(p) for p in own} & {id(p) for p in other}
+    disturb(own + other)
+    passes = [("policy", own, other), ("value", other, own)]
+    passes = passes[::-1] if value_first else passes
+    alone = []
+    for which, trained, spared in passes:
+        learn(which, models, sequences)
+        alone += gradients(trained)
+        assert all(g is not None and g.abs().sum() > 0 for g in alone)
+        assert all(g is None for g in gradients(spared))
+    # one after the other without clearing, and the reference between them: as an update does it
+    learn(passes[0][0], models, sequences)
+    found("reference", models, sequences)
+    learn(passes[1][0], models, sequences)
+    together = gradients(passes[0][1]) + gradients(passes[1][1])
+    for expected, gradient in zip(alone, together, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case, sequences):
+    models, _ = case
+    trained = models.policy_parameters + models.value_parameters
+    disturb(trained)
+    before_JT = found("policy", models, sequences)
+
+    passes = [functools.partial(found, which, models, sequences) for which in ("value", "reference", "policy")]
+    calls = (*passes, models.policy)
+    for first in calls:
+        for second in calls:
+            first()
+            second()
+            assert all(p.requires_grad for p in trained)
+    for which in ("value", "reference"):
+        with pytest.raises(AttributeError), scoring(models, which, sequences.prefix_C, temperature=1.0) as score:
+            score(None)
+        assert all(p.requires_grad for p in trained)
+        assert torch.equal(found("policy", models, sequences), before_JT)
+    if isinstance(models, LoraModels):
+        mine = {id(p) for p in trained}
+        frozen = [p for p in models.policy().parameters() if id(p) not in mine]
+        assert frozen
+        assert not any(p.requires_grad for p in frozen)
+
+
+@pytest.mark.parametrize("tuning", ["lora", "stacked"])
+def test_what_learns_is_float32_on_a_bfloat16_base(tuning):
+    sequences = answer_rows()
+    models = ppo_models(tuning, tiny_causal_lm().to(torch.bfloat16))
+    assert {p.dtype for p in models.policy_parameters + models.value_parameters} == {torch.float32}
+    assert torch.isfinite(found("policy", models, sequences)).all()
+    assert torch.isfinite(found("value", models, sequences)).all()
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_without_a_value_model_there_is_neither_trunk_nor_head(tuning):
+    made = {}
+    for baseline in ("question", "value"):
+        config = Config.load({"policy.tuning": tuning, "ppo.baseline": baseline})
+        made[baseline] = make_models(config, tiny_causal_lm())
+    assert made["question"].head is None
+    assert made["question"].value_parameters == []
+    assert len(made["value"].value_parameters) > 2
+    held = {baseline: sum(p.numel() for p in all_parameters(models)) for baseline, models in made.items()}
+    assert held["value"] - held["question"] == sum(p.numel() for p in made["value"].value_parameters)
+
+
+def all_parameters(models):
+    modules = [part for part in vars(models).values() if isinstance(part, torch.nn.Module)]
+    return {id(p): p for module in modules for p in module.parameters()}.values()

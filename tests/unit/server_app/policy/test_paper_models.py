@@ -1,0 +1,185 @@
+"""The paper's models: each family's prompts, ends and padding, and its base in 4 bits.
+
+The folders are made by `families`: everything as published but for weights and text tokens.
+
+Axis letters: J answers, T tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import bitsandbytes.functional
+import families
+import pytest
+import torch
+from fakes import ROUNDING, catalogue_of, save_adapter
+from peft import PeftModel
+from small import CHOSEN
+from transformers import GenerationConfig
+
+from appa_flwr.config import Config
+from appa_flwr.protocol import formats
+from server_app.policy import base as bases
+from server_app.policy import export, sft
+
+QUESTIONS = catalogue_of([2, 3, 5, 2], train=[True] * 4).questions
+ANSWERS = ["0.10,0.90", "0.80,0.10,0.10", "0.20,0.20,0.20,0.20,0.20", "1.00,0.00"]
+MERGED_AT = 3  # tokens of the instruction that a tokenizer may join with what follows
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: families.save(name, tmp_path_factory.mktemp(name) / "model", QUESTIONS) for name in families.FAMILIES}
+
+
+@pytest.fixture(scope="module", params=families.FAMILIES)
+def prepared(request, folders):
+    """A family, its base and the config it was prepared with."""
+    config = Config.load({**CHOSEN, "model": str(folders[request.param]), "policy.prompt-style": "full"})
+    return families.FAMILIES[request.param], bases.prepare(config, QUESTIONS), config
+
+
+# --- prompts and special tokens -------------------------------------------------------------------
+
+
+def test_the_prompt_is_the_family_s_own_template_around_the_question(prepared):
+    family, base, config = prepared
+    for question in QUESTIONS:
+        text = formats.prompt("dpa", question.text, question.options, style="full")
+        ids = base.prompt_ids(config, question)
+        assert base.prompt_text(config, question) == base.tokenizer.decode(ids) == family.opens + text + family.closes
+        # the template brings the sequence's beginning, which the tokenizer would put there once more
+        assert ids.count(base.tokenizer.bos_token_id) == ("bos_token" in family.roles)
+
+
+def common_beginning(first, second):
+    return [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+
+
+def test_all_prompts_begin_with_the_tokens_of_the_instruction(prepared):
+    _, base, config = prepared
+    first, second = (base.prompt_text(config, question) for question in QUESTIONS[:2])
+    instruction = "".join(common_beginning(first, second))
+    assert "decimal point" in instruction
+    of_instruction = base.tokenizer(instruction, add_special_tokens=False)["input_ids"]
+    shared = common_beginning(*(base.prompt_ids(config, question) for question in QUESTIONS[:2]))
+    assert len(shared) >= len(of_instruction) - MERGED_AT > 80
+
+
+def test_answers_end_where_the_generation_settings_say(prepared):
+    family, base, _ = prepared
+    assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {*family.ends, family.end}
+    assert base.tokenizer.convert_ids_to_tokens(base.end_id) == family.end
+
+
+def test_without_generation_settings_the_turn_and_the_sequence_end_an_answer(folders, tmp_path):
+    for name, family in families.FAMILIES.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in folders[name].iterdir():
+            if file.name != "generation_config.json":
+                (folder / file.name).symlink_to(file)
+        base = bases.prepare(Config.load({**CHOSEN, "model": str(folder)}), QUESTIONS)
+        assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {family.roles["eos_token"], family.end}
+
+
+def test_padding_has_an_embedding_and_ends_no_answer_and_attention_is_chosen_for_the_model(prepared):
+    family, base, config = prepared
+    assert base.tokenizer.pad_token == family.pad
+    assert base.pad_id not in base.stop_ids
+    model = bases.load_model(config, base.source, quantized=False)
+    assert base.pad_id < model.get_input_embeddings().num_embeddings
+    # what Transformers chooses for 32 bits: Gemma-2's capped attention scores cannot be had from sdpa
+    assert model.config._attn_implementation == ("eager" if family is families.FAMILIES["gemma2"] else "sdpa")
+    halved = Config.load({**config.flat(), "policy.compute-dtype": "bfloat16", "policy.tuning": "lora"})
+    assert bases.load_model(halved, base.source, quantized=False).config._attn_implementation == "eager"
+
+
+# --- fine-tuning ----------------------------------------------------------------------------------
+
+
+def test_a_taught_answer_follows_the_prompt_at_once_and_ends_with_the_turn(prepared, tmp_path, monkeypatch):
+    family, base, config = prepared
+    keys = {"policy.tuning": "lora", "sft.steps": 1, "sft.batch-size": 4}
+    config = Config.load({**config.flat(), **keys})
+    rows, step = [], sft._LeanTrainer.training_step
+
+    def spy(self, model, inputs, *arguments, **keywords):
+        rows.extend(zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True))
+        return step(self, model, inputs, *arguments, **keywords)
+
+    monkeypatch.setattr(sft._LeanTrainer, "training_step", spy)
+    model = bases.load_model(config, base.source, quantized=False)
+    model.generation_config = GenerationConfig()  # as of a folder without settings of its own
+    prompts = [base.prompt_ids(config, question) for question in QUESTIONS]
+    given = {"prompts": prompts, "answers": ANSWERS, "folder": tmp_path / "model"}
+    sft.fine_tune(model, base, config, **given, progress=lambda step, of, loss: None)
+    written = []
+    for ids, labels in rows:
+        first = next(i for i, label in enumerate(labels) if label != -100)
+        answer = [label for label in labels if label != -100]
+        written.append(base.tokenizer.decode(answer))
+        assert base.tokenizer.decode(ids[:first]).endswith(family.closes)
+        assert set(ids[first + len(answer) :]) <= {base.pad_id}
+    assert set(written) == {text + family.end for text in ANSWERS}  # and nothing that a template writes behind a turn
+
+
+@pytest.mark.parametrize("prepared", ["llama"], indirect=True)
+def test_sft_s_adapter_reaches_ppo_on_four_bits_as_it_was_saved(prepared, tmp_path):
+    _, base, config = prepared
+    config = Config.load({**config.flat(), "policy.tuning": "qlora"})
+    save_adapter(bases.load_model(config, base.source, quantized=False), tmp_path)
+    packed = bases.load_model(config, base.source, quantized=True)
+    ids = prompt_tensor(base, config)
+    with torch.no_grad():
+        found, without = export.load_policy(config, base, tmp_path).policy()(ids).logits, packed(ids).logits
+        torch.testing.assert_close(found, PeftModel.from_pretrained(packed, tmp_path)(ids).logits, **ROUNDING)
+    assert (found - without).abs().max() > 1e-2
+
+
+# --- four bits ------------------------------------------------------------------------------------
+
+
+def dequantized(layer):
+    return bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+
+
+def prompt_tensor(base, config):
+    return torch.tensor([base.prompt_ids(config, QUESTIONS[0])])
+
+
+def test_four_bits_are_a_close_copy_of_all_linear_layers_but_the_head(prepared):
+    _, base, config = prepared
+    model, plain = (bases.load_model(config, base.source, quantized=quantized) for quantized in (True, False))
+    layers = {name: layer for name, layer in model.named_modules() if type(layer).__name__ == "Linear4bit"}
+    assert len(layers) == 2 * 7  # q, k, v, o, gate, up, down
+    assert model.lm_head.weight is model.get_input_embeddings().weight  # tied, and not quantised
+    with torch.no_grad():
+        for name, layer in layers.items():
+            assert layer.weight.quant_state.nested  # double quantisation
+            weight = plain.get_submodule(name).weight
+            # nf4's sixteen levels lie at most 0.15 of a block's largest weight from any number between them
+            assert 0 < (dequantized(layer) - weight).abs().max() < 0.16 * weight.abs().max()
+            weight.copy_(dequantized(layer))
+        ids = prompt_tensor(base, config)
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prepared", ["gemma2"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_passes_with_and_without_gradient_compute_the_same(prepared, dtype):
+    # bitsandbytes takes another, rounding kernel for passes without gradient on CPUs that have AVX512-BF16.
+    _, base, config = prepared
+    model = bases.load_model(
+        Config.load({**config.flat(), "policy.compute-dtype": dtype, "policy.tuning": "lora"}),
+        base.source,
+        quantized=True,
+    )
+    ids = prompt_tensor(base, config)
+    embedded = model.get_input_embeddings()(ids).detach()
+    with torch.inference_mode():
+        without = model(inputs_embeds=embedded).logits
+    with_gradient = model(inputs_embeds=embedded.requires_grad_()).logits
+    assert with_gradient.requires_grad
+    assert torch.equal(without, with_gradient.detach())

@@ -1,0 +1,342 @@
+"""One PPO iteration: what the update may not depend on, and that it learns.
+
+Axis letters: J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, scoring, tiny_causal_lm
+from ppo_engines import BATCH, LONG_BATCH, SETTINGS, STOPS, iterate, make, some_scores, weights
+
+from server_app.policy import ppo as engine_module
+from server_app.policy.logprobs import NotFinite
+from server_app.policy.models import LoraModels
+from server_app.policy.ppo import PPOEngine
+from server_app.policy.sample import Rollout
+from server_app.policy.sequences import Sequences
+
+
+@pytest.mark.parametrize(("tuning", "prompts"), [("full", BATCH), ("lora", LONG_BATCH)])
+def test_the_update_does_not_depend_on_the_micro_batch_size(tuning, prompts):
+    before = weights(make(tuning))
+    found, logs = {}, {}
+    every = 10**6
+    for tokens in (30, every):
+        engine = make(tuning, micro_batch_tokens=tokens)
+        logs[tokens] = iterate(engine, some_scores(), times=2, prompts=prompts)
+        found[tokens] = weights(engine)
+    assert (found[every] - before).abs().max() > 1e-3  # it did learn something
+    torch.testing.assert_close(found[30], found[every], rtol=0, atol=1e-5)
+    assert logs[30] == pytest.approx(logs[every], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "training"),
+    [("response_logprobs", False), ("response_logprobs", True), ("response_values", True)],
+    ids=["reference", "policy", "value"],
+)
+def test_a_pass_that_memory_does_not_hold_is_done_with_half_the_tokens(scoring, training, monkeypatch, caplog):
+    """The second pass of its kind fails; a value's comes after the policy's gradients, which may not count twice."""
+    small = make("lora", micro_batch_tokens=64)
+    expected = iterate(small, some_scores(), prompts=LONG_BATCH)
+    engine, calls, real = make("lora", micro_batch_tokens=128), [], getattr(engine_module, scoring)
+
+    def full(*given, **keys):
+        if torch.is_grad_enabled() == training:
+            calls.append(engine._budget.tokens)
+            if len(calls) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
+        return real(*given, **keys)
+
+    monkeypatch.setattr(engine_module, scoring, full)
+    found = iterate(engine, some_scores(), prompts=LONG_BATCH)
+    assert set(calls) == {128, 64}
+    assert found == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(weights(engine), weights(small), rtol=0, atol=1e-6)
+    assert "passes have 64 tokens" in caplog.text
+
+
+def test_memory_that_holds_no_pass_at_all_ends_the_run(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = make("lora")
+    rollout = engine.rollout(BATCH)
+    monkeypatch.setattr(engine_module, "response_logprobs", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.reference_pass(rollout.sequences)
+
+
+@pytest.mark.parametrize(("score", "weight"), [(math.nan, 0.0), (0.0, math.inf)], ids=["loss", "weights"])
+def test_the_iteration_that_makes_a_loss_or_the_policy_infinite_ends_the_run(score, weight, monkeypatch):
+    engine = make("lora", epochs=1, num_mini_batches=1)
+
+    def step():
+        for parameter in engine.models.policy_parameters:
+            parameter.data += weight
+
+    monkeypatch.setattr(engine._optimizer, "step", step)
+    with pytest.raises(NotFinite, match=r"ppo\.learning-rate"):
+        iterate(engine, some_scores() + score)
+
+
+def test_the_reference_pass_gives_each_row_what_a_pass_of_its_own_would():
+    engine = make(micro_batch_tokens=30)
+    with torch.no_grad():
+        for parameter in engine.models.value_parameters:
+            parameter.add_(0.1)
+    sequences = engine.rollout(BATCH).sequences
+    whole = engine.reference_pass(sequences)
+    for j in range(len(BATCH)):
+        row = sequences.rows(torch.tensor([j]))
+        with scoring(engine.models, "reference", row.prefix_C, temperature=SETTINGS.temperature) as score:
+            alone = score(row)[0]
+        with scoring(engine.models, "value", row.prefix_C, temperature=1.0) as score:
+            value = score(row)[0].detach()
+        length = len(alone)
+        torch.testing.assert_close(whole.reference_logprob_JT[j, :length].double(), alone.double(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(whole.value_JT[j, :length].double(), value.double(), rtol=0, atol=1e-5)
+        assert not whole.value_JT[j, length:].any()
+    assert whole.value_JT.abs().sum() > 0
+
+
+def test_answers_to_one_question_share_its_prompt(monkeypatch):
+    prompts = [PREFIX + prompt + 2 * PROMPTS[0] for prompt in PROMPTS for _ in range(3)]
+    found, tokens = {}, {}
+    for by_prompt in (None, True, False):
+        engine, seen = make("lora", answers_per_question=3, baseline="question"), []
+        if by_prompt is not None:
+            cut = partial(Sequences.micro_batches, by_prompt=by_prompt)
+            monkeypatch.setattr(
+                engine, "_micro_batches", lambda rows, index, tokens, cut=cut: cut(rows, index, tokens=tokens)
+            )
+        embedding = engine.models.policy().get_input_embeddings()
+        hook = embedding.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.shape[:2].numel()))
+        iterate(engine, some_scores(), times=2, prompts=prompts)
+        hook.remove()
+        found[by_prompt], tokens[by_prompt] = weights(engine), sum(seen)
+    assert (found[True] - weights(make("lora", baseline="question"))).abs().max() > 1e-3
+    torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-5)
+    assert tokens[None] == tokens[True] < 0.8 * tokens[False]
+
+
+def in_bfloat16(**settings):
+    torch.manual_seed(4)
+    model = tiny_causal_lm(window=WIDE_WINDOW).to(torch.bfloat16)
+    models = LoraModels(model, rank=2, targets=["q_proj", "v_proj"])
+    settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
+    return PPOEngine(models, settings, num_iterations=10, stop_ids=STOPS, pad_id=PAD_ID, seed=7)
+
+
+def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_kept():
+    engine = in_bfloat16()
+    rollout = engine.rollout(LONG_BATCH)
+    reference = engine.reference_pass(rollout.sequences)
+    with torch.no_grad(), scoring(engine.models, "policy", rollout.sequences.prefix_C, temperature=0.9) as score:
+        torch.testing.assert_close(reference.policy_logprob_JT, score(rollout.sequences).float(), rtol=0, atol=0.02)
+    kept = rollout.logprob_JT.clone()
+    stats = engine.update(rollout, reference, some_scores())
+    assert stats["approximate_kl"] < 1e-9  # the same pass before the only step
+    assert stats["clip_fraction"] == 0
+    assert torch.equal(rollout.logprob_JT, kept)
+    gap = (reference.policy_logprob_JT - kept)[rollout.sequences.mask_JT]
+    assert 0 < stats["sampler_spread"] == pytest.approx(float(gap.std(correction=0)))
+    assert stats["sampler_outside_clip"] == pytest.approx(float(((gap.exp() - 1).abs() > 0.2).float().mean()))
+
+
+def test_with_the_question_s_other_answers_for_a_baseline_no_value_is_learned(monkeypatch):
+    score_J = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.2, 0.4, 0.9])
+    engine = make("lora", baseline="question", answers_per_question=3, kl_coefficient=0.0)
+    seen, loss = [], engine_module.losses.policy_loss
+
+    def spy(logprob_JT, old_JT, advantage_JT, mask_JT, **rest):
+        seen.extend(row[mask].tolist() for row, mask in zip(advantage_JT, mask_JT, strict=True))
+        return loss(logprob_JT, old_JT, advantage_JT, mask_JT, **rest)
+
+    monkeypatch.setattr(engine_module.losses, "policy_loss", spy)
+    prompts = [prompt for prompt in PROMPTS[:3] for _ in range(3)]
+    rollout = engine.rollout(prompts)
+    stats = engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
+    assert stats["value_loss"] == 0
+    assert engine.state()["value"] == []
+    # 1 - 0, 0 - .5, 0 - .5; equal answers tell nothing; .2 - .65, .4 - .55, .9 - .3: all tokens of an answer alike
+    assert all(len(set(row)) == 1 for row in seen)
+    signs = sorted({round(math.copysign(1, row[0]) if abs(row[0]) > 1e-6 else 0.0) for row in seen})
+    assert signs == [-1, 0, 1]
+    assert sum(abs(row[0]) < 1e-6 for row in seen) == 3 * SETTINGS.epochs
+    positive = sorted({round(row[0], 6) for row in seen if row[0] > 1e-6})
+    assert positive[0] / positive[1] == pytest.approx(0.6, rel=1e-4)  # .6 to 1
+
+
+def test_what_the_sampler_rarely_draws_counts_at_most_twice():
+    """Tokens with half the sampler's probability count half, and beyond twice it twice."""
+    engine = in_bfloat16()
+    rollout = engine.rollout(LONG_BATCH)
+    reference = engine.reference_pass(rollout.sequences)
+    for shift, weight in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0), (8.0, 2.0)):
+        sampled = Rollout(rollout.sequences, reference.policy_logprob_JT - math.log(shift))
+        targets = engine._targets(sampled, reference, some_scores())
+        expected_JT = torch.full_like(targets.weight_JT, weight)
+        torch.testing.assert_close(targets.weight_JT, expected_JT, rtol=1e-5, atol=0)
+
+
+def test_the_first_gradient_against_one_row_at_a_time(steps, monkeypatch):
+    # At the first step the ratio is 1 and the value head 0, so: policy gradient = -sum A grad log pi / N, and the
+    # value's gradient = -c sum R grad V / N, over the N tokens of the one mini-batch. Rows without padding.
+    monkeypatch.setattr(engine_module, "MAX_GRAD_NORM", 1e9)
+    engine = make(learning_rate=0.0, num_mini_batches=1, epochs=1, micro_batch_tokens=40)
+    rollout = engine.rollout(BATCH)
+    engine.update(rollout, engine.reference_pass(rollout.sequences), some_scores())
+
+    score_J = engine_module.losses.whiten_scores(some_scores())
+    lengths = rollout.sequences.mask_JT.sum(1).tolist()
+    # values and KL to the reference are 0, so with gamma 1 the advantage of token t of n is lambda^(n - 1 - t) x score
+    returns = [[float(score_J[j]) * 0.95 ** (n - 1 - t) for t in range(n)] for j, n in enumerate(lengths)]
+    flat = torch.tensor([r for row in returns for r in row], dtype=torch.float64)
+    mean, deviation, count = flat.mean(), flat.std(), len(flat)
+    models = engine.models
+    for j in range(len(BATCH)):
+        row = rollout.sequences.rows(torch.tensor([j]))
+        return_T = torch.tensor(returns[j], dtype=torch.float64)
+        with scoring(models, "policy", row.prefix_C, temperature=SETTINGS.temperature) as logprobs:
+            (-((return_T - mean) / deviation * logprobs(row)[0]).sum() / count).backward()
+        with scoring(models, "value", row.prefix_C, temperature=1.0) as values:
+            (-engine_module.losses.VALUE_COEFFICIENT * (return_T * values(row)[0]).sum() / count).backward()
+    ((_, taken),) = steps
+    for found, parameters in zip(taken, (models.policy_parameters, models.value_parameters), strict=True):
+        for gradient, parameter in zip(found, parameters, strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
+    assert max(float(g.abs().max()) for g in taken[0]) > 1e-3
+
+
+ONE_TOKEN = {"vocabulary": 9, "response_length": 1}
+FEW_PROMPTS = [[3, 4, 2], [6], [7, 2]]
+
+
+def next_logprobs(engine):
+    """Of every token after each of the few prompts, at the training temperature."""
+    with torch.no_grad():
+        rows = [engine.models.policy()(torch.tensor([prompt])).logits[0, -1] for prompt in FEW_PROMPTS]
+    return torch.stack(rows).div(SETTINGS.temperature).log_softmax(-1)
+
+
+def test_a_rewarded_token_becomes_likelier():
+    wanted = 5
+    engine = make("lora", **ONE_TOKEN, learning_rate=5e-3, kl_coefficient=0.0)
+    before = next_logprobs(engine).exp()[:, wanted].mean()
+    for _ in range(8):
+        rollout = engine.rollout(FEW_PROMPTS * 16)
+        score_J = (rollout.sequences.response_JT[:, 0] == wanted).float()
+        engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
+    assert next_logprobs(engine).exp()[:, wanted].mean() > before + 0.1
+
+
+def test_the_penalty_pulls_back_to_the_reference():
+    engine = make(**ONE_TOKEN, kl_coefficient=1.0, learning_rate=3e-3)
+    reference = next_logprobs(engine)
+
+    def kl():  # in full, over the whole vocabulary, not from samples
+        now = next_logprobs(engine)
+        return float((now.exp() * (now - reference)).sum(-1).mean())
+
+    with torch.no_grad():
+        for parameter in engine.models.policy_parameters:
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    before = kl()
+    assert before > 0.1
+    iterate(engine, torch.zeros(96), times=10, prompts=FEW_PROMPTS * 32)
+    assert kl() < before / 2
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The step sizes and gradients of the policy and the value model at every step of the optimizer."""
+    taken = []
+    step = torch.optim.AdamW.step
+
+    def recorded(self):
+        gradients = [[p.grad.clone() for p in group["params"]] for group in self.param_groups]
+        taken.append(([group["lr"] for group in self.param_groups], gradients))
+        return step(self)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
+    return taken
+
+
+@pytest.mark.parametrize(("epochs", "mini_batches", "count"), [(1, 1, 1), (2, 3, 6), (2, 50, 24)])
+def test_optimizer_steps_are_epochs_times_mini_batches_and_their_gradients_cut(
+    steps, epochs, mini_batches, count, monkeypatch
+):
+    monkeypatch.setattr(engine_module, "MAX_GRAD_NORM", 1e-3)
+    iterate(make(epochs=epochs, num_mini_batches=mini_batches), some_scores())
+    assert len(steps) == count  # 12 rollouts give at most 12 mini-batches
+    norms = [float(torch.cat([g.flatten() for g in gradients]).norm()) for gradients in steps[0][1]]
+    assert norms == pytest.approx([1e-3, 1e-3], rel=1e-2)
+
+
+def test_the_step_sizes_are_those_of_the_settings_and_decay_over_the_iterations(steps):
+    iterate(make(num_iterations=4, epochs=1, num_mini_batches=1), some_scores(), times=4)
+    # 1 - i / 4 of each
+    expected = [[1e-3 * share, 1e-3 * share] for share in (1.0, 0.75, 0.5, 0.25)]
+    assert [rates for rates, _ in steps] == [pytest.approx(rates) for rates in expected]
+
+
+def test_without_reward_and_penalty_nothing_moves():
+    engine = make(kl_coefficient=0.0)
+    before = weights(engine)
+    stats = iterate(engine, torch.zeros(len(BATCH)), times=2)
+    assert torch.equal(weights(engine), before)
+    assert stats["policy_loss"] == stats["value_loss"] == 0.0
+
+
+def test_whitened_scores_have_no_scale_and_no_offset():
+    found = {}
+    for scale, offset in ((1.0, 0.0), (3.0, 2.0)):
+        engine = make()
+        iterate(engine, scale * some_scores() + offset)
+        found[scale] = weights(engine)
+    torch.testing.assert_close(found[1.0], found[3.0], rtol=0, atol=1e-5)
+
+
+def test_what_an_update_reports():
+    engine = make()
+    with torch.no_grad():
+        for parameter in engine.models.policy_parameters:
+            parameter.add_(0.02)
+    rollout = engine.rollout(BATCH)
+    reference = engine.reference_pass(rollout.sequences)
+    stats = engine.update(rollout, reference, some_scores())
+    assert reference.policy_logprob_JT is None  # in 32 bits sampling's own numbers serve
+    assert "sampler_spread" not in stats
+    real = [mask.bool() for mask in rollout.sequences.mask_JT]
+    new = [row[mask].tolist() for row, mask in zip(rollout.logprob_JT, real, strict=True)]
+    old = [row[mask].tolist() for row, mask in zip(reference.reference_logprob_JT, real, strict=True)]
+    tokens = sum(map(len, new))
+    assert stats["response_length"] == pytest.approx(tokens / len(BATCH))
+    assert stats["kl"] == pytest.approx((sum(map(sum, new)) - sum(map(sum, old))) / len(BATCH), abs=1e-4)
+    assert abs(stats["kl"]) > 1e-3
+    assert stats["entropy"] == pytest.approx(-sum(map(sum, new)) / tokens, abs=1e-5)
+    assert 0.0 <= stats["clip_fraction"] <= 1.0
+    assert stats["value_loss"] > 0.0
+    assert stats["approximate_kl"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "cuda"}, "written on a cuda device, and this machine's is cpu"),
+        ({"policy": [torch.ones(2)]}, "policy model's parameters have other shapes"),
+    ],
+)
+def test_a_state_of_another_device_or_model_is_refused_before_anything_is_taken_over(changes, message):
+    engine = make("lora")
+    before = weights(engine).clone()
+    moved = {"value": [parameter + 1 for parameter in engine.models.value_parameters]}
+    with pytest.raises(ValueError, match=message):
+        engine.restore(engine.state() | moved | changes)
+    assert torch.equal(weights(engine), before)

@@ -1,0 +1,226 @@
+"""Sampling: what padding may not change, what belongs to an answer, and the log-probabilities that come along.
+
+Axis letters: J rollouts, P prompt tokens, T response tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from fakes import (
+    ARCHITECTURES,
+    PAD_ID,
+    PREFIX,
+    PROMPTS,
+    ROUNDING,
+    SHORT_WINDOW,
+    VOCABULARY,
+    WIDE_WINDOW,
+    tiny_causal_lm,
+)
+from transformers import GenerationConfig
+
+from server_app.policy import sample as sampling
+from server_app.policy import sequences
+from server_app.policy.logprobs import response_logprobs, shared_prefix
+from server_app.policy.sample import Decoding
+
+STOPS = tuple(range(1, 12))  # a random model stops within a few tokens
+LONG_PROMPTS = [PREFIX + prompt for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request):
+    return tiny_causal_lm(request.param, window=WIDE_WINDOW)
+
+
+def draw(model, prompts, *, temperature=1.0, seed=0, max_new_tokens=9, stop_ids=STOPS):
+    generator = torch.Generator().manual_seed(seed) if temperature else None
+    decoding = Decoding(max_new_tokens, temperature, tuple(stop_ids), PAD_ID)
+    return sampling.sample(model, prompts, decoding, generator=generator)
+
+
+def scores(model, rows, *, temperature):
+    """One pass over whole rows, under no cache of rows: (J, T)."""
+    with torch.no_grad(), shared_prefix(model.base_model, rows.prefix_C) as prefix:
+        return response_logprobs(model, rows, temperature=temperature, prefix=prefix)
+
+
+def assert_own_forward_agrees(model, prompts, sampled, *, temperature):
+    """No padding, no cache, no batch, no shared prefix: the model's forward on each prompt and answer alone."""
+    for j, prompt in enumerate(prompts):
+        answer = sampled.sequences.response_JT[j][sampled.sequences.mask_JT[j]].tolist()
+        with torch.no_grad():
+            logits_LV = model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0].double() / temperature
+        for t, token in enumerate(answer):
+            expected = torch.softmax(logits_LV[len(prompt) - 1 + t], 0)[token].log()
+            assert float(sampled.logprob_JT[j, t]) == pytest.approx(float(expected), abs=2e-5)
+
+
+@pytest.mark.parametrize(("prompts", "temperature"), [(PROMPTS, 0.6), (LONG_PROMPTS, 1.7)])
+def test_log_probabilities_are_those_of_one_pass_without_cache(model, temperature, prompts):
+    sampled = draw(model, prompts * 2, temperature=temperature)
+    assert sampled.sequences.prefix_C.tolist() == (PREFIX if prompts is LONG_PROMPTS else [])
+    again_JT = scores(model, sampled.sequences, temperature=temperature)
+    torch.testing.assert_close(sampled.logprob_JT, again_JT, **ROUNDING)
+    assert (sampled.logprob_JT[sampled.sequences.mask_JT] < 0).all()
+    assert_own_forward_agrees(model, prompts * 2, sampled, temperature=temperature)
+
+
+@pytest.mark.parametrize("stop_ids", [(VOCABULARY,), STOPS], ids=["all stay", "rows leave"])
+def test_the_same_seed_gives_the_same_answers_with_and_without_the_shared_prefix(model, stop_ids, monkeypatch):
+    shared = draw(model, LONG_PROMPTS * 4, stop_ids=stop_ids)
+    monkeypatch.setattr(sequences, "MIN_TOKENS", 99)
+    plain = draw(model, LONG_PROMPTS * 4, stop_ids=stop_ids)
+    assert shared.sequences.prefix_C.tolist() == PREFIX
+    assert not len(plain.sequences.prefix_C)
+    assert torch.equal(shared.sequences.response_JT, plain.sequences.response_JT)
+    assert torch.equal(shared.sequences.mask_JT, plain.sequences.mask_JT)
+    torch.testing.assert_close(shared.logprob_JT, plain.logprob_JT, **ROUNDING)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["plain", "shared"])
+def test_rows_that_have_ended_leave_the_batch_and_the_others_go_on_as_they_would(model, prompts, monkeypatch):
+    stay, widths = draw(model, prompts * 4, temperature=0.0), {}
+    found = {}
+    for below in (0.0, 0.75, 2.0):
+        monkeypatch.setattr(sampling, "COMPACT_BELOW", below)
+        widths[below] = made = []
+        hook = model.get_output_embeddings().register_forward_hook(lambda _, __, out, made=made: made.append(len(out)))
+        found[below] = draw(model, prompts * 4, temperature=0.0)
+        sampled = draw(model, prompts * 4, seed=2)
+        hook.remove()
+        assert_own_forward_agrees(model, prompts * 4, sampled, temperature=1.0)
+    assert min(widths[0.0]) == 16
+    assert min(widths[0.75]) < 12
+    for other in found.values():
+        assert torch.equal(other.sequences.response_JT, stay.sequences.response_JT)
+        torch.testing.assert_close(other.logprob_JT, stay.logprob_JT, **ROUNDING)
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_looking_seldom_for_rows_that_have_ended_changes_no_answer(model, every, monkeypatch):
+    """With no row leaving the batch, so that each meets the same random numbers."""
+    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)
+    found = []
+    for look_every in (1, every):
+        monkeypatch.setattr(sampling, "LOOK_EVERY", {"cpu": look_every})
+        found.append(draw(model, LONG_PROMPTS * 4))
+    often, seldom = found
+    assert not often.sequences.mask_JT.all()  # rows did end
+    assert torch.equal(often.sequences.mask_JT, seldom.sequences.mask_JT)
+    assert torch.equal(often.sequences.response_JT, seldom.sequences.response_JT)
+    assert torch.equal(often.logprob_JT, seldom.logprob_JT)
+
+
+def test_greedy_answers_are_those_of_generate(model):
+    """Transformers' own loop on each prompt alone."""
+    own = draw(model, LONG_PROMPTS, temperature=0.0).sequences
+    settings = GenerationConfig(max_new_tokens=9, eos_token_id=list(STOPS), pad_token_id=PAD_ID, do_sample=False)
+    for j, prompt in enumerate(LONG_PROMPTS):
+        ids = torch.tensor([prompt])
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        assert own.response_JT[j][own.mask_JT[j]].tolist() == written[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("window", [SHORT_WINDOW, 13, 24])
+@pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["short", "long"])
+def test_prompts_and_answers_beyond_a_window_are_sampled_and_scored_right(window, prompts):
+    model = tiny_causal_lm("gemma2", window=window)
+    sampled = draw(model, prompts, stop_ids=(1,))
+    assert not len(sampled.sequences.prefix_C)
+    assert_own_forward_agrees(model, prompts, sampled, temperature=1.0)
+    torch.testing.assert_close(scores(model, sampled.sequences, temperature=1.0), sampled.logprob_JT, **ROUNDING)
+
+
+def uniform(monkeypatch, *numbers):
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(numbers, dtype=torch.float64)[:, None])
+
+
+def test_a_token_without_probability_is_never_drawn(monkeypatch):
+    logprob_AV = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]).log()
+    uniform(monkeypatch, 0.0, 0.0)
+    assert sampling._draw(logprob_AV, None).tolist() == [[1], [3]]
+    largest = 1.0 - 2.0**-53
+    uniform(monkeypatch, largest, largest)
+    assert sampling._draw(logprob_AV, None).tolist() == [[2], [3]]
+    # shares that do not sum to one, as rounding leaves them
+    assert sampling._draw(logprob_AV - 1e-4, None).tolist() == [[2], [3]]
+
+
+def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model):
+    sampled = draw(model, PROMPTS * 8)
+    stopped = 0
+    for ids, mask, logprob in zip(
+        sampled.sequences.response_JT.tolist(), sampled.sequences.mask_JT.tolist(), sampled.logprob_JT, strict=True
+    ):
+        length = next((t + 1 for t, token in enumerate(ids) if token in STOPS), len(ids))
+        assert mask == [True] * length + [False] * (len(ids) - length)
+        assert ids[length:] == [PAD_ID] * (len(ids) - length)
+        assert not logprob[length:].any()
+        stopped += length < len(ids)
+    assert 0 < stopped < 32  # some ended early, some ran on: both were tested
+
+
+def test_sampling_ends_once_every_row_has_stopped(model, monkeypatch):
+    calls = []
+    forward = model.base_model.forward
+    monkeypatch.setattr(model.base_model, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+    sampled = draw(model, PROMPTS, stop_ids=range(VOCABULARY), max_new_tokens=50)
+    assert sampled.sequences.response_JT.shape == (4, 1)
+    assert len(calls) == 1
+    cut = draw(model, PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=5)  # a token that does not exist
+    assert cut.sequences.mask_JT.shape == (4, 5)
+    assert cut.sequences.mask_JT.all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_tokens_are_drawn_from_the_tempered_distribution(temperature):
+    model, count = tiny_causal_lm(vocabulary=7), 4000
+    with torch.no_grad():
+        logits_V = model(torch.tensor([[3, 5]])).logits[0, -1].double()
+    share_V = torch.softmax(logits_V / temperature, 0)
+    sampled = draw(model, [[3, 5]] * count, temperature=temperature, max_new_tokens=1)
+    found_V = torch.bincount(sampled.sequences.response_JT[:, 0], minlength=7) / count
+    # five standard deviations of a share: 5 sqrt(p (1 - p) / n)
+    assert ((found_V - share_V).abs() <= 5 * (share_V * (1 - share_V) / count).sqrt() + 1 / count).all()
+
+
+def test_a_seed_fixes_the_answers_and_leaves_the_global_generator_alone(model):
+    state = torch.get_rng_state()
+    first, again, other = (draw(model, PROMPTS, seed=seed) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.sequences.response_JT, again.sequences.response_JT)
+    assert not torch.equal(first.logprob_JT, other.logprob_JT)
+
+
+def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog):
+    """More rows than two fail at the second token."""
+    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)  # so that rows stay in the batch
+    whole = draw(model, LONG_PROMPTS, temperature=0.0)
+    real, calls = sampling.logits, []
+
+    def full(head, hidden_AH):
+        calls.append(len(hidden_AH))
+        if len(hidden_AH) > 2 and calls[-2:] == [len(hidden_AH)] * 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(head, hidden_AH)
+
+    monkeypatch.setattr(sampling, "logits", full)
+    caplog.set_level(logging.WARNING, "appa.server")
+    greedy, drawn = draw(model, LONG_PROMPTS, temperature=0.0), draw(model, LONG_PROMPTS)
+    assert f"{len(LONG_PROMPTS)} answers are sampled in two halves" in caplog.text
+    assert torch.equal(greedy.sequences.response_JT, whole.sequences.response_JT)
+    torch.testing.assert_close(greedy.logprob_JT, whole.logprob_JT, **ROUNDING)
+    assert_own_forward_agrees(model, LONG_PROMPTS, drawn, temperature=1.0)
+
+
+def test_memory_that_does_not_hold_one_answer_ends_the_run(model, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sampling, "logits", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        draw(model, PROMPTS)

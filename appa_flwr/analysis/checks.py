@@ -20,7 +20,7 @@ def check_methods(config: Config, groups: Sequence[str] = ()) -> None:
     Raises:
         UserError: a rule or the metric cannot be used, keys do not fit the groups, or secure sums cannot be over them.
     """
-    for name in filter(None, (config.rule, config.baseline_rule)):
+    for name in config.rules:
         rule = aggregation.configured(name, config.appa)
         if groups:
             aggregation.try_out(rule, num_groups=len(groups))

@@ -97,8 +97,8 @@ def _bootstrap(
     mean_MB = np.einsum("msb,bs->mb", drawn_MSB, _counts(rng, len(runs), resamples)) / len(runs)
     tail = 100 * (1 - level) / 2
     low_M, high_M = np.nanpercentile(mean_MB, [tail, 100 - tail], axis=1)
-    found = zip(MEASURES, whole_MS.mean(1), low_M, high_M, strict=True)
-    return {measure: Interval(float(value), float(low), float(high)) for measure, value, low, high in found}
+    bounds = zip(MEASURES, whole_MS.mean(1), low_M, high_M, strict=True)
+    return {measure: Interval(float(value), float(low), float(high)) for measure, value, low, high in bounds}
 
 
 def _counts(rng: np.random.Generator, size: int, resamples: int) -> FloatArray:

@@ -124,7 +124,7 @@ def evaluate(
     token = read_file(token_file).decode(errors="replace").strip() if token_file is not None else None
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    found = evaluation.evaluate(
+    result = evaluation.evaluate(
         Served(service or None, token, patience=600.0),
         name,
         model=model,
@@ -138,10 +138,10 @@ def evaluate(
     )
     from appa_flwr.report import judged
 
-    replace_file(out / "scores.json", (json.dumps(found, indent=1) + "\n").encode())
-    if found["compared"]:
-        replace_file(out / "scores.png", judged.picture(found))
-    show(*judged.tables(found, name))
+    replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
+    if result["compared"]:
+        replace_file(out / "scores.png", judged.picture(result))
+    show(*judged.tables(result, name))
     typer.echo(f"scores: {out}/scores.json, scores.png; appa report RUN shows them on the served run's page too")
 
 
@@ -155,9 +155,9 @@ def pluralllm(words: Words = None, verbose: Verbose = False) -> None:
     from appa_flwr.report import accuracy
     from appa_flwr.report.artifacts import read_run
 
-    found = read_run(folder).pluralllm
-    if found is not None:
-        show(accuracy.table(found), accuracy.validated(found), accuracy.note(found))
+    predictor = read_run(folder).pluralllm
+    if predictor is not None:
+        show(accuracy.table(predictor), accuracy.validated(predictor), accuracy.note(predictor))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 

@@ -281,8 +281,8 @@ def _why(folder: Path, status: str) -> str:
         return str(mistakes[-1])
     if log.exists() and _RAY_IS_LATE in log.read_text(encoding="utf-8", errors="replace"):
         return f"{_WHY_RAY_IS_LATE} (log: {log})"
-    said = f'Flower reports "{status}"' if status else "Flower did not accept the run"
-    return f"the run did not complete: {said}; the last lines of {log}:\n{_last_lines(log)}"
+    state = f'Flower reports "{status}"' if status else "Flower did not accept the run"
+    return f"the run did not complete: {state}; the last lines of {log}:\n{_last_lines(log)}"
 
 
 def _last_lines(path: Path) -> str:

@@ -58,13 +58,13 @@ def processes_of(home: Path) -> list[psutil.Process]:
     counted in, and so are the sessions that one of these leads. The launcher's session is led by none.
     """
     marked = [process for process in psutil.process_iter(["environ"]) if _marked(process.info["environ"], str(home))]
-    found = set(marked)
+    descendants = set(marked)
     for process in marked:
         with suppress(psutil.Error):
-            found.update(process.children(recursive=True))
+            descendants.update(process.children(recursive=True))
     led = {process.pid for process in marked if _session(process.pid) == process.pid}
-    found.update(process for process in psutil.process_iter() if _session(process.pid) in led)
-    return [process for process in found if _alive(process)]
+    descendants.update(process for process in psutil.process_iter() if _session(process.pid) in led)
+    return [process for process in descendants if _alive(process)]
 
 
 def _marked(environment: dict[str, str] | None, home: str) -> bool:

@@ -149,7 +149,7 @@ class Task:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of two tasks that differ in anything it differs, and with it every mask."""
+        """SHA-256 of all fields; every mask is bound to it."""
         return hashed(astuple(self))
 
 

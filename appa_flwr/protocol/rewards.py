@@ -198,8 +198,8 @@ def _of_ones_own(name: str, function: Metric) -> Metric:
         reward_N = np.full(len(option_NK), np.nan)
         if known_N.any():
             try:
-                given = function(prediction_NK[known_N], target_NK[known_N], option_NK[known_N])
-                reward = np.asarray(given, dtype=np.float64)
+                output = function(prediction_NK[known_N], target_NK[known_N], option_NK[known_N])
+                reward = np.asarray(output, dtype=np.float64)
             except Exception as error:  # whatever its code does
                 raise UserError(f'metric "{name}": fails ({own_code.in_words(error)})') from error
             if reward.shape != (known_N.sum(),):

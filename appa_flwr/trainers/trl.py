@@ -82,16 +82,16 @@ class RemoteGroupRewards:
             )
         ]
         asked = {"run": self._run, "round": number, "resumed": number == self._first}
-        found = await self._served.ask("POST", "/v1/score", {**asked, "size": parts * len(items), "items": items})
-        assert found is not None
+        scored = await self._served.ask("POST", "/v1/score", {**asked, "size": parts * len(items), "items": items})
+        assert scored is not None
         if log_metric is not None:
-            for name, value in found["metrics"].items():
+            for name, value in scored["metrics"].items():
                 if value is not None:
                     log_metric(f"group_reward/{name}", float(value))
         if log_extra is not None:
             for name in ("alignment", "format"):
-                log_extra(name, [item["components"][name] for item in found["items"]])
-        return [item["reward"] for item in found["items"]]
+                log_extra(name, [item["components"][name] for item in scored["items"]])
+        return [item["reward"] for item in scored["items"]]
 
     def _next_round(self, step: int | None) -> int:
         step = self._step + 1 if step is None else step

@@ -36,6 +36,6 @@ async def compute_score(
         UserError: the service refuses the answer, or does not reply.
     """
     item = {"id": uuid.uuid4().hex, "question_id": ground_truth, "completion": solution_str}
-    found = await Served(url, token).ask("POST", "/v1/score", {"run": run, "items": [item]})
-    assert found is not None
-    return {"score": found["items"][0]["reward"], **found["items"][0]["components"]}
+    scored = await Served(url, token).ask("POST", "/v1/score", {"run": run, "items": [item]})
+    assert scored is not None
+    return {"score": scored["items"][0]["reward"], **scored["items"][0]["components"]}

@@ -268,12 +268,12 @@ def report(
         )
         return [np.mean([table(data, draw=draw) for draw in range(draws)], axis=0) for data in part.context]
 
-    def measured(found: Mapping[str, list[FloatArray]]) -> dict[str, PredictorScores]:
-        return {name: measure(found[name], part.truth, embedding) for name, part in problem.parts.items()}
+    def measured(by_part: Mapping[str, list[FloatArray]]) -> dict[str, PredictorScores]:
+        return {name: measure(by_part[name], part.truth, embedding) for name, part in problem.parts.items()}
 
-    found = {name: tables(part, settings.num_context_questions) for name, part in problem.parts.items()}
+    by_part = {name: tables(part, settings.num_context_questions) for name, part in problem.parts.items()}
     table_seconds = time.process_time() - begin
-    ours = measured(found)
+    ours = measured(by_part)
     scores = {
         name: {PREDICTOR: ours[name]}
         | {label: measure(table, part.truth, embedding) for label, table in baselines(problem, part).items()}

@@ -52,12 +52,12 @@ def _fault(model: nn.Module, target: str) -> str:
     users: Counter[object] = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     tied = {path for path, layer in model.named_modules() if users[getattr(layer, "weight", None)] > 1}
     linear = {path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    found = {path for path, _ in model.named_modules() if f".{path}".endswith(f".{target}")}
+    paths = {path for path, _ in model.named_modules() if f".{path}".endswith(f".{target}")}
     layers = sorted({path.rpartition(".")[2] for path in linear - tied})
     valid = f"LoRA can adapt {', '.join(layers) or 'none of its layers'}"
-    if found & tied:
+    if paths & tied:
         return f"has one matrix for {' and '.join(sorted(tied))}, so {target!r} cannot be adapted; {valid}"
-    if found and found <= linear:
+    if paths and paths <= linear:
         return ""
     fused = [layer for layer in layers if any(part in layer.lower() for part in FUSED.get(target, ()))]
     near = difflib.get_close_matches(target, layers, n=1)

@@ -40,7 +40,7 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | None:
     """The policy's own scores for the hub's `model-index`, on every metric, against predictions and survey answers."""
     survey = config.survey if config.survey == HUB_SURVEY else Path(config.survey).stem
-    found = [
+    results = [
         EvalResult(
             task_type="text-generation",
             task_name=f"pluralistic alignment, {config.task}",
@@ -60,7 +60,7 @@ def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | N
         for name, value in (("Avg AS", scores.avg_as), ("Min AS", scores.min_as), ("FI", scores.fi))
         if math.isfinite(value)
     ]
-    return found or None
+    return results or None
 
 
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str) -> str:

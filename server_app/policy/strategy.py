@@ -237,11 +237,11 @@ class AppaStrategy(Strategy):
         """The policy's scores on a few held-out questions, which teach it nothing; None where the groups give none."""
         curve, metric = self._curve(), self._config.reward_metric
         try:
-            found = scores(self._groups, curve.request([metric], sides=(TARGET_SIDE, TRUTH_SIDE)))
+            by_side = scores(self._groups, curve.request([metric], sides=(TARGET_SIDE, TRUTH_SIDE)))
         except UserError as error:
             log.warning("iteration %d has no point of the learning curve: %s", self._done, error)
             return None
-        predicted, survey = found[metric, TARGET_SIDE], found[metric, TRUTH_SIDE]
+        predicted, survey = by_side[metric, TARGET_SIDE], by_side[metric, TRUTH_SIDE]
         return CurvePoint(
             avg_as=predicted.avg_as,
             min_as=predicted.min_as,

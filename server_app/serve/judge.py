@@ -41,8 +41,8 @@ class Judge:
     def questions(self) -> dict[str, Any]:
         """The held-out questions, with the prompts that ask for an answer."""
         config = self._run.config
-        found = prompts.rows(config, self._questions, plain=True)
-        return {"questions": found, "answer_tokens": config.ppo.response_length}
+        prompt_rows = prompts.rows(config, self._questions, plain=True)
+        return {"questions": prompt_rows, "answer_tokens": config.ppo.response_length}
 
     def scores(self, name: str, answers: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
         """The groups' scores of a model's answers to all held-out questions; see `appa_flwr.report.judged.result`.

@@ -40,12 +40,12 @@ ENGINES: Mapping[str, Callable[[Row], Row]] = {
 
 def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[Row]:
     """A row a question: the prompt as messages of a chat, or as plain text."""
-    found = []
+    made = []
     for question in questions:
         text = formats.prompt(config.task, question.text, question.options, style=config.prompt_style)
         prompt = text if plain else [{"role": "user", "content": text}]
-        found.append({"prompt": prompt, "question_id": question.question_id, "options": list(question.options)})
-    return found
+        made.append({"prompt": prompt, "question_id": question.question_id, "options": list(question.options)})
+    return made
 
 
 def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, int]:
@@ -58,12 +58,12 @@ def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, in
     learned = [*(question for question in asked if question.question_id in train), *unanswered]
     held_out = [question for question in asked if question.question_id not in train]
     splits = {"train": rows(config, learned, plain=plain), "test": rows(config, held_out, plain=plain)}
-    for split, found in splits.items():
+    for split, split_rows in splits.items():
         for engine, shaped in ENGINES.items():
-            made, path = [shaped(row) for row in found], folder / f"{engine}{split}"
+            made, path = [shaped(row) for row in split_rows], folder / f"{engine}{split}"
             if engine == "verl.":
                 replace_file(path.with_name(f"{path.name}.parquet"), pd.DataFrame(made).to_parquet(index=False))
             else:
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in made)
                 replace_file(path.with_name(f"{path.name}.jsonl"), "".join(lines).encode(), parents=True)
-    return {name: len(found) for name, found in splits.items()}
+    return {name: len(split_rows) for name, split_rows in splits.items()}

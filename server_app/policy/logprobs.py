@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from appa_flwr.core.errors import UserError
+from server_app.policy.last_layer import computing_only
 from server_app.policy.sequences import Sequences
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
@@ -84,7 +85,8 @@ def shared_prefix(trunk: nn.Module, prefix_C: Tensor) -> Iterator[Layers]:
         yield ()
         return
     cache = DynamicCache(config=trunk.config)
-    trunk(input_ids=prefix_C[None], past_key_values=cache, use_cache=True)
+    with computing_only(trunk, torch.zeros_like(prefix_C[None], dtype=torch.bool)):
+        trunk(input_ids=prefix_C[None], past_key_values=cache, use_cache=True)
     if cache.get_seq_length() != len(prefix_C):
         raise ValueError(f"{type(trunk).__name__} keeps no keys and values; is gradient checkpointing on?")
     computed = [(layer.keys, layer.values) for layer in cache.layers]
@@ -108,11 +110,14 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
     if prefix:
         cache = DynamicCache(prefix, config=trunk.config)
         if tokens := sequences.common_prompt:
-            trunk(input_ids=sequences.prompt_JP[:1, :tokens], past_key_values=cache, use_cache=True)
+            prompt_1P = sequences.prompt_JP[:1, :tokens]
+            with computing_only(trunk, torch.zeros_like(prompt_1P, dtype=torch.bool)):
+                trunk(input_ids=prompt_1P, past_key_values=cache, use_cache=True)
             sequences = sequences.after(tokens)
         cache.batch_repeat_interleave(len(sequences.mask_JT))
     ids_JL, read_JL = sequences.packed()
-    result = trunk(input_ids=ids_JL, past_key_values=cache, use_cache=cache is not None)
+    with computing_only(trunk, read_JL):
+        result = trunk(input_ids=ids_JL, past_key_values=cache, use_cache=cache is not None)
     hidden_SH: Tensor = result.last_hidden_state[read_JL]
     return hidden_SH
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
+from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import logits, shared_prefix
-from server_app.policy.sequences import Sequences, split_prompts
+from server_app.policy.sequences import Sequences, split_prompts, window_of
 
 COMPACT_BELOW = 0.75  # share of live rows under which the others leave the batch
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens; to see which rows have ended makes the host wait for the GPU
@@ -46,6 +48,32 @@ class Rollout:
 
     sequences: Sequences
     logprob_JT: Tensor
+
+
+class _BufferLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values in a buffer of their final size: a step writes a column, where `cat` copies all."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity, self._length = capacity, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = (
+            states.new_empty(*states.shape[:2], self._capacity, states.shape[-1])
+            for states in (key_states, value_states)
+        )
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, self._length = self._length, self._length + key_states.shape[-2]
+        self.keys[..., start : self._length, :] = key_states
+        self.values[..., start : self._length, :] = value_states
+        return self.keys[..., : self._length, :], self.values[..., : self._length, :]
+
+    def get_seq_length(self) -> int:
+        return self._length
 
 
 @torch.inference_mode()
@@ -105,7 +133,9 @@ def _decode(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     trunk, device, temperature = model.base_model, prefix_C.device, decoding.temperature
-    cache, hidden_AH, seen_AL, position_A = _run_prompts(model, prefix_C, prompt_JP, prompt_mask_JP)
+    cache, hidden_AH, seen_AL, position_A = _run_prompts(
+        model, prefix_C, prompt_JP, prompt_mask_JP, decoding.max_new_tokens
+    )
     stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]
     response_JT = torch.full((len(prompt_JP), decoding.max_new_tokens), decoding.pad_id, device=device)
     logprob_JT = torch.zeros(response_JT.shape, device=device)
@@ -137,25 +167,34 @@ def _decode(
 
 
 def _run_prompts(
-    model: PreTrainedModel, prefix_C: Tensor, prompt_JP: Tensor, prompt_mask_JP: Tensor
-) -> tuple[DynamicCache, Tensor, Tensor, Tensor]:
+    model: PreTrainedModel, prefix_C: Tensor, prompt_JP: Tensor, prompt_mask_JP: Tensor, new_tokens: int
+) -> tuple[Cache, Tensor, Tensor, Tensor]:
     """Run the prefix once, and each prompt once, however many answers it gets.
 
     Returns:
-        The cache of J rows, their last hidden states (J, H), which of their tokens are real (J, C + P), and the last
-        one's position (J,).
+        The cache of J rows, with room for so many new tokens; their last hidden states (J, H); which of their tokens
+        are real (J, C + P); and the last one's position (J,).
     """
     prompt_QP, question_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)
     real_QP = prompt_QP >= 0
     seen_QL = torch.nn.functional.pad(real_QP, (len(prefix_C), 0), value=True)
     position_QP = (len(prefix_C) + real_QP.cumsum(1) - 1).clamp(min=0)
     with shared_prefix(model.base_model, prefix_C) as prefix:
-        cache = DynamicCache(prefix, config=model.config)
+        cache: Cache = DynamicCache(prefix, config=model.config)
     cache.batch_repeat_interleave(len(prompt_QP))
-    hidden_QH = model.base_model(
-        input_ids=prompt_QP.clamp(min=0), attention_mask=seen_QL, position_ids=position_QP, past_key_values=cache
-    ).last_hidden_state[:, -1]
+    read_QP = torch.zeros_like(real_QP)
+    read_QP[:, -1] = True
+    with computing_only(model.base_model, read_QP):
+        hidden_QH = model.base_model(
+            input_ids=prompt_QP.clamp(min=0), attention_mask=seen_QL, position_ids=position_QP, past_key_values=cache
+        ).last_hidden_state[:, -1]
     cache.batch_select_indices(question_J)
+    capacity, window = seen_QL.shape[1] + new_tokens, window_of(model)
+    if window is None or capacity <= window:  # beyond it a layer forgets, as a buffer does not
+        states = [(layer.keys, layer.values) for layer in cache.layers]
+        cache = Cache(layers=[_BufferLayer(capacity) for _ in states])
+        for number, layer in enumerate(states):
+            cache.update(*layer, number)
     return cache, hidden_QH[question_J], seen_QL[question_J], position_QP[question_J, -1]
 
 

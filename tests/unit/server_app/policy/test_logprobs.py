@@ -21,10 +21,12 @@ from fakes import (
     scoring,
     tiny_causal_lm,
 )
+from torch import nn
 from transformers import GraniteConfig, GraniteForCausalLM, MambaConfig, MambaForCausalLM
 
 from appa_flwr.core.errors import UserError
 from server_app.policy import logprobs
+from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
 from server_app.policy.sequences import MIN_TOKENS, Sequences, common_length
@@ -229,3 +231,57 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch):
     monkeypatch.setattr(deaf.base_model, "forward", lambda past_key_values=None, **given: forward(**given))
     with pytest.raises(UserError, match="Qwen3ForCausalLM"):
         logprobs.check_model(deaf)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_last_layer_computes_what_is_read_and_no_more(architecture):
+    trunk, computed = tiny_causal_lm(architecture).double().base_model, []
+    ids_JL = torch.randint(1, VOCABULARY, (3, 8), generator=torch.Generator().manual_seed(0))
+    read_JL = torch.rand(ids_JL.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    assert 0 < read_JL.sum() < read_JL.numel()
+    plain_JLH = trunk(input_ids=ids_JL).last_hidden_state
+    hook = trunk.layers[-1].mlp.down_proj.register_forward_hook(lambda _, __, out: computed.append(out.shape[:-1]))
+    with computing_only(trunk, read_JL):
+        thin_JLH = trunk(input_ids=ids_JL).last_hidden_state
+    hook.remove()
+    assert computed == [(int(read_JL.sum()),)]
+    torch.testing.assert_close(thin_JLH[read_JL], plain_JLH[read_JL], rtol=0, atol=1e-12)
+    torch.testing.assert_close(trunk(input_ids=ids_JL).last_hidden_state, plain_JLH, rtol=0, atol=0)
+
+
+def hooks_of(trunk):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trunk.modules())
+
+
+def test_no_hook_outlives_its_block():
+    trunk = tiny_causal_lm().base_model
+    before, read_JL = hooks_of(trunk), torch.ones(1, 4, dtype=torch.bool)
+    with computing_only(trunk, read_JL):
+        assert hooks_of(trunk) > before
+    assert hooks_of(trunk) == before
+    with pytest.raises(RuntimeError, match="in the pass"), computing_only(trunk, read_JL):
+        raise RuntimeError("in the pass")
+    assert hooks_of(trunk) == before
+
+
+class Experts(nn.Module):
+    """A feed-forward that is not the plain one: it looks at the shape of what it is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden_JLH):
+        rows, length, size = hidden_JLH.shape
+        return self.inner(hidden_JLH.reshape(-1, size)).reshape(rows, length, size)
+
+
+def test_a_layer_built_otherwise_is_left_alone():
+    trunk, ids_JL = tiny_causal_lm().base_model, torch.tensor([[5, 6, 7]])
+    expected_JLH = trunk(input_ids=ids_JL).last_hidden_state
+    trunk.layers[-1].mlp = Experts(trunk.layers[-1].mlp)
+    before = hooks_of(trunk)
+    with computing_only(trunk, torch.tensor([[False, True, False]])):
+        assert hooks_of(trunk) == before
+        found_JLH = trunk(input_ids=ids_JL).last_hidden_state
+    torch.testing.assert_close(found_JLH, expected_JLH)

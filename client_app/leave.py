@@ -31,7 +31,16 @@ class Leaving:
     cohort: tuple[str, ...] = ()
 
 
-Action = Callable[[RecordDict, Party], Leaving]
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The numbers of each of a node's groups, for a request of the server."""
+
+    ask: Ask
+    task: Task
+    row_of: Mapping[str, Numbers]
+
+
+Action = Callable[[RecordDict, Party], Leaving | Rows]
 
 
 def guarded(action: Action) -> Callable[[Message, Context], Message]:
@@ -45,7 +54,10 @@ def guarded(action: Action) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         name = action.__name__
         try:
-            leaving = action(message.content, Party.of(context))
+            party = Party.of(context)
+            leaving = action(message.content, party)
+            if isinstance(leaving, Rows):
+                leaving = _packed(leaving, party)
             _write_down(message, context, leaving)
             return Message(leaving.content, reply_to=message)
         except Refused as refused:
@@ -61,19 +73,15 @@ def guarded(action: Action) -> Callable[[Message, Context], Message]:
     return handle
 
 
-def numbers(ask: Ask, task: Task, party: Party, rows: Mapping[str, Numbers]) -> Leaving:
-    """The reply to a request for numbers; `rows` are each group's.
-
-    Raises:
-        ValueError: numbers outside the bounds that the request gives them, of a plain reply.
-        Refused: see `client_app.party.Party.member` and `appa_flwr.secure.masks.Member.mask`, of a masked reply.
-    """
-    shapes, kind = asks.numbers_of(ask, party.public), f"ask {ask.kind}"
+def _packed(rows: Rows, party: Party) -> Leaving:
+    """Plain numbers, a ValueError where they are outside the bounds that the request gives them, or masked ones."""
+    task, row_of = rows.task, rows.row_of
+    shapes, kind = asks.numbers_of(rows.ask, party.public), f"ask {rows.ask.kind}"
     if not task.cohort:
-        row_GN = np.stack([asks.flatten(row, shapes) for row in rows.values()])
-        return Leaving(messages.pack_reply(list(rows), row_GN), kind)
+        row_GN = np.stack([asks.flatten(row, shapes) for row in row_of.values()])
+        return Leaving(messages.pack_reply(list(row_of), row_GN), kind)
     member = party.member()
-    share_N = asks.flatten(rows[member.name], shapes, cut=True) / asks.scales(shapes)
+    share_N = asks.flatten(row_of[member.name], shapes, cut=True) / asks.scales(shapes)
     return Leaving(messages.pack_reply([member.name], member.mask(task, share_N)), kind, task.cohort)
 
 

@@ -1,6 +1,6 @@
-"""What an owner lets leave: kinds of numbers, how many rest on a question, and how exact they are.
+"""What an owner lets the server ask for: which numbers, of which runs, and how many that rest on a question.
 
-Axis letters: Q public questions, J scored answers, K options.
+Axis letters: Q public questions, K options.
 """
 
 from __future__ import annotations
@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from appa_flwr.owner.ledger import digest
-from appa_flwr.owner.owner_policy import SUM_ROUNDING
 from appa_flwr.protocol import asks, refusals
-from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
+from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.roster import LEAST_GROUPS
 from client_app.party import Group, Party
-
-FloatArray = npt.NDArray[np.float64]
 
 KEY_OF_KIND: Mapping[str, str] = {
     asks.VOTES: "votes",
@@ -34,9 +29,6 @@ LEAST_STEPS = 16
 
 TENTH = 10
 """PluralLLM's validations and scores, which rest on an answer more directly, get a tenth of the limit of rounds."""
-
-OWN_DECIMALS = 2
-"""Of an own score: what one question adds to a mean over many is less."""
 
 
 def check_run(party: Party) -> None:
@@ -100,56 +92,3 @@ def _check_training(group: Group, ask: Ask, task: Task) -> None:
     marks = [(public.questions[q].question_id, bytes.fromhex(task.request)) for q in rows]
     if not all(group.spend(ask.kind, marks, limit=limit)):
         raise Refused(refusals.REPLIES_SPENT)
-
-
-def released(
-    group: Group, request: ScoreRequest, side: str, side_QK: FloatArray, scored: Mapping[str, FloatArray]
-) -> Mapping[str, FloatArray]:
-    """The rewards (J,) by metric that may leave, written down in the ledger; `side_QK` is what they compare with.
-
-    Against the group's own answers NaN stands for what may not; against predictions there is all or nothing.
-
-    Raises:
-        Refused: more scores against the prediction of a question than the owner's policy allows.
-    """
-    party, kind = group.party, f"scores by {side}"
-    if party.ledger is None:
-        return scored
-    # An answer that nobody can read, or to a question the group has no answer to, tells nothing.
-    answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
-    side_JK, secret = side_QK[request.question_J], party.ledger.secret()
-    telling_J = np.flatnonzero(~np.isnan(answer_JK).any(1) & ~np.isnan(side_JK).any(1))
-    places = [(metric, int(j)) for metric in scored for j in telling_J]
-    marks = []
-    for metric, j in places:
-        question = party.public.questions[request.question_J[j]].question_id
-        # What is compared with belongs to it: the same answer against another table is another score.
-        parts = (question.encode(), metric.encode(), answer_JK[j].tobytes(), side_JK[j].tobytes())
-        marks.append((question, digest(secret, f"{kind}: {group.name}".encode(), *parts)))
-    whole = side == asks.TARGET_SIDE
-    allowed = group.spend(kind, marks, limit=party.policy.scores_per_question, whole=whole)
-    if whole and not all(allowed):
-        raise Refused(refusals.SPENT)
-    kept = {metric: reward_J.copy() for metric, reward_J in scored.items()}
-    for (metric, j), may in zip(places, allowed, strict=True):
-        kept[metric][j] = kept[metric][j] if may else np.nan
-    return kept
-
-
-def own_score(group: Group, question_J: npt.NDArray[np.int64], task: Task) -> bool:
-    """True if the group's mean score of readable answers to these questions may leave; it is written down then."""
-    policy, question_Q = group.party.policy, np.unique(question_J)
-    if not policy.own_score or len(question_Q) < policy.least_answers:
-        return False
-    marks = [(group.party.public.questions[q].question_id, bytes.fromhex(task.request)) for q in question_Q]
-    return all(group.spend("own scores", marks, limit=policy.own_score))
-
-
-def rounded(sums: FloatArray, party: Party) -> FloatArray:
-    """Sums over a deployed group's own answers, to multiples of `SUM_ROUNDING`; a simulation's stay as they are."""
-    return sums if party.ledger is None else np.round(sums / SUM_ROUNDING) * SUM_ROUNDING
-
-
-def own_rounded(score: float, party: Party) -> float:
-    """An own score as it leaves."""
-    return score if party.ledger is None else round(score, OWN_DECIMALS)

@@ -17,7 +17,7 @@ from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import last_round
 from client_app import leave, limits
-from client_app.leave import Leaving
+from client_app.leave import Leaving, Rows
 from client_app.memory import keep_arrays
 from client_app.numbers import MAKERS
 from client_app.party import Party
@@ -110,12 +110,12 @@ def targets(content: RecordDict, party: Party) -> Leaving:
 
 
 @leave.guarded
-def ask(content: RecordDict, party: Party) -> Leaving:
+def ask(content: RecordDict, party: Party) -> Rows:
     """Give the groups' numbers of some kind."""
     request, task = messages.unpack_ask(content)
     limits.check(request, task, party)
     rows = {group.name: MAKERS[request.kind](group, request, task) for group in party.groups}
-    return leave.numbers(request, task, party, rows)
+    return Rows(request, task, rows)
 
 
 @leave.guarded

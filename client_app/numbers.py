@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.owner.ledger import digest
+from appa_flwr.owner.owner_policy import SUM_ROUNDING
 from appa_flwr.protocol import asks, refusals, rewards, votes
 from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
 from appa_flwr.secure.roster import LEAST_GROUPS
-from client_app import limits
-from client_app.party import Group
+from client_app.party import Group, Party
 from pluralllm.scores import COUNT, PREDICTOR, local_sums, mean_from_sums, summed
 
 FloatArray = npt.NDArray[np.float64]
@@ -29,6 +30,9 @@ Numbers = Mapping[str, FloatArray]
 
 MIN_TRAINING_ANSWERS = 10
 """Sums over fewer training answers would tell what these answers are."""
+
+OWN_DECIMALS = 2
+"""Of an own score that leaves a deployed node: what one question adds to a mean over many is less."""
 
 
 def score(request: ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> dict[str, FloatArray]:
@@ -81,7 +85,7 @@ def _update(group: Group, ask: Ask, task: Task) -> Numbers:
         secret="" if party.ledger is None else party.ledger.secret().hex(),
     )
     step_P = after_P.astype(np.float64) - weight_P
-    total = limits.rounded(np.array([loss * len(data)]), party)
+    total = _rounded(np.array([loss * len(data)]), party)
     return {"step": len(data) * step_P, "answers": np.array([float(len(data))]), "loss": total}
 
 
@@ -91,7 +95,7 @@ def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
     party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
     truth = group.held_out.first(0) if group.unseen else group.held_out
     ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
-    error_V = limits.rounded(ours.errors(group.data, truth), party)
+    error_V = _rounded(ours.errors(group.data, truth), party)
     return {"answers": np.array([float(len(truth))]), "error": np.minimum(error_V, len(truth) * asks.LARGEST_ERROR)}
 
 
@@ -114,7 +118,7 @@ def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
         measures = sums.get(part, {}).get(name)
         if measures is not None and _is_large(measures[COUNT], sums[part][PREDICTOR][COUNT], parts[part][1]):
             value = np.array(measures[measure])
-            rounded = value if measure == COUNT else np.minimum(limits.rounded(value, party), measures[COUNT])
+            rounded = value if measure == COUNT else np.minimum(_rounded(value, party), measures[COUNT])
             score_2L[int(group.unseen), place] = rounded
     if task.cohort:
         unseen = set(task.cohort) & set(party.config.unseen_group_names)
@@ -145,10 +149,37 @@ def _rewards(group: Group, ask: Ask, task: Task) -> Numbers:
 
 
 def _scored(group: Group, request: ScoreRequest, side: str) -> Mapping[str, FloatArray]:
-    """Metric -> rewards (J,), NaN where there is none that may leave."""
+    """Metric -> rewards (J,) that may leave, written down in the ledger.
+
+    Against the group's own answers NaN stands for what may not; against predictions there is all or nothing.
+
+    Raises:
+        Refused: more scores against the prediction of a question than the owner's policy allows.
+    """
+    party, kind = group.party, f"scores by {side}"
     side_QK = group.side(side, request.draw)
-    by_metric = score(request, side_QK, group.party.public.option_QK)
-    return limits.released(group, request, side, side_QK, by_metric)
+    by_metric = score(request, side_QK, party.public.option_QK)
+    if party.ledger is None:
+        return by_metric
+    # An answer that nobody can read, or to a question the group has no answer to, tells nothing.
+    answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
+    side_JK, secret = side_QK[request.question_J], party.ledger.secret()
+    telling_J = np.flatnonzero(~np.isnan(answer_JK).any(1) & ~np.isnan(side_JK).any(1))
+    places = [(metric, int(j)) for metric in by_metric for j in telling_J]
+    marks = []
+    for metric, j in places:
+        question = party.public.questions[request.question_J[j]].question_id
+        # What is compared with belongs to it: the same answer against another table is another score.
+        parts = (question.encode(), metric.encode(), answer_JK[j].tobytes(), side_JK[j].tobytes())
+        marks.append((question, digest(secret, f"{kind}: {group.name}".encode(), *parts)))
+    whole = side == asks.TARGET_SIDE
+    allowed = group.spend(kind, marks, limit=party.policy.scores_per_question, whole=whole)
+    if whole and not all(allowed):
+        raise Refused(refusals.SPENT)
+    for (metric, j), may in zip(places, allowed, strict=True):
+        if not may:
+            by_metric[metric][j] = np.nan
+    return by_metric
 
 
 def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
@@ -195,12 +226,27 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
             known_J = ~np.isnan(reward_J)
             readable_J = known_J & ~np.isnan(request.prediction_JK).all(axis=1)
             numbers[f"{metric} {side}"] = np.zeros(2)
-            if limits.own_score(group, request.question_J[readable_J], task):
+            if _may_give_own_score(group, request.question_J[readable_J], task):
                 questions = np.unique(request.question_J[known_J])
                 by_question = [reward_J[known_J & (request.question_J == q)].mean() for q in questions]
-                own = limits.own_rounded(float(np.mean(by_question)), party)
+                own = float(np.mean(by_question))
+                own = own if party.ledger is None else round(own, OWN_DECIMALS)
                 numbers[f"{metric} {side}"] = np.array([own, 1.0])
     return numbers
+
+
+def _may_give_own_score(group: Group, question_J: npt.NDArray[np.int64], task: Task) -> bool:
+    """True if the group's mean score of readable answers to these questions may leave; it is written down then."""
+    policy, question_Q = group.party.policy, np.unique(question_J)
+    if not policy.own_score or len(question_Q) < policy.least_answers:
+        return False
+    marks = [(group.party.public.questions[q].question_id, bytes.fromhex(task.request)) for q in question_Q]
+    return all(group.spend("own scores", marks, limit=policy.own_score))
+
+
+def _rounded(sums: FloatArray, party: Party) -> FloatArray:
+    """Sums over a deployed group's own answers, to multiples of `SUM_ROUNDING`; a simulation's stay as they are."""
+    return sums if party.ledger is None else np.round(sums / SUM_ROUNDING) * SUM_ROUNDING
 
 
 MAKERS: Mapping[str, Callable[[Group, Ask, Task], Numbers]] = {

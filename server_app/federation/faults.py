@@ -17,9 +17,6 @@ from server_app.federation.foreign import listed, plain
 
 FloatArray = npt.NDArray[np.float64]
 
-SAME_REWARD = 8
-"""Different answers that can hardly all earn the same."""
-
 log = logging.getLogger("appa.server")
 
 
@@ -49,17 +46,3 @@ def of_row(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number]) -> str | 
         if not np.isin(known_J, (0.0, 1.0)).all() or (side == asks.TARGET_SIDE and not known_J.all()):
             return f"{metric} rewards that are not known"
     return None
-
-
-def warn_alike(ask: Ask, row_of: Mapping[str, FloatArray], numbers: Mapping[str, Number]) -> None:
-    """Name the groups that give all readable answers one reward by their target tables."""
-    if ask.kind != asks.REWARDS:
-        return
-    request = ScoreRequest.of(ask)
-    readable_J = ~np.isnan(request.prediction_JK).all(axis=1)
-    if len(np.unique(request.prediction_JK[readable_J], axis=0)) < SAME_REWARD:
-        return
-    own_of = {group: asks.split(row_N, numbers) for group, row_N in row_of.items()}
-    names = [f"{metric} {side} reward" for metric, side in request.keys if side == asks.TARGET_SIDE]
-    if alike := [group for group, own in own_of.items() if any(np.ptp(own[name][readable_J]) == 0 for name in names)]:
-        log.warning("group %s gives all answers the same reward", listed(alike))

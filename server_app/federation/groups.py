@@ -125,7 +125,6 @@ class Groups(Members):
                 reasons[name] = faults.of_row(ask, row_of[name], numbers)
         faults.warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
-        faults.warn_alike(ask, row_of, numbers)
         self._require(row_of, f"give {ask.kind}")
         return Answer(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
 

@@ -122,20 +122,6 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing(warnings):
     assert warnings() == ["group B counts as missing: js rewards above 0 for answers that nobody can read"]
 
 
-@pytest.mark.parametrize(
-    ("reward_J", "named"),
-    [(np.ones(9), True), (np.linspace(0, 1, 9), False), (np.r_[np.full(8, 0.5), 0.6], False)],
-)
-def test_a_group_that_rewards_everything_alike_is_named(reward_J, named, warnings):
-    prediction_JK = np.random.default_rng(0).dirichlet([1, 1, 1], 9)
-    nodes = {1: scorer("A", np.linspace(0, 1, 9)), 2: scorer("B", reward_J)}
-    groups = gathered(nodes, ("A", "B"))
-    groups.send_catalogue(CATALOGUE)
-    reward_GJ = rewards(groups, ScoreRequest(np.zeros(9, np.int64), prediction_JK, ("js",)))
-    np.testing.assert_array_equal(reward_GJ[1], reward_J)  # a lie cannot be told from a strange group
-    assert warnings() == ["group B gives all answers the same reward"] * named
-
-
 @pytest.mark.parametrize(("counts", "expected"), [([7, 3], {"A": 5, "B": 3}), ([3], {"A": 5}), ([7, 3, 1], {"A": 5})])
 def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings):
     def counting(names, counts):

@@ -27,8 +27,8 @@ FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, facto
 LATE_SECONDS = 5.0
 """For a late node, once all others have answered: a node asks for messages every three, and starts a process then."""
 
-LATE_TTL = 600.0
-"""Seconds for which a message to a late node stands: one that hung for hours need not catch up with them."""
+LATE_TTL = 60.0
+"""Seconds for which a message to a late node stands. It gets no other meanwhile, or it would have to catch up."""
 
 log = logging.getLogger("appa.server")
 
@@ -40,8 +40,7 @@ class SuperLinkLost(Exception):
 class OverlapGrid:
     """Sends through a Grid of Flower's, and waits with short, growing pauses.
 
-    A node that has not answered in time is late until it answers. It is sent all messages, but the wait for it ends
-    soon after the others' answers.
+    A node that has not answered in time is late until it answers. The wait for it ends soon after the others' answers.
 
     Attributes:
         simulated: nobody is late, and a busy machine may take its time: each wait is bounded by its timeout alone.
@@ -54,12 +53,16 @@ class OverlapGrid:
         self.simulated = isinstance(grid, InMemoryGrid)
         self.seconds_waited = 0.0
         self.answered_after: dict[int, float] = {}
-        self._late: dict[int, str] = {}  # node -> the last message that it has not answered
+        self._late: dict[int, tuple[str, float]] = {}  # node -> the message that it has to answer, and its end
 
     def online(self) -> frozenset[int]:
-        """All nodes that Flower knows to be there."""
+        """The nodes that Flower knows to be there, without late ones that still have a message to answer."""
+        for node, (key, _) in list(self._late.items()):
+            self._note_answers(self._pull([key], {key: node}))
+        now = time.monotonic()
+        busy = {node for node, (_, ends) in self._late.items() if now < ends}
         with _superlink():
-            return frozenset(self._grid.get_node_ids())
+            return frozenset(self._grid.get_node_ids()) - busy
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""
@@ -85,8 +88,6 @@ class OverlapGrid:
         Returns:
             The node that was asked, whatever its reply says of itself -> that reply, in the order they arrived.
         """
-        for node, key in list(self._late.items()):
-            self._note_answers(self._pull([key], {key: node}))
         outgoing = [
             self._grid.create_message(content, kind, node, "", LATE_TTL if node in self._late else None)
             for node, content in contents.items()
@@ -121,7 +122,7 @@ class OverlapGrid:
         for key, node in silent.items() if not self.simulated else ():
             if node not in self._late:
                 log.warning("node %s has not answered for %.0f s; until it does, others go on", node, now - started)
-            self._late[node] = key
+            self._late[node] = key, started + LATE_TTL
         return replies
 
     def _note_answers(self, replies: Mapping[int, RecordDict | Error]) -> None:

@@ -26,14 +26,15 @@ from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.owner.guard import NOT_PINNED
+from appa_flwr.owner.ledger import SUFFIX, Ledger
+from appa_flwr.protocol import messages
 from appa_flwr.survey.generate import generate
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
 ALL = {"groups": ";".join(SURVEY.groups)}
-STALL = 60.0  # seconds at most until a hung node is missing
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
 LIAR = """
 import sys
@@ -55,15 +56,38 @@ if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
 """
 
 
+ACTIVATED = "[Fleet.ActivateNode] Activated node_id="
+
+
 def missing(deployment: Deployment) -> list[str]:
     return deployment.iterations[-1]["missing_groups"] if deployment.iterations else []
 
 
-def ended(deployment: Deployment, *, seconds: float = 400.0) -> None:
+def ended(deployment: Deployment, *, seconds: float = 900.0) -> None:
     deployment.wait(lambda: deployment.status() == COMPLETED, seconds=seconds)
     numbers = [line["iteration"] for line in deployment.iterations]
     assert numbers == list(range(1, len(numbers) + 1))
     assert (deployment.run / "report.html").exists()
+
+
+def start_again(deployment: Deployment, name: str) -> None:
+    """Start a node that was killed; Flower lets it in once it counts as gone, and until then the node ends at once."""
+    started, log = deployment.started, deployment.started.parties[SERVER].folder / "superlink.log"
+    known = log.read_text().count(ACTIVATED)
+    for _ in range(12):
+        started.start_node(deployment.sites, name)
+        node = started.nodes[name]
+        deployment.wait(lambda: log.read_text().count(ACTIVATED) > known or node.poll() is not None, seconds=300)
+        if node.poll() is None:
+            return
+        time.sleep(10)
+    raise AssertionError(f"{name} was not let in")
+
+
+def releases(deployment: Deployment, name: str) -> list[str]:
+    """Kinds of the replies that a group's node has given, oldest first."""
+    (path,) = deployment.sites.group(name).glob(f"*{SUFFIX}")
+    return [release.kind for release in Ledger(path).releases()]
 
 
 def warnings(deployment: Deployment) -> str:
@@ -77,32 +101,33 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
             started.start_node(sites, name)
         keys = {**ALL, "ppo__num_iterations": 24, "run__reply_timeout": 30.0}
         deployment.submit(**keys)
-        deployment.wait(lambda: bool(deployment.iterations), seconds=240)
+        deployment.wait(lambda: bool(deployment.iterations), seconds=600)
         assert missing(deployment) == [C]
         started.start_node(sites, C)  # late
-        deployment.wait(lambda: missing(deployment) == [], seconds=120)
+        deployment.wait(lambda: missing(deployment) == [], seconds=300)
 
+        catalogues = releases(deployment, A).count(messages.CATALOGUE)
         os.killpg(started.nodes[A].pid, signal.SIGKILL)
-        deployment.wait(lambda: missing(deployment) == [A], seconds=120)
-        started.start_node(sites, A)
-        deployment.wait(lambda: missing(deployment) == [], seconds=120)
+        deployment.wait(lambda: missing(deployment) == [A], seconds=300)
+        start_again(deployment, A)
+        deployment.wait(lambda: missing(deployment) == [], seconds=300)
+        assert releases(deployment, A).count(messages.CATALOGUE) == catalogues  # it remembers what it was sent
 
         os.killpg(started.nodes[B].pid, signal.SIGSTOP)  # its app's processes are of its session
-        deployment.wait(lambda: missing(deployment) == [B], seconds=3 * STALL)
+        deployment.wait(lambda: missing(deployment) == [B], seconds=300)
         os.killpg(started.nodes[B].pid, signal.SIGCONT)
-        deployment.wait(lambda: missing(deployment) == [], seconds=3 * STALL)
+        deployment.wait(lambda: missing(deployment) == [], seconds=300)
 
         done = len(deployment.iterations)
         (server_app,) = deployment.processes("flwr-serverapp")
         server_app.kill()
-        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
+        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
         assert deployment.status() != COMPLETED
         deployment.submit(**keys, run__resume=True)
         ended(deployment)
         assert len(deployment.iterations) == 24 > done
         assert "resumed at iteration" in warnings(deployment)
         assert f"back: {C}" in warnings(deployment)
-        assert f"back: {A}" not in warnings(deployment)  # nothing had to be sent anew: it remembers
 
 
 def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tmp_path):
@@ -126,7 +151,7 @@ def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tm
         for name in SURVEY.groups:
             started.start_node(sites, name)
         deployment.submit(groups=";".join(SURVEY.groups))
-        deployment.wait(lambda: bool(deployment.iterations), seconds=240)
+        deployment.wait(lambda: bool(deployment.iterations), seconds=600)
         second = node_of_a(A, sites.group(A) / "node.key")
         ended(deployment)
         assert impostor.poll() is None
@@ -157,14 +182,14 @@ def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
     with deployed(SURVEY, tmp_path) as deployment:
         keys = {**ALL, "ppo__num_iterations": 8}
         deployment.submit(**keys)
-        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=240)
+        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=600)
         server = deployment.started.parties[SERVER]
         with pytest.raises(RunFailed, match=f"^port {deployment.sites.port} is in use; "):
             start_server(server, deployment.sites, tmp_path)
         deployment.started.superlink.kill()
         deployment.started.superlink.wait()
         deployment.started.superlink = start_server(server, deployment.sites, deployment.home)
-        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
+        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
         if deployment.status() != COMPLETED:
             deployment.submit(**keys, run__resume=True)
         ended(deployment)
@@ -180,9 +205,9 @@ def test_under_secure_sums_the_cohort_shrinks_while_a_group_is_away(tmp_path):
         deployment.submit(groups=";".join(survey.groups), **keys)
         deployment.wait(lambda: len(deployment.iterations) > 1, seconds=400)
         os.killpg(deployment.started.nodes[gone].pid, signal.SIGKILL)
-        deployment.wait(lambda: missing(deployment) == [gone], seconds=240)
-        deployment.started.start_node(deployment.sites, gone)
-        deployment.wait(lambda: missing(deployment) == [], seconds=240)
+        deployment.wait(lambda: missing(deployment) == [gone], seconds=600)
+        start_again(deployment, gone)
+        deployment.wait(lambda: missing(deployment) == [], seconds=600)
         ended(deployment)
         away = [line["missing_groups"] for line in deployment.iterations]
         assert {tuple(groups) for groups in away} == {(), (gone,)}
@@ -197,17 +222,17 @@ def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_pat
         started = deployment.started
         keys = {**ALL, "ppo__num_iterations": 4}
         deployment.submit(**keys)
-        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=240)
+        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=600)
         os.kill(started.superlink.pid, signal.SIGSTOP)
         try:
-            deployment.wait((deployment.run / "error.txt").exists, seconds=3 * STALL)
+            deployment.wait((deployment.run / "error.txt").exists, seconds=300)
         finally:
             os.kill(started.superlink.pid, signal.SIGCONT)
         said = (deployment.run / "error.txt").read_text()
         assert "SuperLink" in said
         assert "run.resume=true" in said
         assert f"failed: {said}" in warnings(deployment)
-        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
+        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
         assert deployment.status() != COMPLETED
         # The part of it that starts runs has ended, as nodes may have.
         started.superlink.kill()
@@ -238,7 +263,6 @@ SMALL = {
 KILLS = 3
 
 
-@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("sums", ["plain", "secure"])
 def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(sums, tmp_path, appa_run):
     """By the command, `kill -9` of all its processes each time; which moments these are is printed.

@@ -74,11 +74,14 @@ def start_again(deployment: Deployment, name: str) -> None:
     """Start a node that was killed; Flower lets it in once it counts as gone, and until then the node ends at once."""
     started, log = deployment.started, deployment.started.parties[SERVER].folder / "superlink.log"
     known = log.read_text().count(ACTIVATED)
+
+    def decided() -> bool:
+        return log.read_text().count(ACTIVATED) > known or started.nodes[name].poll() is not None
+
     for _ in range(12):
         started.start_node(deployment.sites, name)
-        node = started.nodes[name]
-        deployment.wait(lambda: log.read_text().count(ACTIVATED) > known or node.poll() is not None, seconds=300)
-        if node.poll() is None:
+        deployment.wait(decided, seconds=300)
+        if started.nodes[name].poll() is None:
             return
         time.sleep(10)
     raise AssertionError(f"{name} was not let in")

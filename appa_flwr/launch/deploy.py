@@ -19,7 +19,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import claim_run_folder, read_survey
-from appa_flwr.launch.credentials import ends
 from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.group import pin_roster
 from appa_flwr.launch.ports import LOOPBACK, free_port
@@ -57,7 +56,7 @@ def describe(sites: Sites, *, bundle: str, sums: str) -> None:
         show(f"the owner's policy of {name} stays as it was, and pins another bundle")
     if sums == "secure":
         show("before the run each owner makes a key and pins the roster (docs/deployment.md, Secure sums)")
-    show(f"certificates are valid until {ends(sites.server / 'ca.crt'):%Y-%m-%d}; nobody else may get authority/ca.key")
+    show("nobody else may get authority/ca.key")
 
 
 def pin_rosters(sites: Sites) -> None:

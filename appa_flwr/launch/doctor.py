@@ -19,7 +19,6 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.credentials import ends, lasts
 from appa_flwr.launch.sites import PRIVATE
 from appa_flwr.survey.store import QUESTIONS_FILE
 
@@ -83,7 +82,7 @@ def _gpus() -> Finding:
 
 
 def party(folder: Path) -> Iterator[Finding]:
-    """A party's folder as `appa deploy` made it: file modes, certificates, and the server and its clock.
+    """A party's folder as `appa deploy` made it: file modes, and the server and its clock.
 
     Raises:
         UserError: it is none.
@@ -93,9 +92,6 @@ def party(folder: Path) -> Iterator[Finding]:
     private = [path for pattern in PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
     opened = [f"others can open it: chmod go= {path}" for path in (folder, *private) if path.stat().st_mode & 0o077]
     yield Finding("file modes", "; ".join(opened) or "nobody else can open what is private", not opened)
-    for path in sorted(folder.glob("*.crt")):
-        advice = "" if lasts(path) else "; call appa deploy again, then carry the new ca.crt to all"
-        yield Finding(path.name, f"valid until {ends(path):%Y-%m-%d}{advice}", lasts(path))
     script = folder / ("submit.sh" if (folder / "submit.sh").exists() else "start.sh")
     if address := _ADDRESS.search(script.read_text()) if script.exists() else None:
         yield _server(address[1], int(address[2]), folder / "ca.crt")

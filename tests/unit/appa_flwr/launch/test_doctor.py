@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,25 +80,8 @@ def test_folders_and_files_that_others_can_open_are_named(sites):
         path.chmod(mode)
 
 
-def test_a_certificate_in_its_last_month_is_named_and_another_call_renews_it(tmp_path, monkeypatch):
-    def authority() -> bytes:
-        made = prepare(SURVEY, tmp_path, host="127.0.0.1", port=9100, keys={}, bundle="")
-        return (made.server / "ca.crt").read_bytes()
-
-    first, key = authority(), (tmp_path / "authority" / "ca.key").read_bytes()
-    assert wrong(tmp_path / "server") == {}
-    assert authority() == first
-    monkeypatch.setattr(credentials, "RENEWED", timedelta(days=731))  # all that is left of two years
-    assert set(wrong(tmp_path / "server")) == {"ca.crt", "server.crt"}
-    assert authority() != first
-    assert (tmp_path / "authority" / "ca.key").read_bytes() == key  # whoever has the first still trusts the server
-
-
 def test_a_folder_of_nobody_s_is_refused(tmp_path):
     with pytest.raises(UserError, match="is no party's folder"):
-        list(doctor.party(tmp_path))
-    (tmp_path / "ca.crt").write_text("torn")
-    with pytest.raises(UserError, match=r"ca\.crt: is no certificate"):
         list(doctor.party(tmp_path))
 
 

@@ -73,6 +73,13 @@ def test_a_server_is_known_by_its_names_and_by_its_own_authority_alone(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError):
         call(mine, name="127.0.0.1", trusts=other / "ca.crt")
     assert (mine / "ca.key").stat().st_mode & 0o077 == 0
+    trusted = (mine / "ca.crt").read_bytes()
+    make_certificates(mine, ["example.org"])
+    assert (mine / "ca.crt").read_bytes() == trusted
+    call(mine, name="example.org", trusts=mine / "ca.crt")
+    (mine / "ca.key").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"ca\.key"):
+        make_certificates(mine, ["example.org"])
 
 
 def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
@@ -198,7 +205,7 @@ def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unf
     sites = made(tmp_path)
     own = sites.group(A)
     (own / "policy.toml").write_text("own-score = 0\n")
-    kept = {path: path.read_bytes() for path in (own / "policy.toml", own / "node.key", sites.server / "server.key")}
+    kept = {path: path.read_bytes() for path in (own / "policy.toml", own / "node.key", sites.server / "ca.crt")}
     made(tmp_path, port=9200)
     call(sites.server, name="appa.example.org", trusts=own / "ca.crt")
     assert {path: path.read_bytes() for path in kept} == kept

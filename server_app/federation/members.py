@@ -29,6 +29,7 @@ from server_app.federation.group_keys import GroupKeys
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last of them: a node asks for messages every three, and then starts
 SETTLING_SECONDS = 3.0  # after a group has joined, in which others may, where the run does not name its groups
+MOST_FAILURES = 2  # of a node that is set up: each may take as long as the wait for a reply
 MOST_NAMES = 1000  # of a deployed node, which hosts one group
 MOST_ROUNDS = 1 << 62  # of a run: a higher number leaves no room for the next
 
@@ -52,7 +53,7 @@ class Node:
         answered: its groups of the run -> how many training questions each has answered.
         may: what its owner lets leave.
         held: 0 where it must be greeted, else 1 and how many of the setup messages it holds, in their order.
-        hung: how often it has not answered one of them.
+        failures: how often in a row it has not taken one of them.
         error: code of its error reply to the last message; 0 where it sent none.
         out: it takes no part, and is asked nothing.
     """
@@ -62,7 +63,7 @@ class Node:
     answered: Mapping[str, int] = field(default_factory=dict)
     may: frozenset[str] = frozenset()
     held: int = 0
-    hung: int = 0
+    failures: int = 0
     error: int = 0
     out: bool = False
 
@@ -241,8 +242,8 @@ class Members:
     def _prepare(self) -> None:
         """Have groups take part that are late, or whose node has restarted: all are set up side by side.
 
-        A node that has failed is tried again before the next request; one whose owner refuses, or that hangs twice, is
-        not.
+        A node that fails or hangs is tried again before the next request, `MOST_FAILURES` times in all; one whose owner
+        refuses is not.
         """
         self._meet(timeout=self.config.run.reply_timeout)
         for place, (kind, content) in enumerate(self._setup.items(), start=1):
@@ -251,10 +252,11 @@ class Members:
             for number in lacking:
                 node = self._nodes[number]
                 if (reply := replies.get(number)) is None:
-                    node.held, node.hung = 0, node.hung + (not node.error)
-                    node.out = node.error > refusals.UNKNOWN_MESSAGE or node.hung > 1
+                    node.held, node.failures = 0, node.failures + 1
+                    node.out = node.error > refusals.UNKNOWN_MESSAGE or node.failures >= MOST_FAILURES
                     continue
-                node.held, node.hung, own = place + 1, 0, list(self._own(number, reply))
+                node.held, own = place + 1, list(self._own(number, reply))
+                node.failures = node.failures if place < len(self._setup) else 0
                 if kind == messages.CATALOGUE:
                     node.answered = {name: reply.fields["answered"][row] for row, name in own}
                     node.may = frozenset(reply.fields["may"])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from deployment import REPO, TINY_LOOP, Deployment, deployed
 from in_process import FEW
-from real_run import APPA, TINY_RUN, kill_all, small_environment
+from real_run import APPA, SHORT_WAITS, TINY_RUN, kill_all, small_environment
 
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
@@ -36,8 +36,9 @@ SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
 ALL = {"groups": ";".join(SURVEY.groups)}
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
-LIAR = """
-import sys
+LIAR = f"""
+import runpy, sys
+runpy.run_path({str(SHORT_WAITS / "sitecustomize.py")!r})  # Python runs the first file of this name alone
 if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
     import numpy as np
     from flwr.app import Array
@@ -150,7 +151,7 @@ def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tm
 
         impostor = node_of_a(A, tmp_path / "impostor")
         unregistered = node_of_a(A, tmp_path / "unregistered")
-        started.parties[C].more["PYTHONPATH"] = str(lies)
+        started.parties[C].more["PYTHONPATH"] = os.pathsep.join((str(lies), small_environment()["PYTHONPATH"]))
         for name in SURVEY.groups:
             started.start_node(sites, name)
         deployment.submit(groups=";".join(SURVEY.groups))

@@ -235,3 +235,17 @@ def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings
     assert asked == [messages.HELLO, messages.CATALOGUE]
     assert f"node 2: {refusals.REFUSALS[code]}" in warnings()
     assert (groups.present, groups.names) == (("A",), ("A", "B"))
+
+
+def test_a_node_that_fails_whenever_it_is_set_up_is_tried_twice():
+    asked, node = [], scorer("B")
+
+    def answer(message):
+        asked.append(kind := message.metadata.message_type)
+        failed = Message(Error(refusals.FAILED, "no room on the disk"), reply_to=message)
+        return failed if kind == messages.TARGETS else node(message)
+
+    groups, _ = working({1: scorer("A"), 2: answer})
+    for _ in range(3):
+        np.testing.assert_array_equal(again(groups), [GOOD, [np.nan] * 3])
+    assert asked == [messages.HELLO, messages.CATALOGUE, messages.TARGETS] * 2

@@ -18,6 +18,7 @@ from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.secure import masks
 from appa_flwr.secure.roster import own_key, public_key, read_roster, roster_file
+from server_app.federation import grid as grids
 from server_app.federation.ask import HalfOpened, TooFew
 from server_app.federation.members import MOST_ROUNDS
 
@@ -115,7 +116,8 @@ def test_a_sum_is_over_all_that_are_there_and_no_part_is_known(parties):
         answer.each("votes")
 
 
-def test_who_drops_out_before_anything_is_opened_costs_another_try(parties, warnings):
+def test_who_drops_out_before_anything_is_opened_costs_another_try(parties, warnings, monkeypatch):
+    monkeypatch.setattr(grids, "LATE_TTL", 0.0)
     groups = met(parties)
     parties[1].faults[messages.ASK] = silent
     answer = groups.ask(fresh())
@@ -155,7 +157,8 @@ def test_a_seed_that_stays_away_is_asked_for_again_over_the_same_groups(parties)
     np.testing.assert_allclose(answer.sum("votes"), total(*NAMES), atol=1e-12)
 
 
-def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(parties):
+def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(parties, monkeypatch):
+    monkeypatch.setattr(grids, "LATE_TTL", 0.0)
     groups, ask = met(parties), fresh()
     parties[2].faults = {messages.OPEN: silent}
     with pytest.raises(HalfOpened, match="all but C"):

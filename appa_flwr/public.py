@@ -16,10 +16,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from appa_flwr.analysis import aggregation
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.report.artifacts import RunArtifacts, read_run
-from appa_flwr.run import pair_scores, predictions
+from appa_flwr.report import frames
+from appa_flwr.run.read import RunFiles, read_run
 
 
 @dataclass(frozen=True)
@@ -62,27 +61,15 @@ class Predictor(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run's folder, read.
+class Run(RunFiles):
+    """A run's folder, read: DataFrames `summary`, `iterations`, `scores`, `predictions`; and its trained models."""
 
-    Attributes:
-        folder: where it lies.
-        config: its keys.
-        summary: a row a method and metric: Avg AS, Min AS, fairness index, format score against predictions, the same
-            against the survey answers in columns that end in `_survey`, and each group's score as `group/NAME`.
-        iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
-        scores: a row a method, metric, kind of target, group and held-out question: its reward; empty before SFT.
-        predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
-            keeps none, as in a deployment.
-    """
+    def intervals(self) -> pd.DataFrame:
+        """Levels of all methods and PPO's differences to them, by the training metric, with 95 % intervals.
 
-    folder: Path
-    config: Config
-    summary: pd.DataFrame
-    iterations: pd.DataFrame
-    scores: pd.DataFrame
-    predictions: pd.DataFrame
+        A row a method, `less` ("" for its level), kind of target and measure: `value`, `low`, `high`.
+        """
+        return frames.of_run(self)
 
     def predictor(self) -> Predictor:
         """The trained preference predictor. Reads the run's survey for its questions, and loads torch.
@@ -110,28 +97,7 @@ def load_run(path: str | Path) -> Run:
     Raises:
         UserError: no run lies there, or one of its files cannot be read.
     """
-    found = read_run(Path(path))
-    scores, predicted = found.pair_scores, found.predictions
-    return Run(
-        found.folder,
-        found.settings,
-        _summary(found),
-        pd.json_normalize([line.model_dump() for line in found.iterations], sep="/"),
-        pd.DataFrame(columns=list(pair_scores.COLUMNS)) if scores is None else scores,
-        pd.DataFrame(columns=list(predictions.COLUMNS)) if predicted is None else predicted,
-    )
-
-
-def _summary(run: RunArtifacts) -> pd.DataFrame:
-    rows = []
-    for row in run.summary:
-        values = row.model_dump()
-        by_group, survey = values.pop("per_group"), values.pop("survey") or {}
-        values |= {f"group/{name}": score for name, score in by_group.items()}
-        survey_by_group = survey.pop("per_group", {})
-        values |= {f"{name}_survey": value for name, value in survey.items()}
-        rows.append(values | {f"group/{name}_survey": score for name, score in survey_by_group.items()})
-    return pd.DataFrame(rows)
+    return Run(**vars(read_run(Path(path))))
 
 
 def aggregate(rewards: npt.ArrayLike, rule: str = "appa", **params: float) -> aggregation.Result:

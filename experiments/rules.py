@@ -30,8 +30,8 @@ from matplotlib.ticker import MaxNLocator
 from appa_flwr.analysis.destinations import VISITS
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.analysis.group_differences import group_differences
-from appa_flwr.report.plots import style
-from appa_flwr.report.plots.results import RULE_STYLE
+from appa_flwr.report import style
+from appa_flwr.report.style import RULE_STYLE
 from experiments import entry, study
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)

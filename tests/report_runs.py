@@ -12,11 +12,10 @@ from typing import Any
 import matplotlib as mpl
 
 from appa_flwr.config.ranges import TASK_METRICS
-from appa_flwr.report import build
-from appa_flwr.report.artifacts import RunArtifacts, read_run
+from appa_flwr.report import build, frames, style
 from appa_flwr.report.page import page
-from appa_flwr.report.plots import style
 from appa_flwr.run.cards import Card
+from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
@@ -174,14 +173,15 @@ def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
     return write_run(folder, config=CONFIG, summary=summary(GOOD | changed))
 
 
-def read(folder: Path, **files: Any) -> RunArtifacts:
+def read(folder: Path, **files: Any) -> RunFiles:
     """What is read of a run folder with these files."""
     return read_run(write_run(folder, **{"config": CONFIG, **files}))
 
 
 def page_of(folder: Path) -> str:
     """The page without its pictures, which take a second to draw and hold no text."""
-    return page(read_run(folder), {})
+    run = read_run(folder)
+    return page(run, frames.of_run(run), {})
 
 
 def built_page(folder: Path) -> str:
@@ -197,10 +197,10 @@ def cells(page: str, first: str) -> list[str]:
     raise AssertionError(f"no row starts with {first!r}")
 
 
-def found_predictor(folder: Path, groups: Sequence[str] = COUNTRIES, **changed: object) -> Card:
-    found = read(folder, pluralllm=predictor_card(groups, **changed)).pluralllm
-    assert found is not None
-    return found
+def read_card(folder: Path, groups: Sequence[str] = COUNTRIES, **changed: object) -> Card:
+    card = read(folder, pluralllm=predictor_card(groups, **changed)).pluralllm
+    assert card is not None
+    return card
 
 
 def figure_of(picture: Any, *args: Any, **keywords: Any) -> Any:

@@ -27,8 +27,9 @@ from appa_flwr.launch.ports import LOOPBACK
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
 from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Verbose, Words, exit_codes, show
+from appa_flwr.run.records import MODEL
 from appa_flwr.run.resume import resumable
-from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
+from appa_flwr.run.run_files import CARD, REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.secure.roster import read_file
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 
@@ -136,12 +137,16 @@ def evaluate(
         kept=out / f"{name}.answers.jsonl",
         say=typer.echo,
     )
-    from appa_flwr.report import judged
+    import pandas as pd
+
+    from appa_flwr.report import frames, plots, tables
 
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
-    if result["compared"]:
-        replace_file(out / "scores.png", judged.picture(result))
-    show(*judged.tables(result, name))
+    intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
+    replace_file(out / "scores.png", plots.worst_group(intervals, rule=result["rule"]))
+    show(tables.show(frames.methods(intervals, summary, bounds=True), title="95 % intervals, over questions"))
+    less = intervals[intervals["method"].eq(f"{MODEL}{name}")]
+    show(*(tables.show(minus, sign=True) for minus in frames.differences(less)))
     typer.echo(f"scores: {out}/scores.json, scores.png; appa report RUN shows them on the served run's page too")
 
 
@@ -152,12 +157,10 @@ def pluralllm(words: Words = None, verbose: Verbose = False) -> None:
     from appa_flwr.launch.flower import launch
 
     folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
-    from appa_flwr.report import accuracy
-    from appa_flwr.report.artifacts import read_run
+    from appa_flwr.report import predictor, tables
 
-    predictor = read_run(folder).pluralllm
-    if predictor is not None:
-        show(accuracy.table(predictor), accuracy.validated(predictor), accuracy.note(predictor))
+    if (card := CARD.read(folder)) is not None:
+        show(tables.show(predictor.scores(card)), *(f"{key}: {value}" for key, value in predictor.facts(card)))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 
@@ -225,15 +228,15 @@ def report(
 
         typer.echo(f"report: {build(run_folders[0])}")
         return
-    from appa_flwr.report import comparison
+    from appa_flwr.report import comparison, plots, tables
 
     compared = comparison.compare(run_folders)
     show(
-        *comparison.tables(compared),
+        tables.show(comparison.table(compared), title="After PPO", sign=True),
         "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
     )
     if out is not None:
-        replace_file(out, comparison.draw(compared))
+        replace_file(out, plots.dots(comparison.minus_first(compared), title="After PPO, minus the first run"))
         typer.echo(f"picture: {out}")
 
 
@@ -242,7 +245,6 @@ def ask(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
     options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
-    out: Annotated[Path | None, typer.Option(help="A picture of the shares, as PNG.", show_default=False)] = None,
 ) -> None:
     """Ask a run's policy a question, and what its groups would say."""
     from appa_flwr.public import load_run
@@ -259,14 +261,10 @@ def ask(
             table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}")
         show(table)
     elif answer.prediction is not None:
-        from appa_flwr.report.asked import Asked
+        from appa_flwr.report import frames, tables
 
-        metric = opened.config.reward_metric
-        asked = Asked.of(question, choices, answer.prediction, predictions=opened.predictions, metric=metric)
-        show(asked.table())
-        if out is not None:
-            replace_file(out, asked.draw())
-            typer.echo(f"picture: {out}")
+        shares, metric = answer.prediction, opened.config.reward_metric
+        show(tables.show(frames.asked(question, choices, shares, predictions=opened.predictions, metric=metric)))
     typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
 
 

@@ -20,7 +20,7 @@ import httpx
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, writing
-from appa_flwr.report.findings import duration
+from appa_flwr.core.text import duration
 from appa_flwr.survey.sources import sha256_of
 from appa_flwr.trainers.client import Served, client_of, retry_after, said_to_be_silent
 

@@ -101,10 +101,11 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
     """Where each rule would end, before any training."""
     from appa_flwr.analysis.destinations import rules
     from appa_flwr.analysis.diagnosis import diagnose
-    from appa_flwr.report.diagnosis_tables import tables
+    from appa_flwr.report.frames import diagnosis
+    from appa_flwr.report.tables import show as table
 
     found = diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
-    yield from tables(found)
+    yield from (table(frame, sign=True) for frame in diagnosis(found))
     yield from found.sentences(threshold=config.appa.fairness_threshold)
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import rewards
-from appa_flwr.report.plots import style
+from appa_flwr.report import style
 from appa_flwr.survey.types import FloatArray, Survey
 
 FILE: Final = "survey.png"

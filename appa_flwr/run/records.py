@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-TRAINED_METHODS = ("base", "sft", "ppo")
+PPO = "ppo"
+TRAINED_METHODS = ("base", "sft", PPO)
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
 OWN_PREDICTION = "own-prediction"
 """Another answer to each group, its own prediction: what one shared answer costs."""

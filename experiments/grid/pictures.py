@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.core.files import replace_file
-from appa_flwr.report.artifacts import is_known
-from appa_flwr.report.plots import style
-from appa_flwr.report.plots.results import LEAST_SPIDER_GROUPS, RULE_STYLE, spider
+from appa_flwr.report import style
+from appa_flwr.report.plots import LEAST_SPIDER_GROUPS, spider
+from appa_flwr.report.style import RULE_STYLE
 from appa_flwr.run.records import Iteration, SummaryRow
 from appa_flwr.run.run_files import METRICS, SUMMARY
 from experiments.grid.plan import Trial
@@ -54,7 +54,7 @@ def _pictures(methods: Methods, *, title: str) -> Iterator[tuple[str, bytes]]:
     groups = tuple(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
     per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
     if len(groups) >= LEAST_SPIDER_GROUPS:
-        yield "groups", spider(per_group, groups, metric=metric)
+        yield "groups", spider(per_group, groups, title=f"Alignment score per group ({metric})")
     yield "trade-off", trade_off(scores, metric=metric, title=title)
     lines = {rule: [METRICS.read(trial.folder) or () for trial in trials.values()] for rule, trials in rules.items()}
     yield "fairness", by_iteration(lines, lambda line: line.fairness_index, axis="Fairness index", title=title)
@@ -78,7 +78,7 @@ def _weight_range(line: Iteration) -> float:
 
 
 def _worst_reward(line: Iteration) -> float:
-    return min(filter(is_known, line.rewards.values()), default=float("nan"))
+    return min((reward for reward in line.rewards.values() if pd.notna(reward)), default=float("nan"))
 
 
 @style.picture

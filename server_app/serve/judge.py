@@ -15,7 +15,7 @@ from fastapi import HTTPException
 
 from appa_flwr.config import Config
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.report import judged
+from appa_flwr.report import frames
 from appa_flwr.run import pair_scores
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
@@ -45,7 +45,7 @@ class Judge:
         return {"questions": prompt_rows, "answer_tokens": config.ppo.response_length}
 
     def scores(self, name: str, answers: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
-        """The groups' scores of a model's answers to all held-out questions; see `appa_flwr.report.judged.result`.
+        """The groups' scores of a model's answers to all held-out questions; see `appa_flwr.report.frames.as_json`.
 
         Raises:
             HTTPException: a question is none of them or is left out, or has another number of samples.
@@ -77,7 +77,7 @@ class Judge:
         run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
         kept = [row for row in kept if row.method != method] + scored.rows
         run.folder.write(SUMMARY, tuple(evaluation.with_skill(kept)))
-        return judged.result(run.folder.path)
+        return frames.as_json(run.folder.path)
 
 
 class LocalModel:

@@ -103,4 +103,4 @@ print(report.__file__, report.build(folder))
     env = {**os.environ, "PYTHONPATH": str(app)}
     built = subprocess.run([sys.executable, "-c", code], cwd=app, env=env, capture_output=True, text=True, check=False)
     assert built.stdout.split() == [str(app / "appa_flwr/report/__init__.py"), str(tmp_path / "run/report.html")], built
-    assert "<h2>Configuration</h2>" in (tmp_path / "run/report.html").read_text()
+    assert "<h2>Provenance</h2>" in (tmp_path / "run/report.html").read_text()

@@ -76,6 +76,6 @@ def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_p
         second.process.send_signal(signal.SIGINT)
         assert second.process.wait(120) == 0
         assert _belonging_to(second.temporary) == {}
-    assert "Served to trl: 2 rounds, 8 answers" in (folder / "report.html").read_text()
+    assert "<dd>2, of 8 answers</dd>" in (folder / "report.html").read_text()
     assert not (folder / "error.txt").exists()
     assert [line.round for line in read_rounds(folder)["trl"]] == [1, 1001]

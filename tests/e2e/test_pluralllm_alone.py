@@ -20,7 +20,8 @@ from whole_loop import looped
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages
-from appa_flwr.report.artifacts import read_run
+from appa_flwr.report.page import missing
+from appa_flwr.run.read import read_run
 from pluralllm.residual import SHARES, SHARES_KEY
 
 SMALL = {
@@ -84,7 +85,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     assert not (config.run_folder / "policy").exists()
     found_card = card(config)
     found = read_run(config.run_folder)
-    assert found.missing == ()
+    assert [*missing(found)] == []
     assert found.pluralllm is not None
     assert len(found.pluralllm.losses) == 3
     parts = {f"{groups}/{questions}" for groups in ("seen", "unseen") for questions in ("training", "held-out")}

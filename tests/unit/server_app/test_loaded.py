@@ -128,8 +128,8 @@ def test_the_package_alone_imports_nothing_large_and_has_what_it_names():
 def test_a_finished_run_s_tables(tmp_path):
     found = appa_flwr.load_run(report_runs.fake_run(tmp_path, groups=("a", "b"), iterations=3))
     assert set(found.summary["method"]) >= {"sft", "ppo"}
-    ppo = found.summary.query("method == 'ppo'").iloc[0]
-    groups = [name for name in found.summary if name.startswith("group/") and not name.endswith("_survey")]
+    ppo = found.summary.query("method == 'ppo' and against == 'predictions'").iloc[0]
+    groups = [name for name in found.summary if name.startswith("group/")]
     assert ppo["avg_as"] == pytest.approx(ppo[groups].mean(), abs=1e-6)
     assert found.iterations["iteration"].tolist() == list(range(1, len(found.iterations) + 1))
 

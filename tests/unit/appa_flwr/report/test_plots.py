@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from report_runs import figure_of, found_predictor, line, read
+from report_runs import figure_of, line, read, read_card
 
-from appa_flwr.report.plots import predictor_plots, training_curves
+from appa_flwr.report import plots
 
 
 def curve_of(axes: Any) -> dict[float, float]:
@@ -18,8 +18,8 @@ def curve_of(axes: Any) -> dict[float, float]:
 
 
 def test_the_loss_of_every_round_is_drawn(tmp_path):
-    found = found_predictor(tmp_path, losses=[1.0, 0.5, 0.25])
-    (axes,) = figure_of(predictor_plots.loss_curve, found.losses).axes
+    card = read_card(tmp_path, losses=[1.0, 0.5, 0.25])
+    (axes,) = figure_of(plots.loss, card.losses).axes
     assert curve_of(axes) == {1: 1.0, 2: 0.5, 3: 0.25}
 
 
@@ -27,7 +27,8 @@ def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):
     given = zip((1, 2, 3), (False, True, False), (0.1, 0.8, 0.2), strict=True)
     metrics = [{**line(i, planned=3, fell_back=fell_back), "reward": reward} for i, fell_back, reward in given]
     lines = read(tmp_path, metrics=metrics).iterations
-    by_rule, plain = figure_of(training_curves.ppo_health, lines).axes[0].lines
+    (panel,) = [axes for axes in figure_of(plots.health, lines).axes if axes.get_title("left") == "Aggregated reward"]
+    by_rule, plain = panel.lines
     np.testing.assert_array_equal(by_rule.get_ydata(), [0.1, np.nan, 0.2])
     np.testing.assert_array_equal(plain.get_ydata(), [np.nan, 0.8, np.nan])
 
@@ -35,5 +36,5 @@ def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):
 def test_smoothing_skips_gaps():
     values_I = np.array([1.0, 2.0, np.nan, 4.0, 8.0])
     # Windows of 3: mean(1,2), mean(1,2), a gap stays one, mean(4,8), mean(4,8).
-    smooth_I = training_curves.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
+    smooth_I = plots.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
     np.testing.assert_allclose(smooth_I, [1.5, 1.5, np.nan, 6.0, 6.0])

@@ -11,8 +11,8 @@ from surveys import row, write
 from typer.testing import CliRunner
 
 from appa_flwr.launch import cli
+from appa_flwr.report import style
 from appa_flwr.report import survey_picture as picture
-from appa_flwr.report.plots import style
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
-import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-
-from appa_flwr.report.artifacts import is_known
-from appa_flwr.survey.types import FloatArray
 
 P = ParamSpec("P")
 Look = dict[str, Any]
@@ -45,6 +42,12 @@ METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     "own-prediction": ("Each group's prediction", GREEN, "s", ":"),
     "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
     "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
+}
+RULE_STYLE: Mapping[str, tuple[str, str]] = {
+    # rule: (colour, marker)
+    "average": (BLUE, "o"),
+    "min": (PURPLE, "s"),
+    "appa": (VERMILION, "*"),
 }
 
 WIDTH = 10.0
@@ -105,15 +108,10 @@ def label(name: str) -> str:
     return " " + short if short.startswith("_") else short
 
 
-def as_array(values: Iterable[float | None]) -> FloatArray:
-    """Numbers with NaN, which leaves a gap in a line, for those not measured."""
-    return np.array([value if is_known(value) else np.nan for value in values])
-
-
-def curve(axes: Axes, x: Iterable[float], y: Iterable[float | None], *, marker: str = "o", **look: Any) -> Line2D:
-    """A line with gaps; only a short one has markers, where a single point would show no line."""
-    values = as_array(y)
-    (line,) = axes.plot(list(x), values, marker=marker if len(values) <= MOST_MARKED_POINTS else None, **look)
+def curve(axes: Axes, values: pd.Series, *, marker: str = "o", **look: Any) -> Line2D:
+    """A line over the index, with gaps; only a short one has markers, where a single point would show no line."""
+    points = marker if len(values) <= MOST_MARKED_POINTS else None
+    (line,) = axes.plot(values.index, values.to_numpy(float), marker=points, **look)
     return line
 
 

@@ -1,0 +1,281 @@
+"""The frames behind every table and picture of a report: intervals of scores, and what is picked of them.
+
+A frame of intervals has a row a method, what it is compared with (`less`, "" for the method's own level), metric, kind
+of target (`against`) and measure: `value`, `low` and `high`, a 95 % bootstrap over held-out questions. Where single
+scores are not known, as under secure sums, there are values of summary.json alone, without bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from appa_flwr.analysis.alignment import shared_rewards
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
+from appa_flwr.analysis.diagnosis import Diagnosis
+from appa_flwr.analysis.fairness import FloatArray
+from appa_flwr.analysis.intervals import MEASURES, Interval, levels, paired_differences
+from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.report.style import METHOD_STYLE
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
+from appa_flwr.run.predictions import of_question
+from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
+from appa_flwr.run.records import CEILINGS, MODEL, PPO
+
+COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
+TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "predictions"}
+FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable", "Skill": "skill"}
+"""Measure -> column of a run's summary."""
+METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
+METHOD = "Method"
+DIFFERENCES = {
+    "size": "Standard deviation of shares",
+    "min_of_average": "Worst group at the best answers for the average",
+    "min_of_fairest": "at the best for it",
+    "fairness": "FI",
+}
+
+
+def intervals(
+    summary: pd.DataFrame, scores: pd.DataFrame, *, metric: str, pairs: Collection[tuple[str, str]] = ()
+) -> pd.DataFrame:
+    """Levels of all methods of a summary by a metric, and the differences of `pairs` (method, less)."""
+    rows = []
+    for against, known in summary[summary["metric"] == metric].groupby("against", sort=False):
+        value_of = known.set_index("method").reindex(columns=[FIELDS[measure] for measure in MEASURES]).astype(float)
+        rewards = {name: table(scores, name, metric=metric, against=str(against)) for name in value_of.index}
+        wanted = [*((name, "") for name in rewards), *(pair for pair in pairs if rewards.keys() >= {*pair})]
+        for name, less in wanted:
+            found = _bootstrapped(rewards[name], rewards[less] if less else None)
+            if found is None:
+                values = value_of.loc[name] - (value_of.loc[less] if less else 0.0)
+                found = {measure: Interval(values[FIELDS[measure]], np.nan, np.nan) for measure in MEASURES}
+            at = {"method": name, "less": less, "metric": metric, "against": against}
+            rows += [{**at, "measure": measure, **vars(found[measure])} for measure in MEASURES]
+    return pd.DataFrame(rows, columns=[*COLUMNS])
+
+
+def _bootstrapped(rewards: pd.DataFrame, others: pd.DataFrame | None) -> Mapping[Any, Interval] | None:
+    """By measure, of a method or of what it has more than another; None where single scores are not known."""
+    if others is None:
+        return None if rewards.empty else levels([rewards.to_numpy(float)])
+    both = aligned(rewards, others)
+    return None if both is None else paired_differences([both])
+
+
+def of_run(run: RunFiles) -> pd.DataFrame:
+    """The intervals of a run by its training metric: PPO and the models of `appa eval` are compared to all others."""
+    names = dict.fromkeys(run.summary["method"])
+    compared = [name for name in names if name == PPO or name.startswith(MODEL)]
+    pairs = [(name, less) for name in compared for less in names if less != name]
+    return intervals(run.summary, run.scores, metric=run.metric, pairs=pairs)
+
+
+def as_json(folder: Any) -> dict[str, Any]:
+    """What `appa eval` keeps and shows of a run: its summary and intervals by the training metric, None for no number.
+
+    Raises:
+        UserError: see `appa_flwr.run.read.read_run`.
+    """
+    run = read_run(folder)
+    own = {"survey": run.config.survey, "task": run.config.task, "metric": run.metric, "rule": run.config.rule}
+    summary = run.summary[run.summary["metric"] == run.metric]
+    frames = {"rows": summary, "intervals": of_run(run)}
+    plain = {name: frame.astype(object).where(frame.notna(), None) for name, frame in frames.items()}
+    held_out = int(run.scores["question"].nunique())
+    return {**own, "held_out": held_out, **{name: frame.to_dict("records") for name, frame in plain.items()}}
+
+
+def method_name(method: str, rule: str = "") -> str:
+    """What tables call a method; `rule` is the run's own."""
+    policy, _, other = method.partition(BY)
+    if policy == PPO and (rule or other):
+        return f"{METHOD_STYLE[PPO][0]} by {other or rule}"
+    return METHOD_STYLE[method][0] if method in METHOD_STYLE else method.removeprefix(MODEL)
+
+
+def spans(intervals: pd.DataFrame, index: str) -> pd.DataFrame:
+    """`Interval`s, a row each `method` or `less` and a column each kind of target and measure."""
+    bounds = intervals[["value", "low", "high"]].astype(float).itertuples(index=False)
+    numbers: list[Any] = [Interval(*one) for one in bounds]
+    cells = intervals.assign(cell=numbers, kind=intervals["against"].map(TARGETS))
+    wide = cells.pivot(index=index, columns=["kind", "measure"], values="cell")
+    columns = pd.MultiIndex.from_frame(cells[["kind", "measure"]].drop_duplicates(), names=["", ""])
+    return wide.reindex(index=cells[index].unique(), columns=columns)
+
+
+def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "", bounds: bool = False) -> pd.DataFrame:
+    """Every method's Avg AS, Min AS and FI, format score and share of answers that could be read."""
+    shown = spans(intervals[intervals["less"] == ""], "method")
+    if not bounds:
+        shown = shown.map(lambda cell: cell.value if isinstance(cell, Interval) else None)
+    own = summary[summary["metric"].isin(intervals["metric"])].drop_duplicates("method").set_index("method")
+    for column in ("format_score", "readable"):
+        shown["", column.partition("_")[0].capitalize()] = own[column].reindex(shown.index).astype(float)
+    return shown.rename(index=lambda method: method_name(method, rule)).rename_axis(METHOD).reset_index()
+
+
+def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataFrame]:
+    """For PPO, and each model of `appa eval`, a frame of its scores minus those of every other method."""
+    for method, of_method in intervals[intervals["less"] != ""].groupby("method", sort=False):
+        wide = spans(of_method, "less").rename(index=lambda less: method_name(less, rule))
+        yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
+
+
+def headline(intervals: pd.DataFrame, rule: str) -> str:
+    """Whether PPO serves the worst-off group better than by the baseline's rule, or than SFT; by how much."""
+    of_ppo = intervals[(intervals["method"] == PPO) & (intervals["measure"] == "Min AS")]
+    other = next((less for less in of_ppo["less"] if less.startswith(PPO + BY)), "sft")
+    rows = of_ppo[of_ppo["less"] == other]
+    if rows.empty:
+        return "The policy after PPO has no scores that it can be compared with."
+    against, gain = rows["against"].iloc[0], Interval(*rows[["value", "low", "high"]].to_numpy(float)[0])
+    surely = (
+        "better than" if gain.low > 0 else "worse than" if gain.high < 0 else "neither surely better nor worse than"
+    )
+    target = "the groups' survey answers" if against == SURVEY else "PluralLLM's predictions of the groups' answers"
+    span = f"95 %: {gain.low:+.3f} to {gain.high:+.3f}" if np.isfinite(gain.low) else "how surely is not known"
+    return (
+        f"{method_name(PPO, rule)} serves the worst-off group {surely} {method_name(other)}, by {target}: "
+        f"Min AS {gain.value:+.3f} ({span})."
+    )
+
+
+def all_metrics(run: RunFiles) -> pd.DataFrame:
+    """Every measure by every metric, in the layout of the paper's tables."""
+    order = dict.fromkeys((*TASK_METRICS["dpa"], *TASK_METRICS["opa"], *run.summary["metric"]))
+    rows = run.summary.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
+    rows = rows.rename(columns={field: measure for measure, field in FIELDS.items()})
+    rows["Against"] = rows["against"].map(TARGETS)
+    rows[METHOD] = rows["method"].map(lambda method: method_name(method, run.config.rule))
+    wide = rows.pivot(index=["Against", METHOD], columns="metric", values=[*FIELDS]).astype(float)
+    columns = [(measure, metric) for measure in FIELDS for metric in order if (measure, metric) in wide]
+    shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["Against", METHOD]].drop_duplicates()), columns=columns)
+    return shown.rename(columns=METRICS).reset_index()
+
+
+def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
+    """Groups' scores by the training metric, a row a group and a column each policy and the uniform answer."""
+    of = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == against)].set_index("method")
+    policies = [one for one in of.index if one in ("base", "sft", "uniform") or one.startswith((PPO, MODEL))]
+    wide = of[of.index.isin(policies)].reindex(columns=[GROUP + group for group in run.groups]).astype(float)
+    return wide.set_axis([*run.groups], axis=1).T
+
+
+def groups(run: RunFiles) -> pd.DataFrame:
+    """`by_group` for each kind of target, last weights and missed iterations; the worst served by PPO first."""
+    columns = {
+        (title, method_name(str(method), run.config.rule)): scores
+        for kind, title in TARGETS.items()
+        for method, scores in by_group(run, against=kind).items()
+    }
+    first = next((column for column in columns if column[1].startswith(METHOD_STYLE[PPO][0])), None)
+    if not run.iterations.empty:
+        weights = run.iterations.iloc[-1].reindex([f"weights/{group}" for group in run.groups])
+        missed = run.iterations["missing_groups"].explode().value_counts().reindex(run.groups).fillna(0)
+        columns["", "Last weight"] = weights.astype(float).set_axis(run.groups)
+        columns["", "Iterations missed"] = missed.astype(int)
+    wide = pd.DataFrame(columns, index=[*run.groups])
+    ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
+    unseen = {group: f"{group} (unseen)" for group in run.config.unseen_group_names}
+    return ordered.rename(index=unseen).rename_axis("Group").reset_index()
+
+
+def served_groups(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of each group in the rounds that it answered, the slowest in the last one first, those missing before."""
+    seconds = rounds.filter(regex="^group_seconds/").astype(float)
+    seconds.columns = seconds.columns.str.removeprefix("group_seconds/")
+    missed = rounds["missing_groups"].explode().value_counts()
+    names = rounds.columns[rounds.columns.str.startswith("rewards/")].str.removeprefix("rewards/")
+    by_group = seconds.reindex(columns=names).agg(["mean", "max"]).T.set_axis(["Mean", "Longest"], axis=1)
+    by_group.insert(0, "Seconds, last round", seconds.iloc[-1].reindex(names))
+    by_group["Rounds missed"] = missed.reindex(names).fillna(0).astype(int)
+    slowest = by_group.sort_values("Seconds, last round", ascending=False, na_position="first", kind="stable")
+    return slowest.rename_axis("Group").reset_index()
+
+
+def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """How many rounds and answers were served, and what they were worth."""
+    yield "Rounds", f"{len(rounds)}, of {rounds['size'].sum()} answers"
+    yield "Mean reward", f"{rounds['reward'].mean():.3f}, in the last round {rounds['reward'].iloc[-1]:.3f}"
+    yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
+
+
+def rules(run: RunFiles) -> pd.DataFrame:
+    """The ends of free answers that follow each rule on this run's predictions."""
+    rows: dict[Hashable, dict[tuple[str, str], object]] = {}
+    for rule, ended in (run.differences.rules if run.differences is not None else {}).items():
+        for kind, end in ((SURVEY, ended.survey), (PREDICTIONS, ended.predicted)):
+            if end is not None:
+                own = {
+                    "Avg AS": end.avg_as,
+                    "Min AS": end.min_as,
+                    "Min AS minus average's": Interval(*end.over_average),
+                }
+                rows.setdefault(rule, {}).update({(TARGETS[kind], measure): value for measure, value in own.items()})
+        rows[rule]["", "Plain mean taken"] = ended.fell_back
+    if not rows:
+        return pd.DataFrame()
+    wide = pd.DataFrame([*rows.values()], index=pd.Index([*rows], name="Rule"))
+    return wide.set_axis(
+        pd.MultiIndex.from_tuples([*dict.fromkeys(key for row in rows.values() for key in row)]), axis=1
+    ).reset_index()
+
+
+def survey_differences(run: RunFiles) -> pd.DataFrame:
+    """How far groups differ, what a rule can win for the worst group, and what predictions capture of it."""
+    if run.differences is None:
+        return pd.DataFrame()
+    kinds = {"survey": run.differences.survey, "predicted": run.differences.predicted}
+    rows = {TARGETS.get(kind, "predictions"): vars(found) for kind, found in kinds.items() if found is not None}
+    wide = pd.DataFrame.from_dict(rows, orient="index").rename(columns=DIFFERENCES)
+    return wide.rename_axis("Groups, by").reset_index()
+
+
+def asked(
+    question: str, options: Collection[str], answer_K: FloatArray, *, predictions: pd.DataFrame, metric: str
+) -> pd.DataFrame:
+    """A policy's answer beside the best shared ones, the uniform one, and the groups' predictions, in shares.
+
+    An answer's score on this one question is the groups' mean, and the worst-served group's. Without predictions for
+    the question there are the policy's shares alone.
+    """
+    predicted = of_question(predictions, question, [*options])
+    if predicted is None:
+        return pd.DataFrame({"Option": [*options], "Share": answer_K})
+    target_G1K, option_1K = predicted.to_numpy(float)[:, None], np.ones((1, len(options)), dtype=bool)
+    answers = {"this policy": answer_K, "uniform": option_1K[0] / len(options)}
+    for method, objective in CEILINGS.items() if metric in SOLVED_METRICS else ():
+        with contextlib.suppress(NotSolved):
+            answers[method] = shared_answer(target_G1K, option_1K, metric=metric, objective=objective)[0]
+    rows = []
+    for method, share_K in answers.items():
+        score_G = shared_rewards(share_K[None], target_G1K, option_1K, metric=metric)[:, 0]
+        rows.append(
+            [method_name(method), *share_K, score_G.mean(), score_G.min(), predicted.index[int(score_G.argmin())]]
+        )
+    rows += [[f"predicted: {group}", *shares, None, None, ""] for group, *shares in predicted.itertuples()]
+    scores = [(metric, "mean"), (metric, "worst"), ("", "worst-served")]
+    columns = [("", "Answer"), *(("share", option) for option in options), *scores]
+    return pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(columns))
+
+
+def diagnosis(found: Diagnosis) -> Iterator[pd.DataFrame]:
+    """Where every rule ends on a survey, and the gap between the ceilings of all groups but one; smallest first."""
+    yield pd.DataFrame(
+        {
+            "Rule": [*found.ends],
+            "Avg AS": [end.avg_as for end in found.ends.values()],
+            "Min AS": [end.min_as for end in found.ends.values()],
+            "Min AS minus average's": [end.over_average for end in found.ends.values()],
+            "Plain mean taken": [found.destinations[rule].fell_back for rule in found.ends],
+        }
+    )
+    if found.without:
+        rows = [(group, answers, gap, found.differences.gap) for group, (answers, gap) in found.without.items()]
+        names = ["Without group", "Its answers", "Gap of the others", "Gap of all"]
+        yield pd.DataFrame(rows, columns=names).sort_values(names[2], kind="stable")

@@ -1,0 +1,73 @@
+"""PluralLLM's agreement with the groups' own survey answers, as frames for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+
+from appa_flwr.run.cards import Card
+from appa_flwr.run.records import Means
+
+MEASURES = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was."}
+ALONE, SHARED = "pluralllm", "pluralllm-shared"
+PREDICTORS = {
+    ALONE: "PluralLLM",
+    "nearest-question": "Own nearest question",
+    "uniform": "Uniform answer",
+    "mean-of-others": "Mean of the other groups",
+    SHARED: "PluralLLM, same answers",
+}
+"""In the order of tables. The last is PluralLLM on the answers where the mean of the other groups is known."""
+HELD_OUT = "/held-out"
+CAPTION = (
+    "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
+    "themselves and sent sums. Training questions are predicted from the group's other answers. The mean of the other "
+    "groups knows the very answers that these gave to the question; it is there in simulations only."
+)
+
+
+def scores(card: Card) -> pd.DataFrame:
+    """A row a part, such as "seen / held-out" (groups / questions), and predictor."""
+    rows = [
+        {"Groups / questions": part.replace("/", " / "), "Predictor": name}
+        | {shown: means[measure] for measure, shown in MEASURES.items()}
+        | {"Answers": f"{means['answers']:.0f}"}
+        for part, predictors in card.scores.items()
+        for name, means in _ordered(predictors)
+    ]
+    return pd.DataFrame(rows)
+
+
+def by_group(card: Card) -> pd.DataFrame:
+    """JS on held-out questions, a row a group and a column a predictor; the worst first, unseen groups last."""
+    rows = {
+        (part.startswith("unseen/"), group): {name: means["js"] for name, means in _ordered(predictors)}
+        for group, parts in card.groups.items()
+        for part, predictors in parts.items()
+        if part.endswith(HELD_OUT)
+    }
+    if not rows:
+        return pd.DataFrame()
+    ranked = sorted(rows, key=lambda key: (key[0], rows[key].get(PREDICTORS[ALONE], 0.0)))
+    names = [f"{group} (unseen)" if unseen else group for unseen, group in ranked]
+    return pd.DataFrame([rows[key] for key in ranked], index=pd.Index(names))
+
+
+def facts(card: Card) -> Iterator[tuple[str, str]]:
+    """How its views were weighed, and what its sums were made of."""
+    if card.validation is not None:
+        chosen = "by the training groups' held-out questions, which flatters them a little; unseen groups had no say"
+        yield "Error by which views were weighed", f"JS distance (natural) {card.validation:.3f}, {chosen}"
+    if card.group_sums is not None:
+        least, held_out = card.group_sums.min_groups, card.group_sums.held_out
+        yield "Sums over groups", f"of at least {least} groups each, for {held_out} held-out questions"
+
+
+def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:
+    """Names and scores in the order of tables; PluralLLM on the same answers only where these are fewer than all."""
+    shared, alone = predictors.get(SHARED), predictors.get(ALONE)
+    twice = SHARED if shared and alone and shared["answers"] == alone["answers"] else None
+    for name in dict.fromkeys((*PREDICTORS, *predictors)):
+        if name in predictors and name != twice:
+            yield PREDICTORS.get(name, name), predictors[name]

@@ -1,0 +1,159 @@
+"""A run's folder as DataFrames: what reports, comparisons of runs and notebooks read of it.
+
+A run that stopped midway lacks files: what is absent is empty here. A file that is there but broken is the user's to
+know about: `UserError` names file, line or row, and key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.run import pair_scores, predictions, records, run_files
+from appa_flwr.run.cards import Card
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
+from appa_flwr.run.records import METHODS, MODEL, PPO, SummaryRow
+from appa_flwr.run.resume import finished
+from appa_flwr.run.run_files import read_config, rule_folder
+from appa_flwr.run.served import read_rounds
+from appa_flwr.survey.store import read_about
+
+GROUP, BY = "group/", " by "
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run's folder, read.
+
+    Attributes:
+        folder: where it lies.
+        config: its keys.
+        summary: a row a method, metric and kind of target (`against`), in the order of tables: `avg_as`, `min_as`,
+            `fi`, `fi_readable`, `skill`, `format_score`, `readable`, and each group's score as `group/NAME`. The policy
+            by `baseline-rule` is the method "ppo by RULE".
+        iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
+        scores: a row a method, metric, kind of target, group and held-out question: its reward.
+        predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
+            keeps none, as in a deployment.
+        served: trainer's run -> a row a round that was served to it.
+        auto: what keys that leave a choice to the machine came to.
+        made_by: version and machine; empty where the run has not written them.
+        survey: where its survey comes from, and how it was read.
+    """
+
+    folder: Path
+    config: Config
+    summary: pd.DataFrame
+    iterations: pd.DataFrame
+    scores: pd.DataFrame
+    predictions: pd.DataFrame
+    served: Mapping[str, pd.DataFrame]
+    phases: tuple[records.Phase, ...]
+    pluralllm: Card | None
+    examples: tuple[records.Example, ...]
+    differences: records.Differences | None
+    questions: records.QuestionCounts | None
+    auto: Mapping[str, str]
+    made_by: str
+    survey: str
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Group names in the order in which the run first names them."""
+        columns = [*self.summary, *self.iterations]
+        prefixes = (GROUP, "history/", "rewards/")
+        names = (column.removeprefix(prefix) for prefix in prefixes for column in columns if column.startswith(prefix))
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def metric(self) -> str:
+        """The metric PPO was trained on; the first that has rows where that has none."""
+        known = [*dict.fromkeys(self.summary["metric"])]
+        wanted = self.config.reward_metric
+        return wanted if wanted in known or not known else known[0]
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read what a run has written so far.
+
+    Raises:
+        UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a method has two rows under a metric.
+    """
+    config = read_config(folder)
+    # A resumed run may repeat an iteration: the later line is what training went on from.
+    lines = {line.iteration: line for line in run_files.METRICS.read(folder) or ()}
+    summary, scores = [*_summary(folder)], _scores(folder)
+    rule = config.baseline_rule
+    if rule and rule != config.rule and finished(other := folder / rule_folder(rule)):
+        theirs, method = _scores(other), PPO + BY + rule
+        summary += [{**row, "method": method} for row in _summary(other) if row["method"] == PPO]
+        scores = pd.concat([scores, theirs[theirs["method"] == PPO].assign(method=method)], ignore_index=True)
+    predicted = predictions.read(folder)
+    return RunFiles(
+        folder=folder,
+        config=config,
+        summary=pd.DataFrame(sorted(summary, key=_place), columns=None if summary else ["method", "metric", "against"]),
+        iterations=as_frame([lines[number] for number in sorted(lines)]),
+        scores=scores,
+        predictions=pd.DataFrame(columns=[*predictions.COLUMNS]) if predicted is None else predicted,
+        served={name: as_frame(rounds) for name, rounds in read_rounds(folder).items()},
+        phases=run_files.PHASES.read(folder) or (),
+        pluralllm=run_files.CARD.read(folder),
+        examples=run_files.EXAMPLES.read(folder) or (),
+        differences=run_files.DIFFERENCES.read(folder),
+        questions=run_files.QUESTIONS.read(folder),
+        auto=run_files.AUTO.read(folder) or {},
+        made_by=_made_by(folder),
+        survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
+    )
+
+
+def _scores(folder: Path) -> pd.DataFrame:
+    scores = pair_scores.read(folder)
+    return pd.DataFrame(columns=[*pair_scores.COLUMNS]) if scores is None else scores
+
+
+def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
+    """Rounds of a rule, a row each; what a line holds by group becomes columns such as `weights/NAME`."""
+    return pd.json_normalize([line.model_dump() for line in lines], sep="/")
+
+
+def _summary(folder: Path) -> Iterator[dict[str, object]]:
+    """The rows of summary.json, one for each kind of target."""
+    seen: dict[tuple[str, str], int] = {}
+    for number, row in enumerate(run_files.SUMMARY.read(folder) or (), start=1):
+        if (first := seen.setdefault((row.method, row.metric), number)) != number:
+            both = f"rows {first} and {number} are both method '{row.method}', metric '{row.metric}'"
+            raise UserError(f"{folder / run_files.SUMMARY.name}: {both}")
+        yield _flat(row, PREDICTIONS, row)
+        if row.survey is not None:
+            yield _flat(row, SURVEY, row.survey)
+
+
+def _flat(row: SummaryRow, against: str, scores: records.ScoreRecord) -> dict[str, object]:
+    measures = {name: getattr(scores, name) for name in ("avg_as", "min_as", "fi", "fi_readable", "skill")}
+    own = {"format_score": row.format_score, "readable": row.readable}
+    by_group = {GROUP + name: score for name, score in scores.per_group.items()}
+    return {"method": row.method, "metric": row.metric, "against": against, **measures, **own, **by_group}
+
+
+def _place(row: Mapping[str, object]) -> tuple[int, bool, bool, bool]:
+    """Where a row stands in tables: policies, models of `appa eval`, what needs no model; survey answers first."""
+    method = str(row["method"])
+    policy, _, rule = method.partition(BY)
+    after = METHODS.index(policy) if policy in METHODS else METHODS.index(PPO)
+    return after, method.startswith(MODEL), rule != "", row["against"] == PREDICTIONS
+
+
+def _made_by(folder: Path) -> str:
+    """What the run's latest session wrote of itself; a torn line of its progress costs no report."""
+    try:
+        written = [line.message for line in run_files.PROGRESS.read(folder) or () if line.phase == run_files.MACHINE]
+    except UserError:
+        return ""
+    return written[-1] if written else ""

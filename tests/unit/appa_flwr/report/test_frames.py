@@ -1,0 +1,110 @@
+"""The frames of a report: one row for each interval, whatever is known; and what is picked of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import report_runs as made
+from test_comparison import GROUPS, QUESTIONS, scored
+
+from appa_flwr.analysis.intervals import Interval, levels, paired_differences
+from appa_flwr.report import build, frames
+from appa_flwr.run import pair_scores
+from appa_flwr.run.read import read_run
+
+
+def two_rules(folder, *, above, ended=True):
+    """A run by `mix` with the baseline's policy, which scores .55 for the worst group; `mix` adds so much to each."""
+    run = scored(folder / "r", above=above, rule="mix", **{"baseline-rule": "average"})
+    baseline = scored(run / "average", rule="average", **{"baseline-rule": ""})
+    if ended:
+        last = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
+        (baseline / "progress.jsonl").write_text(json.dumps(last) + "\n")
+    return run
+
+
+def bounds(intervals, method, less, against, measure):
+    at = intervals.set_index(["method", "less", "against", "measure"])[["value", "low", "high"]]
+    return at.loc[(method, less, against, measure)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("above", "says"), [(0.05, "better than"), (-0.05, "worse than"), (0.0, "neither surely better nor worse than")]
+)
+def test_the_headline_says_which_rule_is_better_or_that_it_cannot_be_told(above, says, tmp_path):
+    found = frames.of_run(read_run(two_rules(tmp_path, above=above)))
+    for against in ("survey", "predictions"):
+        for measure, other in (("Min AS", 0.55), ("Avg AS", 0.65)):
+            assert bounds(found, "ppo by average", "", against, measure)[0] == pytest.approx(other)
+            assert bounds(found, "ppo", "", against, measure)[0] == pytest.approx(other + above)
+            # the same question has so much more, whichever are drawn
+            assert bounds(found, "ppo", "ppo by average", against, measure) == pytest.approx([above] * 3)
+    assert f"PPO by mix serves the worst-off group {says} PPO by average, by the groups' survey" in frames.headline(
+        found, "mix"
+    )
+
+
+def test_the_intervals_are_the_bootstraps_and_are_kept_in_the_run_s_folder(tmp_path):
+    run = two_rules(tmp_path, above=0.05)
+    build(run)
+    kept = pd.read_parquet(run / "intervals.parquet")
+    rows = pair_scores.read(run)
+    mine, theirs = (
+        pair_scores.table(rows, "ppo", metric="js", against="survey").to_numpy() - less for less in (0.0, 0.05)
+    )
+    for measure, one in levels([mine]).items():
+        assert bounds(kept, "ppo", "", "survey", measure) == [one.value, one.low, one.high]
+    for measure, one in paired_differences([(mine, theirs)]).items():
+        assert bounds(kept, "ppo", "ppo by average", "survey", measure) == pytest.approx([one.value, one.low, one.high])
+    page = (run / "report.html").read_text()
+    assert made.cells(page, "PPO by average")[2] == "0.550"
+    assert page.index("serves the worst-off group better") < page.index('title="worst_group"')
+
+
+def test_a_second_policy_that_is_not_finished_is_left_out_and_sft_stands_in(tmp_path):
+    run = read_run(two_rules(tmp_path, above=0.05, ended=False))
+    assert set(run.summary["method"]) == {"ppo"}
+    assert "no scores that it can be compared with" in frames.headline(frames.of_run(run), "mix")
+
+
+def test_where_only_sums_are_known_there_are_values_without_bounds(tmp_path):
+    found = frames.of_run(made.read(tmp_path, summary=made.summary()))
+    # GOOD: PPO .860 / .800 and SFT .810 / .770, .1 less by the survey
+    assert bounds(found, "ppo", "", "survey", "Min AS")[0] == pytest.approx(0.700)
+    value, low, high = bounds(found, "ppo", "sft", "predictions", "Avg AS")
+    assert (value, low, high) == pytest.approx((0.05, np.nan, np.nan), nan_ok=True)
+    assert "better than SFT" not in frames.headline(found, "appa")
+    assert "Min AS +0.030 (how surely is not known)" in frames.headline(found, "appa")
+
+
+def test_a_difference_is_bold_where_its_interval_leaves_0(tmp_path):
+    folder = two_rules(tmp_path, above=0.05)
+    assert "<td><b>+0.050 (+0.050 to +0.050)</b></td>" in made.page_of(folder)
+    assert "<td>+0.000 (+0.000 to +0.000)</td>" in made.page_of(two_rules(tmp_path / "tie", above=0.0))
+
+
+def test_methods_stand_in_the_order_of_tables_and_models_after_the_run_s_policies(tmp_path):
+    rows = made.summary()
+    names = [row["method"] for row in rows]
+    shuffled = [made.row("model:mine", 0.5, 0.4), *reversed(rows)]
+    run = made.read(tmp_path, summary=shuffled)
+    assert [*dict.fromkeys(run.summary["method"])] == [*names[:3], "model:mine", *names[3:]]
+    survey, predictions = frames.differences(frames.of_run(run)), None
+    assert [frame.columns[0][0] for frame in survey] == ["PPO minus", "mine minus"]
+    assert predictions is None
+
+
+def test_one_question_s_groups_and_answers(tmp_path):
+    rewards = np.full((len(GROUPS), len(QUESTIONS)), 0.5)
+    rewards[1, 3:] = np.nan
+    rows = pair_scores.as_rows("ppo", "js", "survey", rewards, groups=GROUPS, questions=QUESTIONS)
+    other = rows.assign(method="sft", reward=0.25)[lambda at: at["question"] != QUESTIONS[0]]
+    summary = pd.DataFrame({"method": ["ppo", "sft"], "metric": "js", "against": "survey"})
+    found = frames.intervals(summary, pd.concat([rows, other]), metric="js", pairs=[("ppo", "sft"), ("ppo", "none")])
+    assert set(found["less"]) == {"", "sft"}
+    assert bounds(found, "ppo", "sft", "survey", "Min AS") == [0.25, 0.25, 0.25]
+    cell = frames.spans(found[found["less"] == "sft"], "less").loc["sft", ("survey answers", "Min AS")]
+    assert cell == Interval(0.25, 0.25, 0.25)

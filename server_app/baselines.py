@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,10 @@ from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
     OWN_PREDICTION,
-    CapturedRecord,
     Differences,
-    DifferencesRecord,
-    EndRecord,
-    RuleRecord,
+    Means,
+    Numbers,
+    RuleEnds,
     SummaryRow,
 )
 from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
@@ -191,9 +190,7 @@ def _compared(
         return Differences(
             predicted=_differences(target_GQK, option_QK, config),
             survey=None if truth_GQK is None else _differences(truth_GQK, option_QK, config),
-            captured=None
-            if truth_GQK is None
-            else CapturedRecord(**vars(deviations(target_GQK, truth_GQK, option_QK))),
+            captured=None if truth_GQK is None else vars(deviations(target_GQK, truth_GQK, option_QK)),
             rules=_rules(target_GQK, truth_GQK, option_QK, config),
         )
     except NotSolved as error:
@@ -201,13 +198,13 @@ def _compared(
         return None
 
 
-def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> DifferencesRecord:
-    return DifferencesRecord(**vars(group_differences(target_GQK, option_QK, metric=config.reward_metric)))
+def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Means:
+    return vars(group_differences(target_GQK, option_QK, metric=config.reward_metric))
 
 
 def _rules(
     target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
-) -> dict[str, RuleRecord]:
+) -> dict[str, RuleEnds]:
     """The end of each rule on the predictions, scored against these and, where known, against the survey answers."""
     metric = config.reward_metric
     drawn = drawn_questions(*target_GQK.shape[:2], seed=config.seed)
@@ -218,20 +215,14 @@ def _rules(
         for name, rule in rules(config).items()
     }
 
-    def scored(against_GQK: FloatArray) -> dict[str, EndRecord]:
-        return {
-            name: EndRecord(
-                avg_as=end.avg_as,
-                min_as=end.min_as,
-                over_average=(end.over_average.value, end.over_average.low, end.over_average.high),
-            )
-            for name, end in ends(destinations, against_GQK, option_QK, metric=metric).items()
-        }
+    def scored(against_GQK: FloatArray) -> dict[str, Numbers]:
+        found = ends(destinations, against_GQK, option_QK, metric=metric)
+        return {name: {**vars(end), "over_average": astuple(end.over_average)} for name, end in found.items()}
 
     predicted = scored(target_GQK)
     survey = {} if truth_GQK is None else scored(truth_GQK)
     return {
-        name: RuleRecord(fell_back=reached.fell_back, predicted=predicted[name], survey=survey.get(name))
+        name: RuleEnds(fell_back=reached.fell_back, predicted=predicted[name], survey=survey.get(name))
         for name, reached in destinations.items()
     }
 

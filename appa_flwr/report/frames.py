@@ -8,7 +8,7 @@ scores are not known, as under secure sums, there are values of summary.json alo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,26 @@ from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
 from appa_flwr.run.records import CEILINGS, MODEL, PPO
 
 COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
-TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "predictions"}
+TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
 FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable", "Skill": "skill"}
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
 DIFFERENCES = {
-    "size": "Standard deviation of shares",
+    "size": "Groups' spread",
     "min_of_average": "Worst group at the best answers for the average",
-    "min_of_fairest": "at the best for it",
+    "min_of_fairest": "for the worst group",
     "fairness": "FI",
 }
+CAPTURED = {
+    "r": "Predicted and true deviations: r",
+    "r2": "R2",
+    "order": "Pairs in order",
+    "spread": "Predicted / true spread",
+    "size": "True spread",
+}
+ENDS = {"avg_as": "Avg AS", "min_as": "Min AS", "over_average": "Min AS minus average's"}
+PLAIN = "Plain mean taken"
 
 
 def intervals(
@@ -207,33 +216,29 @@ def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 def rules(run: RunFiles) -> pd.DataFrame:
     """The ends of free answers that follow each rule on this run's predictions."""
-    rows: dict[Hashable, dict[tuple[str, str], object]] = {}
-    for rule, ended in (run.differences.rules if run.differences is not None else {}).items():
-        for kind, end in ((SURVEY, ended.survey), (PREDICTIONS, ended.predicted)):
-            if end is not None:
-                own = {
-                    "Avg AS": end.avg_as,
-                    "Min AS": end.min_as,
-                    "Min AS minus average's": Interval(*end.over_average),
-                }
-                rows.setdefault(rule, {}).update({(TARGETS[kind], measure): value for measure, value in own.items()})
-        rows[rule]["", "Plain mean taken"] = ended.fell_back
+    rows: dict[str, dict[tuple[str, str], object]] = {}
+    for rule, ends in (run.differences.rules if run.differences is not None else {}).items():
+        row = rows.setdefault(rule, {})
+        for kind, end in ((SURVEY, ends.survey), (PREDICTIONS, ends.predicted)):
+            for field, value in (end or {}).items():
+                row[TARGETS[kind], ENDS[field]] = Interval(*value) if isinstance(value, tuple) else value
+        row["", PLAIN] = ends.fell_back
     if not rows:
         return pd.DataFrame()
-    wide = pd.DataFrame([*rows.values()], index=pd.Index([*rows], name="Rule"))
-    return wide.set_axis(
-        pd.MultiIndex.from_tuples([*dict.fromkeys(key for row in rows.values() for key in row)]), axis=1
-    ).reset_index()
+    columns = pd.MultiIndex.from_tuples([*dict.fromkeys(key for row in rows.values() for key in row)])
+    return pd.DataFrame([*rows.values()], index=pd.Index([*rows], name="Rule"), columns=columns).reset_index()
 
 
-def survey_differences(run: RunFiles) -> pd.DataFrame:
-    """How far groups differ, what a rule can win for the worst group, and what predictions capture of it."""
+def survey_differences(run: RunFiles) -> Iterator[pd.DataFrame]:
+    """How far groups differ and what a rule can win for the worst of them; what predictions capture of this."""
     if run.differences is None:
-        return pd.DataFrame()
-    kinds = {"survey": run.differences.survey, "predicted": run.differences.predicted}
-    rows = {TARGETS.get(kind, "predictions"): vars(found) for kind, found in kinds.items() if found is not None}
-    wide = pd.DataFrame.from_dict(rows, orient="index").rename(columns=DIFFERENCES)
-    return wide.rename_axis("Groups, by").reset_index()
+        return
+    kinds = {TARGETS[SURVEY]: run.differences.survey, TARGETS[PREDICTIONS]: run.differences.predicted}
+    known = {kind: numbers for kind, numbers in kinds.items() if numbers is not None}
+    by_kind = pd.DataFrame.from_dict(known, orient="index").rename(columns=DIFFERENCES)
+    yield by_kind.rename_axis("Groups, by").reset_index()
+    if run.differences.captured is not None:
+        yield pd.DataFrame([run.differences.captured]).rename(columns=CAPTURED)
 
 
 def asked(
@@ -266,16 +271,11 @@ def asked(
 
 def diagnosis(found: Diagnosis) -> Iterator[pd.DataFrame]:
     """Where every rule ends on a survey, and the gap between the ceilings of all groups but one; smallest first."""
-    yield pd.DataFrame(
-        {
-            "Rule": [*found.ends],
-            "Avg AS": [end.avg_as for end in found.ends.values()],
-            "Min AS": [end.min_as for end in found.ends.values()],
-            "Min AS minus average's": [end.over_average for end in found.ends.values()],
-            "Plain mean taken": [found.destinations[rule].fell_back for rule in found.ends],
-        }
-    )
+    rows = [
+        {"Rule": rule, **vars(end), "taken": found.destinations[rule].fell_back} for rule, end in found.ends.items()
+    ]
+    yield pd.DataFrame(rows).rename(columns={**ENDS, "taken": PLAIN})
     if found.without:
-        rows = [(group, answers, gap, found.differences.gap) for group, (answers, gap) in found.without.items()]
+        gaps = [(group, answers, gap, found.differences.gap) for group, (answers, gap) in found.without.items()]
         names = ["Without group", "Its answers", "Gap of the others", "Gap of all"]
-        yield pd.DataFrame(rows, columns=names).sort_values(names[2], kind="stable")
+        yield pd.DataFrame(gaps, columns=names).sort_values(names[2], kind="stable")

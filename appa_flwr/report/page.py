@@ -30,8 +30,8 @@ FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairn
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
 METHODS_NOTE = (
-    "Held-out questions, 0 to 1, higher is better; against the groups' survey answers, and against what PluralLLM "
-    "predicts that they answer. FI is 1 where all groups are served alike, also by answers that nobody can read."
+    "Held-out questions, 0 to 1, higher is better. FI is 1 where all groups are served alike, also by answers that "
+    "nobody can read."
 )
 SUMS_NOTE = (
     "The server has seen only sums over the groups; a score of a single group is here where its owner releases it."
@@ -78,23 +78,23 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
 
     summed = SUMS_NOTE if run.config.run.sums == "secure" else ""
     if not summary.empty:
-        bounds = html(frames.methods(intervals, summary, rule=rule, bounds=True))
+        bounds = html(frames.methods(intervals, summary, rule=rule, bounds=True), css="wide")
         yield (
             "Scores",
             [
                 *drawn("worst_group"),
                 html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}"),
                 _folded("95 % intervals", bounds),
-                _folded("All metrics", html(frames.all_metrics(run))),
+                _folded("All metrics", html(frames.all_metrics(run), css="wide")),
             ],
         )
         few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
         yield (
             "Differences",
-            [html(minus, caption=note, sign=True) for minus in frames.differences(intervals, rule=rule)],
+            [html(minus, caption=note, sign=True, css="wide") for minus in frames.differences(intervals, rule=rule)],
         )
-    yield "Groups", [*drawn("spider"), html(frames.groups(run))]
+    yield "Groups", [*drawn("spider"), html(frames.groups(run), css="wide")]
     health = [_folded("Fairness, losses, KL, entropy", *drawn("health"))]
     yield "Training", [*drawn("learning_curve", "weights", "rewards"), *health]
     for name, rounds in run.served.items():
@@ -105,8 +105,8 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
         yield "PluralLLM", [scores, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm", "pluralllm_groups")]
     if run.differences is not None or run.questions is not None:
         rules = _folded("Rules side by side", html(frames.rules(run), caption=RULES_NOTE, sign=True))
-        yield "Survey", [_facts(survey_facts(run)), html(frames.survey_differences(run)), rules]
-    examples = pd.DataFrame([vars(example) for example in run.examples])
+        yield "Survey", [_facts(survey_facts(run)), *map(html, frames.survey_differences(run)), rules]
+    examples = pd.DataFrame([{**vars(one), "options": "; ".join(one.options)} for one in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
     folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]
     yield "Provenance", [_facts(provenance(run)), *folded]
@@ -174,9 +174,6 @@ def shown_config(run: RunFiles) -> dict[str, str]:
 def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
     """Where the survey comes from, how it was read, and how many of its questions are used."""
     yield "Survey", run.survey or shown_config(run)["survey"]
-    if run.differences is not None and (found := run.differences.captured) is not None:
-        captured = f"deviations correlate {found.r:.2f} (R2 {found.r2:.2f}), pairwise order right in {found.order:.0%}"
-        yield "What PluralLLM captures", f"{captured}, {found.spread:.2f} times as large as the true ones"
     if run.questions is not None:
         yield from ((key.replace("_", " ").capitalize() + " questions", str(n)) for key, n in run.questions if n)
 

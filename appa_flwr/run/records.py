@@ -27,6 +27,7 @@ MODEL = "model:"
 MOSTLY = 0.5
 
 Means = dict[str, float]
+Numbers = dict[str, float | tuple[float, float, float]]
 PartScores = dict[str, dict[str, Means]]
 """Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "answers", their number."""
 
@@ -194,51 +195,28 @@ class QuestionCounts(Record):
         return used
 
 
-class DifferencesRecord(Record):
-    """Distance between groups on held-out questions, see `appa_flwr.analysis.group_differences.GroupDifferences`."""
+class RuleEnds(Record):
+    """Scores of the free answers that followed a rule on the predictions, see `appa_flwr.analysis.destinations`.
 
-    size: float
-    min_of_average: float
-    min_of_fairest: float
-    fairness: float
-
-
-class CapturedRecord(Record):
-    """Predicted beside true deviations, see `appa_flwr.analysis.group_differences.Deviations`."""
-
-    r: float
-    r2: float
-    order: float
-    spread: float
-    size: float
-
-
-class EndRecord(Record):
-    """Scores of the answers that a rule ends with, see `appa_flwr.analysis.destinations.End`."""
-
-    avg_as: float
-    min_as: float
-    over_average: tuple[float, float, float]
-
-
-class RuleRecord(Record):
-    """Free answers that followed a rule on the predictions, scored against these and, in a simulation, the answers."""
+    `over_average` is a difference with its 95 % interval; `survey` is against the survey answers, in a simulation.
+    """
 
     fell_back: float | None
-    predicted: EndRecord
-    survey: EndRecord | None = None
+    predicted: Numbers
+    survey: Numbers | None = None
 
 
 class Differences(Record):
     """Differences between the groups on the held-out questions, by the training metric.
 
-    None in a deployed run is what needs survey answers, which nobody but the group sees there.
+    `predicted` and `survey` are the fields of `appa_flwr.analysis.group_differences.GroupDifferences`, `captured` those
+    of its `Deviations`. None in a deployed run is what needs survey answers, which nobody but the group sees there.
     """
 
-    predicted: DifferencesRecord
-    survey: DifferencesRecord | None = None
-    captured: CapturedRecord | None = None
-    rules: dict[str, RuleRecord] = {}
+    predicted: Means
+    survey: Means | None = None
+    captured: Means | None = None
+    rules: dict[str, RuleEnds] = {}
 
 
 class Phase(Record):

@@ -127,16 +127,16 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
     found = scored.differences
     rows = {row.method: row for row in scored.rows if row.metric == "js"}
     there = [name for g, name in enumerate(GROUPS) if g not in silent]
-    assert found.predicted.min_of_average == pytest.approx(rows["ceiling-average"].min_as, abs=1e-6)
-    assert found.predicted.min_of_fairest == pytest.approx(rows["ceiling-min"].min_as, abs=1e-6)
+    assert found.predicted["min_of_average"] == pytest.approx(rows["ceiling-average"].min_as, abs=1e-6)
+    assert found.predicted["min_of_fairest"] == pytest.approx(rows["ceiling-min"].min_as, abs=1e-6)
     # by hand: shares less their mean over the groups that are there, all real options of the three questions
     away = []
     for tables in (TABLES, TRUTHS):
         value_GQK = np.stack([tables[name][TEST_J] for name in there])
         away.append((value_GQK - value_GQK.mean(0))[:, CATALOGUE.option_QK[TEST_J]].ravel())
-    assert (found.predicted.size, found.survey.size) == pytest.approx([values.std() for values in away])
-    assert found.captured.r == pytest.approx(np.corrcoef(*away)[0, 1])
-    assert found.captured.size == pytest.approx(found.survey.size)
+    assert (found.predicted["size"], found.survey["size"]) == pytest.approx([values.std() for values in away])
+    assert found.captured["r"] == pytest.approx(np.corrcoef(*away)[0, 1])
+    assert found.captured["size"] == pytest.approx(found.survey["size"])
     kept = scored.predictions
     assert kept["group"].unique().tolist() == there
     for name in there:
@@ -160,11 +160,11 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
     )
     # free answers that follow the mean come near the best for it, and are no better; no rule lifts the worst group more
     average = found.rules["average"]
-    assert rows["ceiling-average"].avg_as - 0.02 < average.predicted.avg_as <= rows["ceiling-average"].avg_as + 1e-6
+    assert rows["ceiling-average"].avg_as - 0.02 < average.predicted["avg_as"] <= rows["ceiling-average"].avg_as + 1e-6
     for rule in found.rules.values():
-        assert rule.predicted.min_as <= rows["ceiling-min"].min_as + 1e-6
-        value, low, high = rule.survey.over_average
-        assert rule.survey.min_as - average.survey.min_as == pytest.approx(value)
+        assert rule.predicted["min_as"] <= rows["ceiling-min"].min_as + 1e-6
+        value, low, high = rule.survey["over_average"]
+        assert rule.survey["min_as"] - average.survey["min_as"] == pytest.approx(value)
         assert low <= value <= high
     assert found.rules["appa-printed"].fell_back is not None
 
@@ -176,7 +176,7 @@ def test_deployed_the_groups_are_compared_by_their_predictions_alone(groups):
     assert scored.predictions is None
     assert asked(groups).count(asks.PREDICTIONS) == 1
     assert (found.survey, found.captured) == (None, None)
-    assert found.predicted.size > 0
+    assert found.predicted["size"] > 0
     assert {rule.survey for rule in found.rules.values()} == {None}
 
 

@@ -54,7 +54,10 @@ def test_a_method_whose_answers_could_not_be_read_has_their_share_beside_it(tmp_
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
     assert [cells(page, name)[-1] for name in ("Base", "SFT")] == ["0.490", "0.500"]
     # FI over the readable answers stands among all metrics
-    assert [cells(page, "predictions")[4:6], cells(page, "survey answers")[5]] == [["0.9876", "–"], "0.8765"]
+    assert [cells(page, "PluralLLM's predictions")[4:6], cells(page, "survey answers")[5]] == [
+        ["0.9876", "–"],
+        "0.8765",
+    ]
 
 
 def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
@@ -95,7 +98,7 @@ def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
     # Avg AS by js, wasserstein, cosine, and Min AS by the same
     assert cells(page, "survey answers")[1:8] == ["Base", "0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
-    assert cells(page, "predictions")[1:8] == ["Base", "0.860", "0.760", "0.660", "0.750", "0.650", "0.550"]
+    assert cells(page, "PluralLLM's predictions")[1:8] == ["Base", "0.860", "0.760", "0.660", "0.750", "0.650", "0.550"]
 
 
 def test_all_text_is_escaped(tmp_path):

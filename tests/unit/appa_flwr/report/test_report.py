@@ -80,8 +80,8 @@ def test_rules_stand_side_by_side_and_groups_differences_have_their_numbers(tmp_
     assert made.cells(page, "appa-printed")[1:] == [*"–––", "0.900", "0.920", "+0.070 (+0.060 to +0.080)", "0.980"]
     survey = page.partition("<h2>Survey")[2]
     assert made.cells(survey, "survey answers") == ["survey answers", "0.174", "0.801", "0.862", "0.9812"]
-    assert made.cells(survey, "predictions")[1] == "0.061"
-    assert re.findall(r"[\d.]+\d", re.findall("captures</dt><dd>(.*?)</dd>", page)[0]) == ["0.62", "0.38", "74", "0.55"]
+    assert made.cells(survey, "PluralLLM's predictions")[1] == "0.061"
+    assert made.cells(survey, "0.620") == ["0.620", "0.380", "0.740", "0.550", "0.174"]
 
 
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
@@ -161,7 +161,7 @@ def test_the_short_report_has_headline_scores_and_how_to_have_it_again(tmp_path)
     (head,) = [line for line in lines if line.startswith("| Method")]
     (ppo,) = [line for line in lines if line.startswith("| PPO by appa |")]
     cells = dict(zip(head.split(" | "), ppo.split(" | "), strict=True))
-    assert (cells["predictions, Avg AS"], cells["survey answers, Min AS"]) == ("0.860", "0.700")
+    assert (cells["PluralLLM's predictions, Avg AS"], cells["survey answers, Min AS"]) == ("0.860", "0.700")
     assert "- Made by: 2 cores, no GPU" in lines
     assert "- Command: `appa run metric=js seed=7 appa.fairness-threshold=0.99`" in lines
     assert (build(folder).parent / "report.md").read_text().splitlines() == lines
@@ -170,6 +170,6 @@ def test_the_short_report_has_headline_scores_and_how_to_have_it_again(tmp_path)
 def test_example_answers_stand_folded_at_the_end(tmp_path):
     example = {"question": "Is it?", "options": ["Yes", "<No>"], "sft": "0.5,0.5", "ppo": "0.6,0.4", "mean_reward": 0.9}
     page = made.page_of(made.write_run(tmp_path, config=made.CONFIG, examples=[example]))
-    assert made.cells(page, "Is it?") == ["Is it?", "('Yes', '<No>')", "0.5,0.5", "0.6,0.4", "0.900"]
+    assert made.cells(page, "Is it?") == ["Is it?", "Yes; <No>", "0.5,0.5", "0.6,0.4", "0.900"]
     # as a browser counts: what is opened is closed
     assert page.count("<details>") == page.count("</details>") == 2  # and the keys

@@ -181,7 +181,7 @@ def read(folder: Path, **files: Any) -> RunFiles:
 def page_of(folder: Path) -> str:
     """The page without its pictures, which take a second to draw and hold no text."""
     run = read_run(folder)
-    return page(run, frames.of_run(run), {})
+    return page(run, frames.of_run(run), {}).replace("\xa0", " ")
 
 
 def built_page(folder: Path) -> str:

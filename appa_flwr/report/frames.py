@@ -159,12 +159,12 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
     order = dict.fromkeys((*TASK_METRICS["dpa"], *TASK_METRICS["opa"], *run.summary["metric"]))
     rows = run.summary.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
     rows = rows.rename(columns={field: measure for measure, field in FIELDS.items()})
-    rows["Against"] = rows["against"].map(TARGETS)
-    rows[METHOD] = rows["method"].map(lambda method: method_name(method, run.config.rule))
-    wide = rows.pivot(index=["Against", METHOD], columns="metric", values=[*FIELDS]).astype(float)
+    wide = rows.pivot(index=["against", "method"], columns="metric", values=[*FIELDS]).astype(float)
     columns = [(measure, metric) for measure in FIELDS for metric in order if (measure, metric) in wide]
-    shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["Against", METHOD]].drop_duplicates()), columns=columns)
-    return shown.rename(columns=METRICS).reset_index()
+    shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["against", "method"]].drop_duplicates()), columns=columns)
+    shown = shown.rename(index=TARGETS, level="against").rename(columns=METRICS)
+    shown = shown.rename(index=lambda method: method_name(method, run.config.rule), level="method")
+    return shown.rename_axis(index=["Against", METHOD]).reset_index()
 
 
 def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
@@ -178,11 +178,11 @@ def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
 def groups(run: RunFiles) -> pd.DataFrame:
     """`by_group` for each kind of target, last weights and missed iterations; the worst served by PPO first."""
     columns = {
-        (title, method_name(str(method), run.config.rule)): scores
+        (title, str(method)): scores
         for kind, title in TARGETS.items()
         for method, scores in by_group(run, against=kind).items()
     }
-    first = next((column for column in columns if column[1].startswith(METHOD_STYLE[PPO][0])), None)
+    first = next((column for column in columns if column[1] == PPO), None)
     if not run.iterations.empty:
         weights = run.iterations.iloc[-1].reindex([f"weights/{group}" for group in run.groups])
         missed = run.iterations["missing_groups"].explode().value_counts().reindex(run.groups).fillna(0)
@@ -191,7 +191,8 @@ def groups(run: RunFiles) -> pd.DataFrame:
     wide = pd.DataFrame(columns, index=[*run.groups])
     ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
     unseen = {group: f"{group} (unseen)" for group in run.config.unseen_group_names}
-    return ordered.rename(index=unseen).rename_axis("Group").reset_index()
+    named = ordered.rename(index=unseen).rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
+    return named.rename_axis("Group").reset_index()
 
 
 def served_groups(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -68,7 +68,8 @@ def _texts(frame: pd.DataFrame, *, sign: bool) -> pd.DataFrame:
 def _text(cell: object, decimals: int, *, sign: bool) -> tuple[str, bool]:
     if isinstance(cell, Interval):
         spec = f"{'+' if sign else ''}.{decimals}f"
-        span = f" ({cell.low:{spec}} to {cell.high:{spec}})" if math.isfinite(cell.low) else ""
+        # no-break spaces: a narrow column breaks between a value and its interval alone
+        span = f" ({cell.low:{spec}}\xa0to\xa0{cell.high:{spec}})" if math.isfinite(cell.low) else ""
         return number(cell.value, spec) + span, sign and cell.excludes_zero
     if cell is None or isinstance(cell, float):
         return number(cell, f".{decimals}f"), False

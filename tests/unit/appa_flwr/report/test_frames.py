@@ -89,12 +89,12 @@ def test_a_difference_is_bold_where_its_interval_leaves_0(tmp_path):
 def test_methods_stand_in_the_order_of_tables_and_models_after_the_run_s_policies(tmp_path):
     rows = made.summary()
     names = [row["method"] for row in rows]
-    shuffled = [made.row("model:mine", 0.5, 0.4), *reversed(rows)]
-    run = made.read(tmp_path, summary=shuffled)
-    assert [*dict.fromkeys(run.summary["method"])] == [*names[:3], "model:mine", *names[3:]]
-    survey, predictions = frames.differences(frames.of_run(run)), None
-    assert [frame.columns[0][0] for frame in survey] == ["PPO minus", "mine minus"]
-    assert predictions is None
+    folder = made.write_run(tmp_path, config=made.CONFIG, summary=[made.row("model:Base", 0.5, 0.4), *reversed(rows)])
+    run = read_run(folder)
+    assert [*dict.fromkeys(run.summary["method"])] == [*names[:3], "model:Base", *names[3:]]
+    minus = [*frames.differences(frames.of_run(run), rule="appa")]
+    assert [(frame.columns[0][0], len(frame)) for frame in minus] == [("PPO by appa minus", 11), ("Base minus", 11)]
+    assert made.page_of(folder).count("<td>Base</td>") == 2 * 3 + 4 + 1  # the model has the name of a method
 
 
 def test_one_question_s_groups_and_answers(tmp_path):

@@ -65,7 +65,8 @@ class RunFiles:
     @property
     def groups(self) -> tuple[str, ...]:
         """Group names in the order in which the run first names them."""
-        columns = [column for frame in (self.summary, self.iterations, *self.served.values()) for column in frame]
+        frames = (self.summary, self.iterations, *self.served.values())
+        columns = [str(column) for frame in frames for column in frame]
         prefixes = (GROUP, "history/", "rewards/")
         names = (column.removeprefix(prefix) for prefix in prefixes for column in columns if column.startswith(prefix))
         return tuple(dict.fromkeys(names))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from appa_flwr.analysis.aggregation.beyond import Mix
 from appa_flwr.analysis.aggregation.equations import (
     adaptive_aggregate,
     alpha_aggregate,
@@ -20,8 +19,8 @@ from appa_flwr.analysis.aggregation.equations import (
     historical_alignment,
     reversed_softmax,
 )
-from appa_flwr.analysis.aggregation.paper import Alpha, Appa, Average, Minimum
 from appa_flwr.analysis.aggregation.rule import Combination, Past, Result, Rule, State
+from appa_flwr.analysis.aggregation.rules import Alpha, Appa, Average, Minimum, Mix
 from appa_flwr.config import ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, unknown_name

@@ -1,4 +1,4 @@
-"""The rules of the paper: average, minimum, Park et al.'s alpha aggregation, and APPA.
+"""The rules: average, minimum, Park et al.'s alpha aggregation and APPA, as in the paper; and a mix of two objectives.
 
 Legend: G groups, J rollouts.
 """
@@ -6,6 +6,7 @@ Legend: G groups, J rollouts.
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation.equations import (
     adaptive_aggregate,
@@ -16,7 +17,13 @@ from appa_flwr.analysis.aggregation.equations import (
 from appa_flwr.analysis.aggregation.rule import Combination, Past, Rule
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.config import ranges
-from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, TEMPERATURE
+from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, TEMPERATURE, WORST_SHARE
+
+WEIGHT_STEP = 3.0
+"""eta: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
+
+MAX_LEAD = 12.0
+"""No group falls further behind the first in log-weight: exp(-12) is nothing, and it has a way back."""
 
 
 def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
@@ -64,3 +71,24 @@ class Appa(Rule):
             reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
         )
         return Combination(aggregate_J, weight_G, past.fairness >= self.fairness_threshold)
+
+
+class Mix(Rule):
+    """A share c of group DRO's weights, and every group at least (1 - c) / G: it climbs (1 - c) mean + c minimum.
+
+    Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards for losses): a group's weight
+    grows by exp(eta times what its reward is short of the mean) in each iteration. So weights settle only where the
+    worst groups are equal.
+    """
+
+    name = "mix"
+    worst_share: ranges.WorstShare = WORST_SHARE
+
+    def lead(self, lead_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
+        moved_G = lead_G + WEIGHT_STEP * (mean_G.mean() - mean_G)
+        return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LEAD))
+
+    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
+        fallen_G = np.asarray(softmax(past.lead_G))
+        weight_G = (1 - self.worst_share) / len(fallen_G) + self.worst_share * fallen_G
+        return Combination(weight_G @ reward_GJ, weight_G)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.analysis.aggregation import make
-from appa_flwr.analysis.aggregation.beyond import MAX_LEAD
+from appa_flwr.analysis.aggregation.rules import MAX_LEAD
 
 HIGH = 0.2 + 2 * math.log(3) / 3
 LINEAR = [make("mix"), make("mix", worst_share=1.0)]

@@ -26,7 +26,7 @@ from rich.progress import track
 from scipy import stats
 
 from appa_flwr.analysis.aggregation import Rule, make
-from appa_flwr.analysis.arrays import as_arrays
+from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.destinations import destination
 from appa_flwr.analysis.intervals import LEVEL, Interval
 from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE

@@ -6,6 +6,7 @@ Legend: G groups, Q questions, K options, R questions whose answer could be read
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
 from appa_flwr.protocol.rewards import find
+from appa_flwr.survey.types import Question
 
 GROUPS_TO_COMPARE = 2
 """Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
@@ -67,6 +69,21 @@ def alignment_scores(
         fairness_index=fairness,
         fairness_of_readable=fairness_of(read_GR) if read_GR.size else float("nan"),
     )
+
+
+def as_arrays(
+    questions: Sequence[Question], answers: Mapping[str, Mapping[str, FloatArray]]
+) -> tuple[FloatArray, BoolArray]:
+    """Distributions (G, Q, K), 0 on padding and NaN where a group has none, and the real options (Q, K)."""
+    sizes_Q = np.array([len(question.options) for question in questions])
+    option_QK = np.arange(sizes_Q.max()) < sizes_Q[:, None]
+    target_GQK = np.full((len(answers), *option_QK.shape), np.nan)
+    for target_QK, mine in zip(target_GQK, answers.values(), strict=True):
+        for q, question in enumerate(questions):
+            if question.question_id in mine:
+                target_QK[q] = 0.0
+                target_QK[q, : sizes_Q[q]] = mine[question.question_id]
+    return target_GQK, option_QK
 
 
 def known_targets(target_GQK: FloatArray, option_QK: BoolArray) -> BoolArray:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from appa_flwr.analysis.aggregation import Rule
-from appa_flwr.analysis.alignment import known_targets
-from appa_flwr.analysis.arrays import as_arrays
+from appa_flwr.analysis.alignment import as_arrays, known_targets
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
 from appa_flwr.analysis.destinations import Destination, End, destination, drawn_questions, ends
 from appa_flwr.analysis.fairness import BoolArray, FloatArray

@@ -18,8 +18,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.alignment import known_targets, shared_rewards
-from appa_flwr.analysis.arrays import as_arrays
+from appa_flwr.analysis.alignment import as_arrays, known_targets, shared_rewards
 from appa_flwr.analysis.ceilings import OBJECTIVES, shared_answer
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
 from appa_flwr.survey.generate import Population, ground_truth

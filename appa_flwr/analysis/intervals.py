@@ -36,11 +36,6 @@ class Interval:
         """True if the interval lies on one side of 0."""
         return self.low > 0 or self.high < 0
 
-    @property
-    def signed(self) -> str:
-        """A difference as tables show it."""
-        return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
-
 
 def paired_differences(
     pairs: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],

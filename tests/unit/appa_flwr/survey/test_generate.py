@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from surveys import refused
 
-from appa_flwr.analysis.arrays import as_arrays
+from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol.rewards import js

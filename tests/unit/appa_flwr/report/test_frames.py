@@ -11,7 +11,7 @@ import report_runs as made
 from test_comparison import GROUPS, QUESTIONS, scored
 
 from appa_flwr.analysis.intervals import Interval, levels, paired_differences
-from appa_flwr.report import build, frames
+from appa_flwr.report import build, frames, plots
 from appa_flwr.run import pair_scores
 from appa_flwr.run.read import read_run
 
@@ -108,3 +108,16 @@ def test_one_question_s_groups_and_answers(tmp_path):
     assert bounds(found, "ppo", "sft", "survey", "Min AS") == [0.25, 0.25, 0.25]
     cell = frames.spans(found[found["less"] == "sft"], "less").loc["sft", ("survey answers", "Min AS")]
     assert cell == Interval(0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_appa_eval_is_sent_is_plain_json_and_gives_the_same_tables(tmp_path, known):
+    folder = two_rules(tmp_path, above=0.05) if known else made.scored_run(tmp_path)
+    run = read_run(folder)
+    sent = json.loads(json.dumps(frames.as_json(folder), allow_nan=False))
+    rows, found = pd.DataFrame(sent["rows"]), pd.DataFrame(sent["intervals"])
+    numbers = dict.fromkeys(("value", "low", "high"), float)
+    pd.testing.assert_frame_equal(found.astype(numbers), frames.of_run(run), check_dtype=False)
+    expected = frames.methods(frames.of_run(run), run.summary, bounds=known)
+    pd.testing.assert_frame_equal(frames.methods(found, rows, bounds=known), expected)
+    assert plots.worst_group(found, rule=sent["rule"]).startswith(made.PNG_START)

@@ -65,11 +65,11 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
         yield from _rule_pictures(run, run.iterations)
     for name, rounds in list(run.served.items())[:MOST_SERVED]:
         yield from _rule_pictures(run, rounds, prefix=f"served_{name}_")
-    card, of = run.pluralllm, "of the preference predictor"
+    card = run.pluralllm
     if card is not None and card.losses:
-        yield "pluralllm", plots.loss(card.losses), f"loss {of} over its rounds"
+        yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"
     if card is not None and card.groups:
-        yield "pluralllm_groups", plots.predictor(predictor.by_group(card)), f"score {of} by group"
+        yield "pluralllm_groups", plots.predictor(predictor.by_group(card)), "score of PluralLLM by group"
 
 
 def _rule_pictures(run: RunFiles, rounds: pd.DataFrame, *, prefix: str = "") -> Iterator[Picture]:

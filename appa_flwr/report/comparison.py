@@ -74,8 +74,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 def table(compared: Comparison) -> pd.DataFrame:
     """A row a run: rule, seed, its Avg AS and Min AS, and these minus the first run's."""
-    found = compared.intervals[compared.intervals["measure"] != FI]
-    level, less = found[found["less"] == ""], found[found["less"] != ""]
+    rows = compared.intervals[compared.intervals["measure"] != FI]
+    level, less = rows[rows["less"] == ""], rows[rows["less"] != ""]
     minus = less.assign(measure=less["measure"] + " minus first's")
     wide = spans(level, "method").map(lambda cell: cell.value).join(spans(minus, "method"))
     configs = [run.config for run in compared.runs.values()]
@@ -86,8 +86,8 @@ def table(compared: Comparison) -> pd.DataFrame:
 
 def minus_first(compared: Comparison) -> pd.DataFrame:
     """Differences in Avg AS and Min AS of all runs but the first, by survey answers where there are any."""
-    found = compared.intervals
-    picked = found[(found["less"] != "") & (found["measure"] != FI) & (found["against"] == found["against"].iloc[0])]
+    rows = compared.intervals
+    picked = rows[(rows["less"] != "") & (rows["measure"] != FI) & (rows["against"] == rows["against"].iloc[0])]
     wide = spans(picked, "method")
     return wide.set_axis(wide.columns.map("{0[1]} against {0[0]}".format), axis=1)
 

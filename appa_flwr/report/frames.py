@@ -59,12 +59,12 @@ def intervals(
         rewards = {name: table(scores, name, metric=metric, against=str(against)) for name in value_of.index}
         wanted = [*((name, "") for name in rewards), *(pair for pair in pairs if rewards.keys() >= {*pair})]
         for name, less in wanted:
-            found = _bootstrapped(rewards[name], rewards[less] if less else None)
-            if found is None:
+            measured = _bootstrapped(rewards[name], rewards[less] if less else None)
+            if measured is None:
                 values = value_of.loc[name] - (value_of.loc[less] if less else 0.0)
-                found = {measure: Interval(values[FIELDS[measure]], np.nan, np.nan) for measure in MEASURES}
+                measured = {measure: Interval(values[FIELDS[measure]], np.nan, np.nan) for measure in MEASURES}
             at = {"method": name, "less": less, "metric": metric, "against": against}
-            rows += [{**at, "measure": measure, **vars(found[measure])} for measure in MEASURES]
+            rows += [{**at, "measure": measure, **vars(measured[measure])} for measure in MEASURES]
     return pd.DataFrame(rows, columns=[*COLUMNS])
 
 
@@ -110,7 +110,7 @@ def method_name(method: str, rule: str = "") -> str:
 def spans(intervals: pd.DataFrame, index: str) -> pd.DataFrame:
     """`Interval`s, a row each `method` or `less` and a column each kind of target and measure."""
     bounds = intervals[["value", "low", "high"]].astype(float).itertuples(index=False)
-    numbers: list[Any] = [Interval(*one) for one in bounds]
+    numbers: list[Any] = [Interval(*three) for three in bounds]
     cells = intervals.assign(cell=numbers, kind=intervals["against"].map(TARGETS))
     wide = cells.pivot(index=index, columns=["kind", "measure"], values="cell")
     columns = pd.MultiIndex.from_frame(cells[["kind", "measure"]].drop_duplicates(), names=["", ""])
@@ -169,9 +169,9 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
 
 def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
     """Groups' scores by the training metric, a row a group and a column each policy and the uniform answer."""
-    of = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == against)].set_index("method")
-    policies = [one for one in of.index if one in ("base", "sft", "uniform") or one.startswith((PPO, MODEL))]
-    wide = of[of.index.isin(policies)].reindex(columns=[GROUP + group for group in run.groups]).astype(float)
+    rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == against)].set_index("method")
+    policies = [name for name in rows.index if name in ("base", "sft", "uniform") or name.startswith((PPO, MODEL))]
+    wide = rows[rows.index.isin(policies)].reindex(columns=[GROUP + group for group in run.groups]).astype(float)
     return wide.set_axis([*run.groups], axis=1).T
 
 
@@ -270,13 +270,13 @@ def asked(
     return pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(columns))
 
 
-def diagnosis(found: Diagnosis) -> Iterator[pd.DataFrame]:
+def diagnosis(result: Diagnosis) -> Iterator[pd.DataFrame]:
     """Where every rule ends on a survey, and the gap between the ceilings of all groups but one; smallest first."""
     rows = [
-        {"Rule": rule, **vars(end), "taken": found.destinations[rule].fell_back} for rule, end in found.ends.items()
+        {"Rule": rule, **vars(end), "taken": result.destinations[rule].fell_back} for rule, end in result.ends.items()
     ]
     yield pd.DataFrame(rows).rename(columns={**ENDS, "taken": PLAIN})
-    if found.without:
-        gaps = [(group, answers, gap, found.differences.gap) for group, (answers, gap) in found.without.items()]
+    if result.without:
+        gaps = [(group, answers, gap, result.differences.gap) for group, (answers, gap) in result.without.items()]
         names = ["Without group", "Its answers", "Gap of the others", "Gap of all"]
         yield pd.DataFrame(gaps, columns=names).sort_values(names[2], kind="stable")

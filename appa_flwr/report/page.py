@@ -106,7 +106,7 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
     if run.differences is not None or run.questions is not None:
         rules = _folded("Rules side by side", html(frames.rules(run), caption=RULES_NOTE, sign=True))
         yield "Survey", [_facts(survey_facts(run)), *map(html, frames.survey_differences(run)), rules]
-    examples = pd.DataFrame([{**vars(one), "options": "; ".join(one.options)} for one in run.examples])
+    examples = pd.DataFrame([{**vars(example), "options": "; ".join(example.options)} for example in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
     folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]
     yield "Provenance", [_facts(provenance(run)), *folded]

@@ -60,12 +60,14 @@ def dots(spans: pd.DataFrame, *, title: str) -> Figure:
     """A row each row of a frame of intervals, a panel each column; without bounds there is the point alone."""
     figure = style.figure(1.2 + 0.34 * len(spans))
     for axes, column in zip(figure.subplots(1, spans.shape[1], sharey=True, squeeze=False)[0], spans, strict=True):
-        known = [(row, one) for row, one in enumerate(spans[column]) if isinstance(one, Interval)]
-        for row, one in known:
-            arms = np.nan_to_num([[one.value - one.low], [one.high - one.value]])
-            axes.errorbar(one.value, row, xerr=arms, fmt="o", color=style.BLUE, capsize=3)
-            axes.annotate(f"{one.value:.3f}", (one.value, row), xytext=(0, 4), textcoords="offset points", ha="center")
-        if any(one.low <= 0 <= one.high for _, one in known):
+        known = [(row, span) for row, span in enumerate(spans[column]) if isinstance(span, Interval)]
+        for row, span in known:
+            arms = np.nan_to_num([[span.value - span.low], [span.high - span.value]])
+            axes.errorbar(span.value, row, xerr=arms, fmt="o", color=style.BLUE, capsize=3)
+            axes.annotate(
+                f"{span.value:.3f}", (span.value, row), xytext=(0, 4), textcoords="offset points", ha="center"
+            )
+        if any(span.low <= 0 <= span.high for _, span in known):
             axes.axvline(0.0, color=style.GREY, linestyle="--", linewidth=1)
         style.rows(axes, [style.label(str(row)) for row in spans.index])
         axes.set_title(str(column))

@@ -138,7 +138,7 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
     assert all(path.suffix == ".png" and path.read_bytes().startswith(PNG_START) for path in pictures)
-    alt = "score of the preference predictor by group"
+    alt = "score of PluralLLM by group"
     assert page.count(f'alt="{alt}" title="pluralllm_groups"') == 1
     assert "incomplete" not in page
     assert not list(tmp_path.rglob(".*"))  # nothing half-written

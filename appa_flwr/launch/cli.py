@@ -232,11 +232,12 @@ def report(
 
     compared = comparison.compare(run_folders)
     show(
-        tables.show(comparison.table(compared), title="After PPO", sign=True),
+        tables.show(comparison.levels(compared), title="After PPO"),
+        tables.show((minus := comparison.minus_first(compared)).reset_index(), sign=True),
         "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
     )
     if out is not None:
-        replace_file(out, plots.dots(comparison.minus_first(compared), title="After PPO, minus the first run"))
+        replace_file(out, plots.dots(minus.iloc[:, :2], title=f"After PPO: {minus.index.name}"))
         typer.echo(f"picture: {out}")
 
 

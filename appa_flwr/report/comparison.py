@@ -16,7 +16,6 @@ import pandas as pd
 from appa_flwr.config import GENERATED_SURVEY
 from appa_flwr.core.errors import UserError
 from appa_flwr.report.frames import intervals, spans
-from appa_flwr.report.tables import FI
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
 from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.records import PPO
@@ -72,12 +71,10 @@ def compare(folders: Sequence[Path]) -> Comparison:
     )
 
 
-def table(compared: Comparison) -> pd.DataFrame:
-    """A row a run: rule, seed, its Avg AS and Min AS, and these minus the first run's."""
-    rows = compared.intervals[compared.intervals["measure"] != FI]
-    level, less = rows[rows["less"] == ""], rows[rows["less"] != ""]
-    minus = less.assign(measure=less["measure"] + " minus first's")
-    wide = spans(level, "method").map(lambda cell: cell.value).join(spans(minus, "method"))
+def levels(compared: Comparison) -> pd.DataFrame:
+    """A row a run: its rule, seed and scores."""
+    rows = compared.intervals[compared.intervals["less"] == ""]
+    wide = spans(rows, "method").map(lambda span: span.value)
     configs = [run.config for run in compared.runs.values()]
     wide.insert(0, ("", "Rule"), [config.rule for config in configs])
     wide.insert(1, ("", "Seed"), [config.seed for config in configs])
@@ -85,11 +82,9 @@ def table(compared: Comparison) -> pd.DataFrame:
 
 
 def minus_first(compared: Comparison) -> pd.DataFrame:
-    """Differences in Avg AS and Min AS of all runs but the first, by survey answers where there are any."""
-    rows = compared.intervals
-    picked = rows[(rows["less"] != "") & (rows["measure"] != FI) & (rows["against"] == rows["against"].iloc[0])]
-    wide = spans(picked, "method")
-    return wide.set_axis(wide.columns.map("{0[1]} against {0[0]}".format), axis=1)
+    """A row each run but the first, which its scores are compared with; survey answers first."""
+    wide = spans(compared.intervals[compared.intervals["less"] != ""], "method")
+    return wide.rename_axis(f"Minus {next(iter(compared.runs))}")
 
 
 def _scored(run: RunFiles) -> dict[str, object]:

@@ -51,16 +51,17 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> bytes:
     """Min AS of every method, a panel each kind of target."""
     levels = intervals[(intervals["less"] == "") & (intervals["measure"] == "Min AS")]
     shown = spans(levels, "method").rename(index=lambda method: method_name(method, rule))
-    shown.columns = shown.columns.map("{0[1]} against {0[0]}".format)
     return dots(shown, title="The worst-off group by method; 95 % over questions")
 
 
 @style.picture
 def dots(spans: pd.DataFrame, *, title: str) -> Figure:
-    """A row each row of a frame of intervals, a panel each column; without bounds there is the point alone."""
+    """A row each row of `frames.spans`, a panel each column; without bounds there is the point alone."""
     figure = style.figure(1.2 + 0.34 * len(spans))
-    for axes, column in zip(figure.subplots(1, spans.shape[1], sharey=True, squeeze=False)[0], spans, strict=True):
-        known = [(row, span) for row, span in enumerate(spans[column]) if isinstance(span, Interval)]
+    panels = figure.subplots(1, spans.shape[1], sharey=True, squeeze=False)[0]
+    titles = spans.columns.map("{0[1]} against {0[0]}".format)
+    for axes, panel_title, (_, column) in zip(panels, titles, spans.items(), strict=True):
+        known = [(row, span) for row, span in enumerate(column) if isinstance(span, Interval)]
         for row, span in known:
             arms = np.nan_to_num([[span.value - span.low], [span.high - span.value]])
             axes.errorbar(span.value, row, xerr=arms, fmt="o", color=style.BLUE, capsize=3)
@@ -70,7 +71,7 @@ def dots(spans: pd.DataFrame, *, title: str) -> Figure:
         if any(span.low <= 0 <= span.high for _, span in known):
             axes.axvline(0.0, color=style.GREY, linestyle="--", linewidth=1)
         style.rows(axes, [style.label(str(row)) for row in spans.index])
-        axes.set_title(str(column))
+        axes.set_title(str(panel_title))
     figure.suptitle(title)
     return figure
 

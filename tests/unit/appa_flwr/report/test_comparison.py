@@ -45,6 +45,7 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsy
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert said.count("+0.050 (+0.050") == 4
+    assert "Minus old" in said
     assert (tmp_path / "x.png").read_bytes().startswith(PNG_START)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from fakes import catalogue_of
 
 from appa_flwr.survey.types import Question
-from server_app.lookups import look_ups
+from server_app.baselines import look_ups
 
 YES_NO, SCALE, SHORT_SCALE, FREE = ("Yes", "No"), ("Low", "Middle", "High"), ("Bad", "So so", "Good"), ("x",) * 4
 OPTIONS = (YES_NO, YES_NO, YES_NO, SCALE, SCALE, SHORT_SCALE, FREE)

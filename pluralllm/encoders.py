@@ -31,7 +31,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import lock, replace_file, writing
+from appa_flwr.core.files import replace_file
 
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Encoder = Callable[[Sequence[str]], Matrix]
@@ -56,8 +56,6 @@ PLAIN_TEXT: dict[str, Any] = {
     "module_output_name": "token_embeddings",
 }
 CACHE_VERSION = 1
-CACHE_LOCK = ".embedding.lock"
-CACHE_PATIENCE = 60.0  # seconds another process may take to write a file
 
 
 def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: None) -> Encoder:
@@ -120,7 +118,9 @@ class PretrainedEncoder:
         vector_UH = _read(path, len(texts))
         if vector_UH is None:
             vector_UH = self._compute(folder, texts)
-            _write(path, vector_UH)
+            file = io.BytesIO()
+            np.savez(file, vector_UH=vector_UH)
+            replace_file(path, file.getvalue(), parents=True)
         return vector_UH
 
     def _compute(self, folder: Path, texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -223,12 +223,3 @@ def _read(path: Path, num_texts: int) -> npt.NDArray[np.float32] | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
     return vector_UH if vector_UH.shape[:1] == (num_texts,) else None
-
-
-def _write(path: Path, vector_UH: npt.NDArray[np.float32]) -> None:
-    file = io.BytesIO()
-    np.savez(file, vector_UH=vector_UH)
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path.parent / CACHE_LOCK, patience=CACHE_PATIENCE):
-        replace_file(path, file.getvalue())

@@ -17,7 +17,7 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, SurveySummary
 from pluralllm import card as cards
-from pluralllm.network import ModelConfig, PluralLLM
+from pluralllm.network import PluralLLM
 from pluralllm.training import EpisodeConfig, build
 from server_app.predictor.pretraining import Pretraining
 
@@ -62,7 +62,7 @@ def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
 
 def network(config: Config, weights: ArrayRecord) -> PluralLLM:
     """The network of these weights."""
-    model = build(ModelConfig.of(config.pluralllm.architecture))
+    model = build(config.pluralllm.architecture)
     model.load_state_dict(weights.to_torch_state_dict())
     return model
 

@@ -15,7 +15,7 @@ from appa_flwr.core.errors import UserError
 from pluralllm import prediction
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.network import ModelConfig, Questions
+from pluralllm.network import Questions
 from pluralllm.prediction import context_order, predict_choices, predict_targets
 from pluralllm.scores import nearest_question
 
@@ -42,8 +42,7 @@ def data(table: OptionEmbedding) -> GroupData:
 @pytest.fixture
 def model() -> FewShotAttention:
     torch.manual_seed(2)
-    sizes = ModelConfig(architecture="attention", embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2)
-    network = FewShotAttention(sizes)
+    network = FewShotAttention(E, 16, num_blocks=2, num_heads=2)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape))
@@ -143,7 +142,7 @@ def test_a_group_without_answers_gets_the_prior(model, data, table):
 
 
 def test_features_of_another_size_are_refused(data, table):
-    model = FewShotAttention(ModelConfig(architecture="attention", embedding_dim=5))
+    model = FewShotAttention(5, 16, num_blocks=2, num_heads=2)
     with pytest.raises(UserError, match="built for embeddings of 5 features, the table has 6"):
         predict_targets(model, data, table, num_context=4, seed=0)
 

@@ -151,11 +151,6 @@ def test_gradients_are_finite_with_padding(model, batch):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_weights_are_plain_float_arrays():
-    state = build("attention").state_dict()
-    assert {value.dtype for value in state.values()} == {torch.float32}
-
-
 def test_an_untrained_network_answers_uniformly(untrained, batch):
     options = batch["target_options"]
     torch.testing.assert_close(probability(untrained, batch), options / options.sum(-1, keepdim=True))

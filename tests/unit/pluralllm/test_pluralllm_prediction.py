@@ -93,12 +93,6 @@ def test_a_questions_own_answer_never_reaches_its_prediction(model, data, table)
         assert (np.abs(after - before).max(axis=1)[others] > 1e-7).all()
 
 
-def test_context_is_distinct_with_one_to_spare_for_the_question_itself(data):
-    for num_context in (1, 8, 24, 25, 60):
-        order = context_order(data, IDS, num_context=num_context, seed=0)
-        assert len(set(order.tolist())) == len(order) == min(num_context + 1, 25)
-
-
 def test_context_is_a_fair_draw(data):
     """Over 300 seeds each of the 24 other answers is in a context of 6 with probability 1/4: 75 times, sd 7.5."""
     count = np.zeros(25)

@@ -17,7 +17,6 @@ from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.network import Questions
 from pluralllm.prediction import context_order, predict_choices, predict_targets
-from pluralllm.scores import nearest_question
 
 Q, K, E = 40, 3, 6
 IDS = tuple(f"question {q}" for q in range(Q))
@@ -157,18 +156,3 @@ def test_attention_has_one_choice(model, data, table):
     choices = predict_choices(model, data, table, num_context=8, seed=0, trained=trained, rows=unanswered)
     assert choices.shape == (1, len(unanswered), K)
     np.testing.assert_allclose(choices[0], found[unanswered], atol=2e-6)
-
-
-def test_the_nearest_question_by_hand():
-    """Questions a, b, c of two options; b is nearer to a than to c, d has three options and so is like none."""
-    value_QKE = np.zeros((4, 3, 1), np.float32)
-    value_QKE[:, :2, 0] = np.array([[0.0], [1.0], [3.0], [0.0]])
-    option_QK = np.array([[True, True, False]] * 3 + [[True] * 3])
-    table = OptionEmbedding(("a", "b", "c", "d"), value_QKE, option_QK)
-    known = GroupData("New", np.array([0, 2]), np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], dtype=np.float32))
-    third = 1 / 3
-    expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
-    np.testing.assert_allclose(nearest_question(known, table), expected, atol=1e-7)
-    # of two, never itself: b has both, a and c only the other
-    both = [[0.2, 0.8, 0.0], [0.55, 0.45, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
-    np.testing.assert_allclose(nearest_question(known, table, count=2), both, atol=1e-7)

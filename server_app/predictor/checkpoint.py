@@ -15,10 +15,10 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
-from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, SurveySummary
+from appa_flwr.run.cards import Card, EmbeddingSummary, SurveySummary
 from pluralllm import card as cards
 from pluralllm.network import PluralLLM
-from pluralllm.training import EpisodeConfig, build
+from pluralllm.training import build
 from server_app.predictor.pretraining import Pretraining
 
 PRETRAINING = "pretraining"
@@ -91,7 +91,6 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
         architecture=config.pluralllm.architecture,
-        episodes=EpisodeShape(**vars(EpisodeConfig.of(config.pluralllm))),
         embedding=EmbeddingSummary(encoder=config.pluralllm.encoder, probe=probe),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),

@@ -39,7 +39,7 @@ CURVE_QUESTIONS = 48
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
-def written(
+def decode(
     base: Base,
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -70,7 +70,7 @@ def greedy_answers(
     batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
         prompts = [inputs.prompts[q] for q in batch]
-        texts += written(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
+        texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
     return parse_answers(run.config.task, texts, question_J, run.catalogue)
 
@@ -117,14 +117,14 @@ def evaluate(
             inputs.test_J,
             progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
         )
-        scored = score(run, name, answers, metrics=metrics(run.config))
+        scored = score(run, name, answers, metrics=metric_names(run.config))
         put(run.folder.path, scored.pair_scores)
         run.folder.write(SUMMARY, (*earlier, *scored.rows))
         phase.step(1, 1, in_words(scored.rows[0]))
     return scored
 
 
-def metrics(config: Config) -> list[str]:
+def metric_names(config: Config) -> list[str]:
     """What a model is scored by, the training metric first: the examples in the report show its rewards."""
     return sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
 

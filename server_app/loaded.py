@@ -23,7 +23,7 @@ from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 from pluralllm.data import group_data, option_embedding
 from pluralllm.prediction import predict_targets
-from server_app.evaluation import written
+from server_app.evaluation import decode
 from server_app.policy import export
 from server_app.predictor.checkpoint import network, read_checkpoint
 from server_app.predictor.pretraining import initial_weights
@@ -52,7 +52,7 @@ class LoadedPolicy:
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
         prompt = self._base.prompt_ids(self._config, Question(GROUP, question, tuple(options)))
-        (text,) = written(self._base, self._model, [prompt], tokens=self._config.ppo.response_length)
+        (text,) = decode(self._base, self._model, [prompt], tokens=self._config.ppo.response_length)
         parsed = formats.parse(self._config.task, text, len(options))
         return Answer(text, parsed.prediction, parsed.format_score)
 

@@ -68,7 +68,7 @@ class Judge:
             with contextlib.suppress(TooFew):
                 majority_QK = ask_votes(run).majority_QK
             kept = baselines.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
-        scored = evaluation.score(run, method, parsed, metrics=evaluation.metrics(config), samples=samples)
+        scored = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config), samples=samples)
         pair_scores.put(run.folder.path, scored.pair_scores)
         run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
         kept = [row for row in kept if row.method != method] + scored.rows
@@ -95,6 +95,6 @@ class LocalModel:
         generator = torch.Generator(self._model.device).manual_seed(len(prompts))
         for start in range(0, len(prompts), BATCH):
             ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
-            yield from evaluation.written(
+            yield from evaluation.decode(
                 self._base, self._model, ids, tokens=answer_tokens, temperature=temperature, generator=generator
             )

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 
-import numpy as np
 import pytest
 from report_runs import line
 
@@ -144,18 +143,6 @@ def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"/file/deeper/r: .*Not a directory"):
         RunFolder(config_in(tmp_path / "file" / "deeper"))
-
-
-def test_a_phase_keeps_the_most_memory_until_its_end(tmp_path):
-    with RunFolder(config_in(tmp_path)) as folder:
-        for name in ("small", "large", "after"):
-            with folder.phase(name):
-                block = np.ones(2**24 if name == "large" else 1)  # 128 MiB
-                del block
-        small, large, after = (row.peak_mib for row in files_of_run.PHASES.read(folder.path))
-    assert 0 < small <= large <= after
-    assert large > 128
-    assert after < 10 * large
 
 
 def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):

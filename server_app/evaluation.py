@@ -21,7 +21,7 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
-from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
+from appa_flwr.run.records import Example, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.scores import GroupScores, of_rewards, scores
@@ -139,6 +139,14 @@ def in_words(row: SummaryRow) -> str:
     if row.format_score is not None:
         words.append(f"format {row.format_score:.3f}")
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
+
+
+def round_in_words(line: RuleRound) -> str:
+    """A rule's round in the log."""
+    rewards = [reward for reward in line.rewards.values() if reward is not None]
+    worst = f", worst group {min(rewards):.3f}" if rewards else ""
+    missing = f", MISSING {', '.join(line.missing_groups)}" if line.missing_groups else ""
+    return f"reward {line.reward:.3f}{worst}, FI {line.fairness_index:.4f}, format {line.format_score:.3f}{missing}"
 
 
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:

@@ -141,12 +141,13 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def round_in_words(line: RuleRound) -> str:
-    """A rule's round in the log."""
-    rewards = [reward for reward in line.rewards.values() if reward is not None]
-    worst = f", worst group {min(rewards):.3f}" if rewards else ""
-    missing = f", MISSING {', '.join(line.missing_groups)}" if line.missing_groups else ""
-    return f"reward {line.reward:.3f}{worst}, FI {line.fairness_index:.4f}, format {line.format_score:.3f}{missing}"
+def round_in_words(line: RuleRound, *more: str) -> str:
+    """A rule's round in the log, with what else there is to say of it."""
+    words, rewards = [f"reward {line.reward:.3f}"], [reward for reward in line.rewards.values() if reward is not None]
+    if rewards:
+        words.append(f"worst group {min(rewards):.3f}")
+    words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
+    return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
 
 
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:

@@ -154,8 +154,8 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         def keep(line: Iteration, state: RuleState) -> None:
             folder.append(METRICS, line)
             track(line)
-            words, waited = evaluation.round_in_words(line), line.seconds["federation_wait"]
-            phase.step(line.iteration, iterations, f"{words}, KL {line.kl:.2f}, waited {waited:.2f} s")
+            more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
+            phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
             if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
                 checkpoints.save(path, Checkpoint(line.iteration, order.taken, rule.saved(state), engine.state()))
                 phase.save_seconds()

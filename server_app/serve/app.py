@@ -126,8 +126,8 @@ def serve(run: RunInputs) -> None:
         stop.unlink(missing_ok=True)
 
         def closed(name: str, last: ServedRound) -> None:
-            text = f"run {name}, round {last.round}: {last.size} answers, {round_in_words(last)}, {last.seconds:.2f} s"
-            phase.step(last.iteration, last.iteration, text)
+            text = f"run {name}, round {last.round}: {last.size} answers, "
+            phase.step(last.iteration, last.iteration, text + round_in_words(last, f"{last.seconds:.2f} s"))
 
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"

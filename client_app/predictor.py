@@ -21,7 +21,7 @@ from appa_flwr.config.sections import AVERAGING, PluralLLMSection
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
-from pluralllm.network import ModelConfig, PluralLLM
+from pluralllm.network import PluralLLM
 from pluralllm.prediction import predict_choices, predict_targets
 from pluralllm.scores import measure_sums
 from pluralllm.training import EpisodeConfig, build, choices, local_update, step_size_factor
@@ -99,7 +99,7 @@ class Predictor:
         """
         torch.set_num_threads(1)
         if not len(truth):
-            return np.zeros(len(choices(self.model.config.architecture)))
+            return np.zeros(len(choices(self.settings.architecture)))
         predicted_VNK = predict_choices(
             self.model,
             data,
@@ -120,7 +120,7 @@ def load(config: Config, weight_P: Weights, embedding: OptionEmbedding, train_Q:
 
 
 def _model(config: Config, weight_P: Weights) -> PluralLLM:
-    model = build(ModelConfig.of(config.pluralllm.architecture))
+    model = build(config.pluralllm.architecture)
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     model.load_state_dict(split_weights(weight_P, shapes).to_torch_state_dict())
     return model

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pluralllm.network import Episodes, Head, Layout, ModelConfig, OptionMixing, PluralLLM, Questions, layout, log_share
+from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
 ANSWER_FEATURES = 4
@@ -80,19 +80,24 @@ class FewShotAttention(PluralLLM):
     """Few-shot preference predictor (paper, appendix "PluralLLM Preference Probability Modeling").
 
     An untrained network answers uniformly: both heads start at 0. The state dict holds float parameters only.
+
+    Args:
+        embedding_dim: features E of an option.
+        dim: width D, a multiple of `num_heads`.
+        num_blocks: blocks of option mixing and attention, at least 1.
+        num_heads: heads H.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        dim = config.hidden_dim
-        self.option = nn.Linear(config.embedding_dim, dim)
+    def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, num_heads: int) -> None:
+        super().__init__(embedding_dim)
+        self.option = nn.Linear(embedding_dim, dim)
         self.answer = nn.Linear(ANSWER_FEATURES, 2 * dim)
         self.answered = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim))
         self.unanswered = nn.Parameter(torch.zeros(dim))
         self.prior_mixing = OptionMixing(dim)
         self.prior_head = Head(dim)
-        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(config.num_blocks + 1))
-        self.attention = nn.ModuleList(_ContextAttention(dim, config.num_heads) for _ in range(config.num_blocks))
+        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(num_blocks + 1))
+        self.attention = nn.ModuleList(_ContextAttention(dim, num_heads) for _ in range(num_blocks))
         self.head = Head(dim)
 
     def loss(self, episodes: Episodes) -> Tensor:

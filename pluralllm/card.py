@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config.sections import Architecture
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run import run_files
-from appa_flwr.run.cards import Card, EmbeddingSummary
+from appa_flwr.run.cards import Card
 from appa_flwr.survey.types import Question
 
 KEY = "pluralllm.checkpoint"
@@ -79,30 +80,20 @@ def read(weights: Path) -> Card:
     return card
 
 
-def check_fit(
-    card: Card,
-    weights: Path,
-    *,
-    architecture: Architecture,
-    embedding: EmbeddingSummary,
-    questions: Sequence[Question],
-    held_out: Sequence[Question],
-    unseen_groups: Collection[str],
-) -> None:
+def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> None:
     """Refuse a checkpoint (`card`, and its `weights` for messages) that this run cannot use, or only worthlessly.
 
     Raises:
         UserError: the features are others or of another table, the network is of another architecture, a held-out
             question was trained on, or an unseen group has trained.
     """
-    where = f'{KEY} = "{weights}"'
-
-    if table_hash(questions) != card.survey.table:
+    where, own, trained = f'{KEY} = "{weights}"', config.pluralllm, set(card.survey.training)
+    if table_hash(public.questions) != card.survey.table:
         raise UserError(
             f"{where}: was trained on another table of {card.survey.num_questions} questions, and this run has "
-            f"{len(questions)}; the features of a question depend on all of them, so use the same survey"
+            f"{len(public.questions)}; the features of a question depend on all of them, so use the same survey"
         )
-    trained = set(card.survey.training)
+    held_out = [public.questions[q] for q in np.flatnonzero(public.held_out_Q)]
     leaked = [question for question in held_out if question_hash(question) in trained]
     if leaked:
         raise UserError(
@@ -110,18 +101,17 @@ def check_fit(
             f"'{leaked[0].question_id}'; use its seed = {card.survey.split_seed} and "
             f"data.test-fraction = {card.survey.test_fraction}"
         )
-    if not np.allclose(embedding.probe, card.embedding.probe, atol=PROBE_TOLERANCE):
+    if not np.allclose(probe(public.embedding_QKE, public.questions), card.embedding.probe, atol=PROBE_TOLERANCE):
         raise UserError(
             f"{where}: the features of its questions are others than this run's, which has pluralllm.encoder = "
-            f"{embedding.encoder}; it was trained with {card.embedding.encoder}"
+            f"{own.encoder}; it was trained with {card.embedding.encoder}"
         )
-    if architecture != card.architecture:
+    if own.architecture != card.architecture:
         raise UserError(
-            f"{where}: was trained with pluralllm.architecture = {card.architecture}, and this run has {architecture}; "
-            "use the same"
+            f"{where}: was trained with pluralllm.architecture = {card.architecture}, and this run has "
+            f"{own.architecture}; use the same"
         )
-    both = sorted(set(unseen_groups) & card.survey.groups.keys())
-    if both:
+    if both := sorted(set(config.unseen_group_names) & card.survey.groups.keys()):
         raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")
 
 

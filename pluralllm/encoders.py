@@ -31,7 +31,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import lock, replace_file, writing
+from appa_flwr.core.files import replace_file
 
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Encoder = Callable[[Sequence[str]], Matrix]
@@ -48,7 +48,6 @@ NOT_READ = ("onnx/*", "openvino/*", "original/*")  # the same weights in formats
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"  # of a sentence-transformers model
 MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
-CHARACTERS_PER_BATCH = 2**14  # some 4,000 tokens, padding counted; bounds memory
 MODEL_SETTINGS = {"dtype": "float32"}
 # The library would put a text into the chat template of a model that has one.
 PLAIN_TEXT: dict[str, Any] = {
@@ -56,8 +55,6 @@ PLAIN_TEXT: dict[str, Any] = {
     "module_output_name": "token_embeddings",
 }
 CACHE_VERSION = 1
-CACHE_LOCK = ".embedding.lock"
-CACHE_PATIENCE = 60.0  # seconds another process may take to write a file
 
 
 def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: None) -> Encoder:
@@ -66,7 +63,7 @@ def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: Non
     Args:
         name: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a causal LM.
         cache: folder that keeps what a pretrained model computed; made if it does not exist.
-        progress: called with (texts done, texts) while a pretrained model computes.
+        progress: called with (texts done, texts) before and after a pretrained model computes.
 
     Raises:
         UserError: "minilm", and its package is not installed.
@@ -119,25 +116,16 @@ class PretrainedEncoder:
         path = self.cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
         vector_UH = _read(path, len(texts))
         if vector_UH is None:
-            vector_UH = self._compute(folder, texts)
-            _write(path, vector_UH)
-        return vector_UH
-
-    def _compute(self, folder: Path, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        loaded = _load(self.model, folder)
-        # Longest first: memory that does not suffice shows at once, not at the end.
-        order_U = sorted(range(len(texts)), key=lambda u: -len(texts[u]))
-        parts: list[npt.NDArray[np.float32]] = []
-        done = 0
-        while done < len(texts):
-            size = max(1, CHARACTERS_PER_BATCH // max(1, len(texts[order_U[done]])))
-            batch = [texts[u] for u in order_U[done : done + size]]
-            parts.append(loaded.encode(batch, batch_size=size, show_progress_bar=False))
-            done += len(batch)
-            self.progress(done, len(texts))
-        vector_UH: npt.NDArray[np.float32] = np.concatenate(parts)[np.argsort(order_U)]
-        if not np.isfinite(vector_UH).all():
-            raise UserError(f"pluralllm.encoder = {self.model}: its vectors are not finite; are its weights damaged?")
+            loaded = _load(self.model, folder)
+            self.progress(0, len(texts))
+            vector_UH = loaded.encode(list(texts), show_progress_bar=False)
+            self.progress(len(texts), len(texts))
+            if not np.isfinite(vector_UH).all():
+                wrong = "its vectors are not finite; are its weights damaged?"
+                raise UserError(f"pluralllm.encoder = {self.model}: {wrong}")
+            file = io.BytesIO()
+            np.savez(file, vector_UH=vector_UH)
+            replace_file(path, file.getvalue(), parents=True)
         return vector_UH
 
 
@@ -223,12 +211,3 @@ def _read(path: Path, num_texts: int) -> npt.NDArray[np.float32] | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
     return vector_UH if vector_UH.shape[:1] == (num_texts,) else None
-
-
-def _write(path: Path, vector_UH: npt.NDArray[np.float32]) -> None:
-    file = io.BytesIO()
-    np.savez(file, vector_UH=vector_UH)
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path.parent / CACHE_LOCK, patience=CACHE_PATIENCE):
-        replace_file(path, file.getvalue())

@@ -15,38 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from appa_flwr.config.sections import Architecture
-
 EMBEDDING_DIM = 128  # features of an option
 HIDDEN_DIM = 64  # width of the network
 NUM_BLOCKS = 2  # of option mixing, and with "attention" of attention
+NUM_HEADS = 4  # of "attention"
 RANK = 16  # learned features by which "residual" compares questions
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Architecture and sizes of the network.
-
-    Attributes:
-        architecture: "residual" (`pluralllm.residual`) or "attention" (`pluralllm.attention`).
-        embedding_dim: E, features of an option.
-        hidden_dim: D, width of the network, a multiple of `num_heads`.
-        num_blocks: blocks of option mixing, and with "attention" of attention, at least 1.
-        num_heads: H, heads of "attention".
-        rank: R, learned features in the kernel of "residual", at least 1.
-    """
-
-    architecture: Architecture = "residual"
-    embedding_dim: int = EMBEDDING_DIM
-    hidden_dim: int = HIDDEN_DIM
-    num_blocks: int = NUM_BLOCKS
-    num_heads: int = 4
-    rank: int = RANK
-
-    @classmethod
-    def of(cls, architecture: Architecture) -> ModelConfig:
-        """The sizes of all runs."""
-        return cls(architecture, EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, rank=RANK)
 
 
 class Questions(NamedTuple):
@@ -194,11 +167,15 @@ def log_share(score_N: Tensor, option_BSK: Tensor) -> Tensor:
 
 
 class PluralLLM(nn.Module, ABC):
-    """A preference predictor, of either architecture; `pluralllm.training.build` makes one."""
+    """A preference predictor, of either architecture; `pluralllm.training.build` makes one.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Attributes:
+        embedding_dim: features E of an option.
+    """
+
+    def __init__(self, embedding_dim: int) -> None:
         super().__init__()
-        self.config = config
+        self.embedding_dim = embedding_dim
 
     @abstractmethod
     def loss(self, episodes: Episodes) -> Tensor:

@@ -115,10 +115,9 @@ def predict_targets(
     Raises:
         UserError: the embedding has another size than the model was built for.
     """
-    if embedding.dim != model.config.embedding_dim:
+    if embedding.dim != model.embedding_dim:
         raise UserError(
-            f"PluralLLM was built for embeddings of {model.config.embedding_dim} features, "
-            f"the table has {embedding.dim}"
+            f"PluralLLM was built for embeddings of {model.embedding_dim} features, the table has {embedding.dim}"
         )
     model.eval()
     table = Questions(torch.from_numpy(embedding.value_QKE), torch.from_numpy(embedding.option_QK))

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pluralllm.data import BoolArray, FloatArray, embedding_parts
-from pluralllm.network import Episodes, Head, Layout, ModelConfig, OptionMixing, PluralLLM, Questions, layout, log_share
+from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # where in the list an option stands, how far from the middle, and one over the length of the list
 PLACE_FEATURES = 3
@@ -116,23 +116,29 @@ class _Read:
 
 
 class ExactResidual(PluralLLM):
-    """PluralLLM as mean and exact residual; untrained, the mean is uniform. The state dict holds floats only."""
+    """PluralLLM as mean and exact residual; untrained, the mean is uniform. The state dict holds floats only.
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        dim = config.hidden_dim
-        self.parts = embedding_parts(config.embedding_dim)
-        self.option = nn.Linear(config.embedding_dim + PLACE_FEATURES, dim)
+    Args:
+        embedding_dim: features E of an option.
+        dim: width D.
+        num_blocks: blocks of option mixing.
+        rank: learned features R of the kernel, at least 1.
+    """
+
+    def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, rank: int) -> None:
+        super().__init__(embedding_dim)
+        self.parts = embedding_parts(embedding_dim)
+        self.option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
         self.unread = nn.Parameter(torch.zeros(dim))
-        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(config.num_blocks))
+        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(num_blocks))
         self.head = Head(dim)
         self.log_weight = nn.Parameter(torch.full((NUM_VIEWS, NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
         self.log_length = nn.Parameter(torch.full((NUM_VIEWS, 3), math.log(START_LENGTH) / KERNEL_STEP))
         self.log_noise = nn.Parameter(torch.full((NUM_VIEWS,), math.log(START_NOISE) / KERNEL_STEP))
-        self.feature_option = nn.Linear(config.embedding_dim + PLACE_FEATURES, dim)
+        self.feature_option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
         self.feature_mixing = OptionMixing(dim)
         self.feature_norm = nn.LayerNorm(dim)
-        self.feature = nn.Linear(dim, config.rank, bias=False)
+        self.feature = nn.Linear(dim, rank, bias=False)
         self.log_feature = nn.Parameter(torch.full((2,), math.log(START_FEATURE) / KERNEL_STEP))
         self.register_buffer(SHARES_KEY, torch.tensor(START_SHARES))
 

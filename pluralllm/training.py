@@ -16,7 +16,7 @@ from appa_flwr.config.sections import Architecture, PluralLLMSection
 from appa_flwr.core.errors import UserError
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.network import Episodes, ModelConfig, PluralLLM, Questions
+from pluralllm.network import EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS, RANK, Episodes, PluralLLM, Questions
 from pluralllm.residual import SHARES, ExactResidual, Shares
 
 Optimizer = Literal["sgd", "adam"]
@@ -38,9 +38,11 @@ RESIDUAL_CONTEXT = (8, 100)
 VIEW_SHARES = (0.5, 0.5, 0.1)
 
 
-def build(config: ModelConfig) -> PluralLLM:
-    """A fresh network, its weights drawn from torch's generator; untrained it answers uniformly."""
-    return ExactResidual(config) if config.architecture == "residual" else FewShotAttention(config)
+def build(architecture: Architecture) -> PluralLLM:
+    """A fresh network of a run, its weights drawn from torch's generator; untrained it answers uniformly."""
+    if architecture == "residual":
+        return ExactResidual(EMBEDDING_DIM, HIDDEN_DIM, num_blocks=NUM_BLOCKS, rank=RANK)
+    return FewShotAttention(EMBEDDING_DIM, HIDDEN_DIM, num_blocks=NUM_BLOCKS, num_heads=NUM_HEADS)
 
 
 def choices(architecture: Architecture) -> tuple[Shares | None, ...]:

@@ -1,4 +1,4 @@
-"""Scores without a language model: trivial baselines, what each group's own prediction is worth, and ceilings.
+"""Scores without a language model: trivial baselines, look-ups, each group's own prediction, and ceilings.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -19,13 +19,15 @@ from appa_flwr.analysis.destinations import destination, drawn_questions, ends, 
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask
+from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run import predictions
 from appa_flwr.run.pair_scores import put, replace_rows
 from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
+    NEAREST_QUESTIONS,
+    OPTION_LIST,
     OWN_PREDICTION,
     Differences,
     Means,
@@ -34,10 +36,11 @@ from appa_flwr.run.records import (
     SummaryRow,
 )
 from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
+from pluralllm.data import GroupData, option_embedding
+from pluralllm.scores import nearest_question
 from server_app.evaluation import Scored, given_answers, result, score, with_skill
 from server_app.federation.scores import GroupScores, of_rewards
 from server_app.inputs import RunInputs
-from server_app.lookups import look_ups
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -45,6 +48,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 DIGITS = 9
 """To which groups' tables are rounded, so that options which tie in a group's own table tie here and rank the same."""
+
+NUM_NEAREST = 3
 
 log = logging.getLogger("appa.server")
 
@@ -115,6 +120,38 @@ def _mean_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
     if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
         known_JK[MEAN_PREDICTION] = mean_QK[test_J]
     return known_JK
+
+
+def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
+    """Answers (J, K) by look-up, one for all groups.
+
+    Args:
+        mean_QK: the groups' mean answers, of any sums; only those to training questions are used.
+        catalogue: the public questions.
+        question_J: the held-out questions to answer.
+
+    Returns:
+        "option-list": the mean answer to training questions with the same options, or else with as many; uniform where
+        there are none. "nearest-questions": the mean over the `NUM_NEAREST` training questions with as many options
+        whose options, each embedded with its question, are nearest.
+    """
+    total_Q1 = mean_QK.sum(axis=1, keepdims=True)
+    known_Q = np.flatnonzero(catalogue.train_Q & (total_Q1[:, 0] > 0))
+    share_QK = mean_QK / np.where(total_Q1 > 0, total_Q1, 1.0)
+    mean = GroupData("mean", known_Q, share_QK[known_Q].astype(np.float32))
+    near_JK = nearest_question(mean, option_embedding(catalogue), question_J, count=NUM_NEAREST)
+    same_JK = np.stack([_by_options(share_QK, catalogue, known_Q, catalogue.questions[j].options) for j in question_J])
+    return {OPTION_LIST: same_JK, NEAREST_QUESTIONS: near_JK}
+
+
+def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, options: tuple[str, ...]) -> FloatArray:
+    alike = [q for q in known_Q if catalogue.questions[q].options == options]
+    alike = alike or [q for q in known_Q if len(catalogue.questions[q].options) == len(options)]
+    if alike:
+        mean_K: FloatArray = share_QK[alike].mean(axis=0)
+        return mean_K
+    uniform_K: FloatArray = (np.arange(share_QK.shape[1]) < len(options)) / len(options)
+    return uniform_K
 
 
 def _mean(run: RunInputs, kind: str) -> FloatArray | None:

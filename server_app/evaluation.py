@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 from transformers import PreTrainedModel
 
 from appa_flwr.analysis.alignment import skill_score
@@ -20,7 +21,7 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
-from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
+from appa_flwr.run.records import Example, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.scores import GroupScores, of_rewards, scores
@@ -38,14 +39,19 @@ CURVE_QUESTIONS = 48
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
-def greedy(base: Base, config: Config) -> Decoding:
-    """Decoding of answers that are scored or asked for: the likeliest token each time."""
-    return Decoding(
-        max_new_tokens=config.ppo.response_length,
-        temperature=0.0,
-        stop_ids=base.stop_ids,
-        pad_id=base.pad_id,
-    )
+def decode(
+    base: Base,
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> list[str]:
+    """A model's answers of at most so many tokens, a batch; the likeliest token each time at temperature 0."""
+    decoding = Decoding(tokens, temperature, base.stop_ids, base.pad_id)
+    decoded = sample(model, prompts, decoding, generator=generator).sequences
+    return base.texts(decoded.response_JT, decoded.mask_JT)
 
 
 def greedy_answers(
@@ -61,11 +67,10 @@ def greedy_answers(
     `progress` is called with (batches done, batches).
     """
     texts: list[str] = []
-    decoding = greedy(inputs.base, run.config)
     batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
-        decoded = sample(model, [inputs.prompts[q] for q in batch], decoding).sequences
-        texts += inputs.base.texts(decoded.response_JT, decoded.mask_JT)
+        prompts = [inputs.prompts[q] for q in batch]
+        texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
     return parse_answers(run.config.task, texts, question_J, run.catalogue)
 
@@ -104,9 +109,6 @@ def evaluate(
     run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
     """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json."""
-    config = run.config
-    # The training metric first: the examples in the report show its rewards.
-    metrics = sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
     with run.folder.phase(f"evaluate {name}") as phase:
         answers = greedy_answers(
             run,
@@ -115,11 +117,16 @@ def evaluate(
             inputs.test_J,
             progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
         )
-        scored = score(run, name, answers, metrics=metrics)
+        scored = score(run, name, answers, metrics=metric_names(run.config))
         put(run.folder.path, scored.pair_scores)
         run.folder.write(SUMMARY, (*earlier, *scored.rows))
         phase.step(1, 1, in_words(scored.rows[0]))
     return scored
+
+
+def metric_names(config: Config) -> list[str]:
+    """What a model is scored by, the training metric first: the examples in the report show its rewards."""
+    return sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
 
 
 def in_words(row: SummaryRow) -> str:
@@ -132,6 +139,15 @@ def in_words(row: SummaryRow) -> str:
     if row.format_score is not None:
         words.append(f"format {row.format_score:.3f}")
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
+
+
+def round_in_words(line: RuleRound, *more: str) -> str:
+    """A rule's round in the log, with what else there is to say of it."""
+    words, rewards = [f"reward {line.reward:.3f}"], [reward for reward in line.rewards.values() if reward is not None]
+    if rewards:
+        words.append(f"worst group {min(rewards):.3f}")
+    words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
+    return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
 
 
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:

@@ -21,11 +21,10 @@ from appa_flwr.public import Answer
 from appa_flwr.run import predictions
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
-from pluralllm.data import OptionEmbedding, group_data
+from pluralllm.data import group_data, option_embedding
 from pluralllm.prediction import predict_targets
-from server_app.evaluation import greedy
+from server_app.evaluation import decode
 from server_app.policy import export
-from server_app.policy.sample import sample
 from server_app.predictor.checkpoint import network, read_checkpoint
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -47,15 +46,13 @@ class LoadedPolicy:
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
         self._config = config
         self._base, self._model = export.opened(config, str(folder))
-        self._decoding = greedy(self._base, config)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
         """See `appa_flwr.public.Policy`."""
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
         prompt = self._base.prompt_ids(self._config, Question(GROUP, question, tuple(options)))
-        decoded = sample(self._model, [prompt], self._decoding).sequences
-        (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)
+        (text,) = decode(self._base, self._model, [prompt], tokens=self._config.ppo.response_length)
         parsed = formats.parse(self._config.task, text, len(options))
         return Answer(text, parsed.prediction, parsed.format_score)
 
@@ -78,8 +75,7 @@ class LoadedPredictor:
             self._catalogue = catalogue = build_catalogue(self._config)
         checkpoint = read_checkpoint(self._config, catalogue, initial_weights(self._config))
         assert checkpoint is not None  # the config names one
-        ids = tuple(question.question_id for question in catalogue.questions)
-        self._table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
+        self._table = option_embedding(catalogue)
         self._model = network(config, checkpoint[0].weights)
 
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:

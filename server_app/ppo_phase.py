@@ -154,7 +154,8 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         def keep(line: Iteration, state: RuleState) -> None:
             folder.append(METRICS, line)
             track(line)
-            phase.step(line.iteration, iterations, _in_words(line))
+            more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
+            phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
             if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
                 checkpoints.save(path, Checkpoint(line.iteration, order.taken, rule.saved(state), engine.state()))
                 phase.save_seconds()
@@ -176,14 +177,3 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         )
         timeout = config.run.reply_timeout
         strategy.start(AskGrid(run.groups), ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
-
-
-def _in_words(line: Iteration) -> str:
-    """An iteration in the log."""
-    rewards = [reward for reward in line.rewards.values() if reward is not None]
-    worst = f", worst group {min(rewards):.3f}" if rewards else ""
-    return (
-        f"reward {line.group_reward:.3f}{worst}, FI {line.fairness_index:.4f}, "
-        f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
-        + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
-    )

@@ -1,4 +1,4 @@
-"""Faults of a run that show before its first phase, and by a process of the launcher's before Flower starts.
+"""The machine, and a run's faults that show before its first phase, or in a process of the launcher's before Flower.
 
 The launcher itself needs no torch. Its process reads the config as JSON on standard input; a user's mistake is a line
 on standard output and exit code 2.
@@ -7,18 +7,24 @@ on standard output and exit code 2.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import torch
 
+from appa_flwr import __version__
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache
 from server_app import quiet, tracking
 from server_app.policy import base
 
+GIBIBYTE = 2**30
 WITHOUT_POLICY = ("pluralllm", "serve")
 """Values of `run.phases` with which a run trains no policy."""
 LARGEST_FULL_STEP = 1e-4
@@ -35,6 +41,16 @@ def check(config: Config, *, say: Callable[[str], None]) -> None:
     if config.run.phases not in WITHOUT_POLICY:
         check_cache()
         base.check(config, say=say)
+
+
+def machine(folder: Path) -> str:
+    """Version, cores and how busy they are, free memory, free disk under `folder`, and GPUs; the first is used."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    free = f"{memory / GIBIBYTE:.1f} GiB of memory and {disk / GIBIBYTE:.1f} GiB of disk free"
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    made_by = f"appa-flwr {__version__}, torch {torch.__version__}"
+    return f"{made_by}, {cores} cores (load {psutil.getloadavg()[0]:.1f}), {free}, {', '.join(gpus) or 'no GPU'}"
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, SFT_MODEL, SUMMARY, SURVEY_FILE
 from appa_flwr.survey.generate import population
-from server_app import machine, ppo_phase, predictor_phase
+from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
 from server_app.federation.ask import TooFew
@@ -44,7 +44,7 @@ from server_app.policy.base import Base
 from server_app.policy.export import load_policy
 from server_app.predictor.checkpoint import read_checkpoint
 from server_app.predictor.pretraining import initial_weights
-from server_app.preflight import WITHOUT_POLICY, check
+from server_app.preflight import WITHOUT_POLICY, check, machine
 from server_app.questions import build_catalogue, keep_survey
 from server_app.run_folder import RunFolder
 
@@ -59,7 +59,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         survey=str(survey_file),
         answers=folder.path / ANSWERS_FOLDER,
     )
-    folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
+    folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if serving := config.run.phases == "serve":
         from server_app.serve import app  # with a web server, which other runs have no use for

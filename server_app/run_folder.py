@@ -152,8 +152,8 @@ class RunFolder:
 
     def timed(self, phase: str, message: str) -> Callable[[int, int], None]:
         """Progress, by steps done and steps in all, of what is no phase of its own or begins before it."""
-        started = time.monotonic()
-        return lambda step, of: self.progress(phase, step, of, message, _left(time.monotonic() - started, step, of))
+        opened = OpenPhase(self, phase, done=0, earlier=0.0)
+        return lambda step, of: opened.step(step, of, message)
 
     def _named(self, phase: str) -> str:
         """A phase's name in the run above."""
@@ -188,11 +188,6 @@ def _peak_mib() -> float | None:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
 
 
-def _left(spent: float, step: int, of: int) -> float | None:
-    """Seconds left after so many steps of so many; None before the first."""
-    return spent / step * (of - step) if step > 0 else None
-
-
 class OpenPhase:
     """One phase of a run; see `RunFolder.phase`."""
 
@@ -202,7 +197,8 @@ class OpenPhase:
 
     def step(self, step: int, of: int, message: str) -> None:
         """Report a step done; the time left is the mean of this session's steps so far times those to come."""
-        left = _left(time.monotonic() - self.started, step - self._done, of - self._done)
+        done, spent = step - self._done, time.monotonic() - self.started
+        left = spent / done * (of - step) if done > 0 else None
         self._folder.progress(self._name, step, of, message, left)
 
     def save_seconds(self) -> None:

@@ -60,8 +60,6 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
     }
     card = {
         "architecture": "residual",
-        "episodes": dict.fromkeys(("num_context", "least_context", "num_targets", "num_episodes"), 4)
-        | {"embedding_noise": 0.2},
         "embedding": {"encoder": "ngrams", "probe": [0.5]},
         "survey": dict.fromkeys(("num_questions", "num_held_out", "split_seed"), 7)
         | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}, "unseen_groups": {}},

@@ -10,18 +10,8 @@ from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 from appa_flwr.run.records import PartScores, Record
 
-CARD_FORMAT = 7
+CARD_FORMAT = 8
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
-
-
-class EpisodeShape(Record):
-    """The batch of a training step, see `pluralllm.training.EpisodeConfig`."""
-
-    num_context: int
-    least_context: int
-    num_targets: int
-    num_episodes: int
-    embedding_noise: float
 
 
 class EmbeddingSummary(Record):
@@ -100,7 +90,6 @@ class Card(Record):
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
     weights: str = ""
     architecture: Architecture
-    episodes: EpisodeShape
     embedding: EmbeddingSummary
     survey: SurveySummary
     training: dict[str, Scalar]

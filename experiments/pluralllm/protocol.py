@@ -37,13 +37,12 @@ from experiments.pluralllm.measures import PredictorScores, measure
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder
-from pluralllm.network import ModelConfig, PluralLLM
+from pluralllm.network import PluralLLM
 from pluralllm.prediction import predict_targets
 from pluralllm.residual import ExactResidual
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, group_sums, mean_from_sums, nearest_question
 from pluralllm.training import EpisodeConfig, build, choices
-from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.predictor.strategies import SERVER_LEARNING_RATE
+from server_app.predictor.pretraining import SERVER_LEARNING_RATE, initial_weights, pretrain
 
 SHORT_ROUNDS = (
     "pluralllm.strategy=fedadam",
@@ -190,7 +189,7 @@ def train(problem: Problem, config: Config, *, seed: int, central: bool = False)
     """
     config = Config.load({**config.flat(), "seed": seed})
     settings = config.pluralllm
-    model = build(ModelConfig.of(settings.architecture))
+    model = build(settings.architecture)
     start = initial_weights(config)
     begin = time.process_time()
     if central:

@@ -15,10 +15,10 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
-from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, SurveySummary
+from appa_flwr.run.cards import Card, EmbeddingSummary, SurveySummary
 from pluralllm import card as cards
-from pluralllm.network import ModelConfig, PluralLLM
-from pluralllm.training import EpisodeConfig, build
+from pluralllm.network import PluralLLM
+from pluralllm.training import build
 from server_app.predictor.pretraining import Pretraining
 
 PRETRAINING = "pretraining"
@@ -62,7 +62,7 @@ def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
 
 def network(config: Config, weights: ArrayRecord) -> PluralLLM:
     """The network of these weights."""
-    model = build(ModelConfig.of(config.pluralllm.architecture))
+    model = build(config.pluralllm.architecture)
     model.load_state_dict(weights.to_torch_state_dict())
     return model
 
@@ -79,15 +79,7 @@ def read_checkpoint(config: Config, catalogue: Catalogue, start: ArrayRecord) ->
         return None
     path = Path(config.pluralllm.checkpoint)
     card = cards.read(path)
-    cards.check_fit(
-        card,
-        path,
-        architecture=config.pluralllm.architecture,
-        embedding=_embedding(config, catalogue),
-        questions=catalogue.questions,
-        held_out=[catalogue.questions[q] for q in np.flatnonzero(catalogue.held_out_Q)],
-        unseen_groups=config.unseen_group_names,
-    )
+    cards.check_fit(card, path, config, catalogue)
     pretraining = load_weights(path, start)
     assert pretraining is not None  # its card was beside it
     return pretraining, card
@@ -95,12 +87,11 @@ def read_checkpoint(config: Config, catalogue: Catalogue, start: ArrayRecord) ->
 
 def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], pretraining: Pretraining) -> Card:
     """The card of weights that this run trained, without scores; `answered` counts each group's training answers."""
-    unseen = config.unseen_group_names
+    unseen, probe = config.unseen_group_names, cards.probe(catalogue.embedding_QKE, catalogue.questions)
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
         architecture=config.pluralllm.architecture,
-        episodes=EpisodeShape(**vars(EpisodeConfig.of(config.pluralllm))),
-        embedding=_embedding(config, catalogue),
+        embedding=EmbeddingSummary(encoder=config.pluralllm.encoder, probe=probe),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),
             training=tuple(sorted(training)),
@@ -114,11 +105,4 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
         training={key: value for key, value in config.flat().items() if key.startswith(SETTINGS) and key != cards.KEY},
         losses=pretraining.losses,
         validation=pretraining.validation,
-    )
-
-
-def _embedding(config: Config, catalogue: Catalogue) -> EmbeddingSummary:
-    return EmbeddingSummary(
-        encoder=config.pluralllm.encoder,
-        probe=cards.probe(catalogue.embedding_QKE, catalogue.questions),
     )

@@ -1,4 +1,4 @@
-"""PluralLLM's federated pretraining, by Flower's stock strategies."""
+"""PluralLLM's federated pretraining, by Flower's stock strategies as the config names them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,38 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
-from pluralllm.network import ModelConfig
 from pluralllm.residual import SHARES_KEY
-from pluralllm.training import build, choices, step_size_factor
+from pluralllm.training import BETAS, build, choices, step_size_factor
 from server_app.federation.ask_grid import AskGrid
 from server_app.federation.groups import Groups
-from server_app.predictor.strategies import flower_strategy
 
 LARGEST_STEP = 10.0  # of a group, in units of the round's median
+# Adaptivity floor of FedAdam and FedYogi. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
+# ends up predicting the same answers for every group.
+TAU = 1e-6
+SERVER_LEARNING_RATE = 3e-3  # of FedAdam and FedYogi; Adam's usual step for a network of this size
+PROXIMAL_MU = 0.01  # pull of FedProx towards the server's weights: it only steadies groups whose steps are few
+
+_ADAPTIVE = {"eta": SERVER_LEARNING_RATE, "tau": TAU, "beta_1": BETAS[0], "beta_2": BETAS[1]}
+STRATEGIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "fedavg": (FedAvg, {}),
+    "fedprox": (FedProx, {"proximal_mu": PROXIMAL_MU}),
+    "fedadam": (FedAdam, _ADAPTIVE),
+    "fedyogi": (FedYogi, _ADAPTIVE),
+}
 
 Progress = Callable[[int, int, float], None]
 
@@ -139,7 +151,7 @@ def _length(step: Iterable[npt.NDArray[np.float64]]) -> float:
 def initial_weights(config: Config) -> ArrayRecord:
     """PluralLLM before any training, by the run's seed."""
     torch.manual_seed(child_seed(config.seed, "pluralllm"))
-    return ArrayRecord(build(ModelConfig.of(config.pluralllm.architecture)).state_dict())
+    return ArrayRecord(build(config.pluralllm.architecture).state_dict())
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +169,14 @@ class Pretraining:
     validation: float | None = None
 
 
+def _flower_strategy(config: Config, num_nodes: int) -> Strategy:
+    """The strategy that `pluralllm.strategy` names, for so many nodes."""
+    strategy_class, settings = STRATEGIES[config.pluralllm.strategy]
+    counts = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": num_nodes}
+    strategy: Strategy = strategy_class(**counts, **settings)
+    return strategy
+
+
 def pretrain(groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
@@ -169,6 +189,6 @@ def pretrain(groups: Groups, config: Config, start: ArrayRecord, *, progress: Pr
     if not config.pluralllm.rounds:
         return Pretraining(start)
     grid = AskGrid(groups)
-    strategy = _Watched(flower_strategy(config, len([*grid.get_node_ids()])), config, groups.names, progress)
+    strategy = _Watched(_flower_strategy(config, len([*grid.get_node_ids()])), config, groups.names, progress)
     strategy.start(grid, start, num_rounds=config.pluralllm.rounds, timeout=config.run.reply_timeout)
     return Pretraining(strategy.weights, tuple(strategy.losses), strategy.validation)

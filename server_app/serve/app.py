@@ -27,6 +27,7 @@ from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from appa_flwr.secure.roster import read_file
 from appa_flwr.trainers.client import TOKEN
+from server_app.evaluation import round_in_words
 from server_app.inputs import RunInputs
 from server_app.serve.engines import LOOK_SECONDS, answered, engine_routes
 from server_app.serve.judge import Judge
@@ -125,11 +126,8 @@ def serve(run: RunInputs) -> None:
         stop.unlink(missing_ok=True)
 
         def closed(name: str, last: ServedRound) -> None:
-            means = [mean for mean in last.rewards.values() if mean is not None]
-            missing = f"; MISSING: {', '.join(last.missing_groups)}" if last.missing_groups else ""
-            text = f"run {name}, round {last.round}: {last.size} answers, reward {sum(means) / len(means):.3f}"
-            text += f", worst group {min(means):.3f}, FI {last.fairness_index:.4f}, {last.seconds:.2f} s{missing}"
-            phase.step(last.iteration, last.iteration, text)
+            text = f"run {name}, round {last.round}: {last.size} answers, "
+            phase.step(last.iteration, last.iteration, text + round_in_words(last, f"{last.seconds:.2f} s"))
 
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"

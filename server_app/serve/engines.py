@@ -11,8 +11,8 @@ import re
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Request
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Body, HTTPException, Request
+from pydantic import BaseModel
 
 from server_app.serve.requests import Item, Name, RunName, ScoreRequest, Text
 from server_app.serve.rounds import Rounds
@@ -22,22 +22,7 @@ LOOK_SECONDS, CLIENT_GONE = 0.2, 499
 _ENDS = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*$")
 """Special tokens at the end of an answer, such as <|im_end|>, which OpenRLHF decodes too."""
 
-One = Annotated[list[Text], Field(min_length=1, max_length=1)]
-
-
-class OpenRLHFRequest(BaseModel):
-    """Of `--reward.remote_url`; a query is its prompt with the answer behind it, a label the question_id."""
-
-    query: One
-    prompts: One
-    labels: Annotated[list[Name], Field(min_length=1, max_length=1)]
-
-
-class SlimeRequest(BaseModel):
-    """Of `--rm-url`; the label is the question_id."""
-
-    response: Text
-    label: Name
+One = Body(min_length=1, max_length=1)
 
 
 class _Part(BaseModel, extra="allow"):
@@ -70,16 +55,26 @@ def engine_routes(rounds: Rounds) -> APIRouter:
         return reply["items"][0]["reward"], reply["items"][0]["components"]
 
     @router.post("/openrlhf/{token}")
-    async def openrlhf(request: Request, body: OpenRLHFRequest, run: RunName = "openrlhf") -> dict[str, Any]:
-        _, prompt, completion = body.query[0].rpartition(body.prompts[0])
+    async def openrlhf(
+        request: Request,
+        query: Annotated[list[Text], One],
+        prompts: Annotated[list[Text], One],
+        labels: Annotated[list[Name], One],
+        run: RunName = "openrlhf",
+    ) -> dict[str, Any]:
+        """Of `--reward.remote_url`; a query is its prompt with the answer behind it, a label the question_id."""
+        _, prompt, completion = query[0].rpartition(prompts[0])
         if not prompt:  # it would be read as a part of the answer
             raise HTTPException(422, "query does not hold its prompt; was that cut, by a max_len that is too short?")
-        value, components = await reward(request, run, body.labels[0], _ENDS.sub("", completion))
+        value, components = await reward(request, run, labels[0], _ENDS.sub("", completion))
         return {"rewards": value, "scores": value, "extra_logs": components}
 
     @router.post("/slime/{token}")
-    async def slime(request: Request, body: SlimeRequest, run: RunName = "slime") -> dict[str, Any]:
-        value, components = await reward(request, run, body.label, body.response)
+    async def slime(
+        request: Request, response: Annotated[Text, Body()], label: Annotated[Name, Body()], run: RunName = "slime"
+    ) -> dict[str, Any]:
+        """Of `--rm-url`; the label is the question_id."""
+        value, components = await reward(request, run, label, response)
         return {"reward": value, **components}
 
     @router.post("/nemo-gym/{token}/seed_session")

@@ -14,7 +14,6 @@ import torch
 from fastapi import HTTPException
 
 from appa_flwr.config import Config
-from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.report import frames
 from appa_flwr.run import pair_scores
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
@@ -24,7 +23,6 @@ from server_app.federation.answers import parse_answers
 from server_app.federation.ask import TooFew
 from server_app.inputs import RunInputs, ask_votes
 from server_app.policy import export
-from server_app.policy.sample import Decoding, sample
 from server_app.serve import prompts
 
 BATCH = 16
@@ -70,9 +68,7 @@ class Judge:
             with contextlib.suppress(TooFew):
                 majority_QK = ask_votes(run).majority_QK
             kept = baselines.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
-        known = metrics_of(config.task, config.reward_metric)
-        metrics = sorted(known, key=lambda metric: metric != config.reward_metric)
-        scored = evaluation.score(run, method, parsed, metrics=metrics, samples=samples)
+        scored = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config), samples=samples)
         pair_scores.put(run.folder.path, scored.pair_scores)
         run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
         kept = [row for row in kept if row.method != method] + scored.rows
@@ -96,14 +92,9 @@ class LocalModel:
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
         """The answer to each prompt, one at a time."""
-        decoding = Decoding(
-            max_new_tokens=answer_tokens,
-            temperature=temperature,
-            stop_ids=self._base.stop_ids,
-            pad_id=self._base.pad_id,
-        )
         generator = torch.Generator(self._model.device).manual_seed(len(prompts))
         for start in range(0, len(prompts), BATCH):
             ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
-            decoded = sample(self._model, ids, decoding, generator=generator).sequences
-            yield from self._base.texts(decoded.response_JT, decoded.mask_JT)
+            yield from evaluation.decode(
+                self._base, self._model, ids, tokens=answer_tokens, temperature=temperature, generator=generator
+            )

@@ -36,22 +36,22 @@ from server_app.serve.requests import Item, ScoreRequest
 GATHER_SECONDS, GATHER_SIZE = 2.0, 96
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
 RETRY_SECONDS = 5  # after which a refused trainer may come again
-STOPPING, ANEW = "the service stops; what was scored is kept", "a trainer of this name has begun anew"
+STOPPING = "the service stops; what was scored is kept"
 
 
 @dataclass(eq=False)
 class Batch:
     """Answers, by id, that the groups are asked about together.
 
-    `requests` counts those that wait for it, `ready` ends its own wait for more answers, `refusal` says why the groups
-    will not be asked.
+    `requests` counts those that wait for it, `full` ends its own wait for more answers, `refusal` says why the groups
+    are not asked.
     """
 
     round: int | None
     size: int
     items: dict[str, Item] = field(default_factory=dict)
     requests: int = 0
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    full: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: HTTPException | None = None
     scored: asyncio.Task[Mapping[str, ServedAnswer]] = field(init=False)
 
@@ -87,26 +87,16 @@ class Run:
             return False
         if self.open is None:
             return True
-        there = self.open.items
-        if any(there.get(name, item).digest != item.digest for name, item in items.items()):
-            return False
-        if request.round is None or self.open.round is None:
-            return self.open.round == request.round
-        same = (self.open.round, self.open.size) == (request.round, request.total)
-        return same and len(there.keys() | items.keys()) <= request.total
-
-    def begin_anew(self, number: int) -> None:
-        """Go back to the state before a round."""
-        if number <= self.number:
-            self.asked = None  # its line will be written all the same, and the round's next one takes its place
-        self.past.go_back(number)
-        self.refuse(409, ANEW)
+        there, same = self.open.items, self.open.round == request.round
+        if request.round:
+            same = same and self.open.size == request.total and len(there.keys() | items.keys()) <= request.total
+        return same and all(there.get(name, item).digest == item.digest for name, item in items.items())
 
     def refuse(self, status: int, reason: str) -> None:
         """Let the open batch go, and with it whoever waits for it."""
         if self.open:
             self.open.refusal = _later(status, reason)
-            self.open.ready.set()
+            self.open.scored.cancel()
             self.open = None
 
 
@@ -217,37 +207,32 @@ class Rounds:
         if waiting + len(more) > MOST_WAITING:
             raise _later(429, f"{waiting} answers wait already")
         if not fits:
-            run.begin_anew(number)
-        run.open = batch = run.open or self._opened(run, request)
-        batch.items |= items
-        if len(batch.items) >= batch.size:
-            batch.ready.set()
-        return batch
+            if run.asked and number <= run.number:
+                raise _later(503, f"the groups are being asked about round {run.number} of run '{request.run}'")
+            run.past.go_back(number)
+            run.refuse(409, "a trainer of this name has begun anew")
+        if run.open is None:
+            run.open = Batch(request.round, request.total if request.round else GATHER_SIZE)
+            run.open.scored = asyncio.get_running_loop().create_task(self._answers(request.run, run, run.open))
+            run.open.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        run.open.items |= items
+        if len(run.open.items) >= run.open.size:
+            run.open.full.set()
+        return run.open
 
-    def _opened(self, run: Run, request: ScoreRequest) -> Batch:
-        batch = Batch(request.round, request.total if request.round else GATHER_SIZE)
-
-        async def scored() -> Mapping[str, ServedAnswer]:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(batch.ready.wait(), None if batch.round else GATHER_SECONDS)
-            async with self._turn:  # until then, a batch without a number takes more answers
-                if batch.refusal is not None:
-                    raise batch.refusal
-                run.asked, run.open = batch, None
-                last = run.past.rounds[-1] if run.past.rounds else None
-                try:
-                    line: ServedLine = await self._in_thread(self._scored, request.run, batch, last)
-                    if run.asked is not batch:
-                        raise HTTPException(409, ANEW)
-                    run.past.add(line)
-                finally:
-                    if run.asked is batch:
-                        run.asked = None
-            return {answer.id: answer for answer in line.answers}
-
-        batch.scored = asyncio.get_running_loop().create_task(scored())
-        batch.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
-        return batch
+    async def _answers(self, name: str, run: Run, batch: Batch) -> Mapping[str, ServedAnswer]:
+        """A batch's answers by id, once they are scored and written."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(batch.full.wait(), None if batch.round else GATHER_SECONDS)
+        async with self._turn:  # until then, a batch without a number takes more answers
+            run.asked, run.open = batch, None
+            last = run.past.rounds[-1] if run.past.rounds else None
+            try:
+                line: ServedLine = await self._in_thread(self._scored, name, batch, last)
+                run.past.add(line)
+            finally:
+                run.asked = None
+        return {answer.id: answer for answer in line.answers}
 
     def _scored(self, name: str, batch: Batch, last: ServedRound | None) -> ServedLine:
         """Ask the groups, apply the rule to its state after the last round, and write this one."""
@@ -295,6 +280,8 @@ async def _result(run: Run, batch: Batch) -> Mapping[str, ServedAnswer]:
     batch.requests += 1
     try:
         await asyncio.wait({batch.scored})
+        if batch.refusal is not None:
+            raise batch.refusal
         return batch.scored.result()
     finally:
         batch.requests -= 1

@@ -26,7 +26,6 @@ from client_app import numbers, predictor
 from client_app.memory import read_arrays
 from client_app.predictor import Predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.network import ModelConfig
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
 from pluralllm.training import EpisodeConfig, build, local_update
@@ -41,13 +40,13 @@ CONFIG = config_of(
     pluralllm__learning_rate=0.01,
 )
 ATTENTION = {"pluralllm.architecture": "attention"}
-SIZES = ModelConfig.of(CONFIG.pluralllm.architecture)
+ARCHITECTURE = CONFIG.pluralllm.architecture
 
 
 @pytest.fixture(scope="module")
 def start() -> np.ndarray:
     torch.manual_seed(1)
-    return join_weights(ArrayRecord(build(SIZES).state_dict()))
+    return join_weights(ArrayRecord(build(ARCHITECTURE).state_dict()))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def train(config, start, data, embedding, *, number, proximal=0.0, secret=""):
 
 def test_a_group_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
     torch.manual_seed(99)  # the process's own generator must not matter
-    model, ours, settings = build(SIZES), groups[0], CONFIG.pluralllm
+    model, ours, settings = build(ARCHITECTURE), groups[0], CONFIG.pluralllm
     named = split_weights(start, {name: value.shape for name, value in model.state_dict().items()})
     model.load_state_dict(named.to_torch_state_dict())
     generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 7))

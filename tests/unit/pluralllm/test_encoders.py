@@ -28,7 +28,7 @@ from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import encoders
-from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
+from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Progress, encoder
 from server_app.questions import build_catalogue
 
@@ -131,15 +131,11 @@ def test_minilm_without_its_package_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*families.FAMILIES, "bert"])
-def test_neither_padding_nor_order_nor_batches_matter(folders, tmp_path, monkeypatch, name):
+def test_neither_padding_nor_order_matters(folders, tmp_path, name):
     together = encode(folders[name], tmp_path)
     alone = np.concatenate([encode(folders[name], tmp_path, (text,)) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=CLOSE)
     np.testing.assert_allclose(encode(folders[name], tmp_path, TEXTS[::-1])[::-1], together, atol=CLOSE)
-    calls = []
-    monkeypatch.setattr(encoders, "CHARACTERS_PER_BATCH", 80)
-    np.testing.assert_allclose(encode(folders[name], tmp_path / "other", TEXTS, calls), together, atol=CLOSE)
-    assert calls == [(1, 5), (3, 5), (5, 5)]  # 80 // 70 texts, then 80 // 30, then the rest
 
 
 def test_what_is_cached_needs_no_model(folders, tmp_path, monkeypatch):
@@ -199,28 +195,13 @@ def test_damaged_cache_is_built_again(folders, tmp_path, damage):
     path.write_bytes(damage(path.read_bytes()))
     for _ in range(2):
         np.testing.assert_array_equal(encode(folders["bert"], tmp_path, TEXTS, calls), first)
-    assert calls == [(5, 5)]  # once
+    assert calls == [(0, 5), (5, 5)]  # once
 
 
 def test_cache_that_cannot_be_made_is_named(folders, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file: cannot be written"):
+    with pytest.raises(UserError, match=r"file/embedding-.*: cannot be written"):
         encode(folders["bert"], tmp_path / "file")
-
-
-def test_pretrained_vectors_keep_the_layout(folders, tmp_path):
-    made = encoder(str(folders["bert"]), cache=tmp_path)
-    table = embed_questions(QUESTIONS, dim=16, encoder=made)
-    grams = embed_questions(QUESTIONS, dim=16)
-    np.testing.assert_array_equal(table.option_QK, grams.option_QK)
-    np.testing.assert_array_equal(table.value_QKE[..., -ORDINAL_FEATURES:], grams.value_QKE[..., -ORDINAL_FEATURES:])
-    # 13 text features: round(0.6 x 13) = 8 of the question, the same for all of its options, and 5 of the option
-    assert (table.value_QKE[1, :, :8] == table.value_QKE[1, :1, :8]).all()
-    np.testing.assert_array_equal(table.value_QKE[0, 0, 8:13], table.value_QKE[2, 1, 8:13])  # both are "Yes"
-    for part in np.split(table.value_QKE[table.option_QK][:, :13], [8], axis=1):
-        np.testing.assert_allclose((part**2).mean(axis=1), 1.0, rtol=1e-4)
-    assert embed_questions(QUESTIONS, dim=8, encoder=made).dim == 8
-    assert len(kept(tmp_path)) == 1  # the vectors of another dim are the same
 
 
 def test_one_question_has_no_question_features_but_finite_ones(folders, tmp_path):

@@ -10,36 +10,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes import catalogue_of
 from report_runs import predictor_card
 
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.cards import Card, EmbeddingSummary, SurveySummary
-from appa_flwr.survey.types import Question
+from appa_flwr.run.cards import Card
 from pluralllm import card as cards
+from server_app.predictor.checkpoint import new_card
+from server_app.predictor.pretraining import Pretraining, initial_weights
 
-QUESTIONS = tuple(Question(f"q{n}", f"What about {n}?", ("yes", "no"), None) for n in range(6))
-HELD_OUT = QUESTIONS[4:]
-FEATURES = EmbeddingSummary(encoder="ngrams", probe=(0.5, -1.25, 0.0))
-CARD = Card.model_validate_json(json.dumps(predictor_card())).model_copy(
-    update={
-        "architecture": "residual",
-        "embedding": FEATURES,
-        "survey": SurveySummary(
-            table=cards.table_hash(QUESTIONS),
-            training=tuple(cards.question_hash(question) for question in QUESTIONS[:4]),
-            num_questions=6,
-            num_held_out=2,
-            split_seed=7,
-            test_fraction=0.3,
-            groups={"Avaria": 4, "Belmora": 3},
-            unseen_groups={"Castria": 2},
-        ),
-    }
+TRAIN = (True,) * 4 + (False,) * 2
+CATALOGUE = replace(
+    catalogue_of([2] * 6, train=TRAIN), embedding_QKE=np.arange(36, dtype=np.float32).reshape(6, 2, 3) - 17.5
 )
+KEYS = {"seed": 7, "data.test-fraction": 0.3, "pluralllm.unseen-groups": "Castria"}
+CONFIG = Config.load(KEYS)
+ANSWERED = {"Avaria": 4, "Belmora": 3, "Castria": 2}
+SCORES = Card.model_validate_json(json.dumps(predictor_card())).scores
+CARD = new_card(CONFIG, CATALOGUE, ANSWERED, Pretraining(initial_weights(CONFIG))).model_copy(update={"scores": SCORES})
 
 
-def features(**changes):
-    return FEATURES.model_copy(update=changes)
+def by(order, **changes):
+    """The catalogue's questions in this order."""
+    rows = {name: getattr(CATALOGUE, name)[order] for name in ("train_Q", "embedding_QKE", "option_QK", "unanswered_Q")}
+    return replace(CATALOGUE, questions=tuple(CATALOGUE.questions[q] for q in order), **{**rows, **changes})
 
 
 @pytest.fixture
@@ -50,44 +45,47 @@ def weights(tmp_path):
     return path
 
 
-def fits(weights, **changes):
-    run = {
-        "architecture": "residual",
-        "embedding": FEATURES,
-        "questions": QUESTIONS,
-        "held_out": HELD_OUT,
-        "unseen_groups": ("Castria", "Dorvane"),
-    }
-    cards.check_fit(cards.read(weights), weights, **{**run, **changes})
+def fits(weights, catalogue=CATALOGUE, **keys):
+    cards.check_fit(cards.read(weights), weights, Config.load({**KEYS, **keys}), catalogue)
 
 
 def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
-    found = cards.read(weights)
-    assert found.model_copy(update={"weights": ""}) == CARD
+    assert cards.read(weights).model_copy(update={"weights": ""}) == CARD
+    assert (CARD.survey.groups, CARD.survey.unseen_groups) == ({"Avaria": 4, "Belmora": 3}, {"Castria": 2})
+    assert (CARD.survey.num_questions, CARD.survey.num_held_out, len(CARD.survey.training)) == (6, 2, 4)
     assert [path.name for path in weights.parent.iterdir() if path.suffix == ".json"] == ["best.json"]
     fits(weights)
-    fits(weights, questions=QUESTIONS[::-1])  # a table's order changes no feature
-    fits(weights, embedding=features(probe=(0.5001, -1.2501, 0.0)))  # another machine
-    fits(weights, embedding=features(encoder="/elsewhere/the/same/model"))
+    fits(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature
+    fits(weights, by([*range(6)], embedding_QKE=CATALOGUE.embedding_QKE + 1e-4))  # another machine
+    fits(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
+    fits(weights, **{"pluralllm.unseen-groups": "Castria,Dorvane"})
+
+
+OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") for question in CATALOGUE.questions)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("catalogue", "keys", "says"),
     [
         (
-            {"embedding": features(encoder="minilm", probe=(0.5, 1.25, 0.0))},
+            by([*range(6)], embedding_QKE=-CATALOGUE.embedding_QKE),
+            {"pluralllm.encoder": "minilm"},
             "features of its questions are other.* pluralllm.encoder = minilm; it was trained with ngrams",
         ),
-        ({"architecture": "attention"}, "architecture = residual, and this run has att"),
-        ({"questions": QUESTIONS[:5]}, "another table of 6 questions, and this run has 5"),
-        ({"held_out": QUESTIONS[3:5]}, r"1 of this run's 2 held-out questions, such as 'q3'; use its seed = 7 a"),
-        ({"held_out": (replace(QUESTIONS[0], question_id="another"),)}, "such as 'another'"),  # the same by another id
-        ({"unseen_groups": ("Belmora",)}, "group 'Belmora' has trained it, so pluralllm.unseen-groups cannot name it"),
+        (CATALOGUE, {"pluralllm.architecture": "attention"}, "architecture = residual, and this run has att"),
+        (by([*range(5)]), {}, "another table of 6 questions, and this run has 5"),
+        (
+            by([*range(6)], train_Q=np.arange(6) < 3),
+            {},
+            r"1 of this run's 3 held-out questions, such as 'Q3'; use its seed = 7 a",
+        ),
+        (replace(CATALOGUE, questions=OTHER_ID, train_Q=np.arange(6) > 0), {}, "such as 'new Q0'"),
+        (CATALOGUE, {"pluralllm.unseen-groups": "Belmora"}, "group 'Belmora' has trained it, so pluralllm.unseen-g"),
     ],
 )
-def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, changes, says):
+def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, catalogue, keys, says):
     with pytest.raises(UserError, match=says) as refused:
-        fits(weights, **changes)
+        fits(weights, catalogue, **keys)
     assert str(refused.value).startswith(f'pluralllm.checkpoint = "{weights}"')
     assert "\n" not in str(refused.value)
 
@@ -97,7 +95,7 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ch
     [
         (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
-        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 7"),
+        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 8"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
     ],
 )
@@ -106,11 +104,3 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(weights, damage, says):
     with pytest.raises(UserError, match=says) as refused:
         cards.read(weights)
     assert "\n" not in str(refused.value)
-
-
-def test_the_probe_is_the_same_whatever_the_order_of_the_questions():
-    rng = np.random.default_rng(0)
-    value_QKE = rng.normal(size=(6, 2, 3)).astype(np.float32)
-    probed = cards.probe(value_QKE, QUESTIONS)
-    assert probed == cards.probe(value_QKE[::-1], QUESTIONS[::-1])
-    assert any(np.allclose(probed, row, atol=1e-4) for row in value_QKE[:, 0])

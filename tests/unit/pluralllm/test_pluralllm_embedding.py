@@ -26,6 +26,10 @@ def test_shape_mask_and_padding():
     assert (table.value_QKE[~table.option_QK] == 0).all()
     np.testing.assert_array_equal(embed_questions(QUESTIONS, dim=16).value_QKE, table.value_QKE)
     assert np.isfinite(table.value_QKE).all()  # 16 features out of 3 question texts: the rest is 0
+    # 13 text features: round(0.6 x 13) = 8 of the question and 5 of the option, each part of mean square 1
+    for part in np.split(table.value_QKE[table.option_QK][:, :13], [8], axis=1):
+        np.testing.assert_allclose((part**2).mean(axis=1), 1.0, rtol=1e-4)
+    np.testing.assert_array_equal(table.value_QKE[0, 0, 8:13], table.value_QKE[2, 1, 8:13])  # both are "Yes"
 
 
 def test_order_of_nominal_options_leaves_no_trace():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pluralllm.attention import FewShotAttention
-from pluralllm.network import ModelConfig, Questions
+from pluralllm.network import Questions
 from pluralllm.residual import ExactResidual
 from pluralllm.training import build
 
@@ -24,8 +24,7 @@ TOLERANCE = {"atol": 2e-6, "rtol": 0.0}
 
 @pytest.fixture
 def untrained() -> FewShotAttention:
-    sizes = ModelConfig(architecture="attention", embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2)
-    return FewShotAttention(sizes).eval()
+    return FewShotAttention(E, 16, num_blocks=2, num_heads=2).eval()
 
 
 @pytest.fixture
@@ -152,11 +151,6 @@ def test_gradients_are_finite_with_padding(model, batch):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_weights_are_plain_float_arrays():
-    state = FewShotAttention(ModelConfig(architecture="attention", embedding_dim=E)).state_dict()
-    assert {value.dtype for value in state.values()} == {torch.float32}
-
-
 def test_an_untrained_network_answers_uniformly(untrained, batch):
     options = batch["target_options"]
     torch.testing.assert_close(probability(untrained, batch), options / options.sum(-1, keepdim=True))
@@ -164,13 +158,10 @@ def test_an_untrained_network_answers_uniformly(untrained, batch):
 
 @pytest.mark.parametrize(("architecture", "expected"), [("residual", ExactResidual), ("attention", FewShotAttention)])
 def test_a_network_is_built_by_the_name_of_its_architecture_and_drawn_by_torchs_seed(architecture, expected):
-    config = ModelConfig(architecture=architecture, embedding_dim=E, hidden_dim=8, rank=2)
-
     def weights(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        model = build(config)
+        model = build(architecture)
         assert type(model) is expected
-        assert model.config == config
         return torch.nn.utils.parameters_to_vector(model.parameters())
 
     assert torch.equal(weights(0), weights(0))

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from pluralllm.data import GroupData, OptionEmbedding, embedding_parts
-from pluralllm.network import ModelConfig, Questions
+from pluralllm.network import Questions
 from pluralllm.prediction import predict_choices, predict_targets
 from pluralllm.residual import PLAIN, SHARES, START_SHARES, ExactResidual, Shares, View
-from pluralllm.training import EpisodeConfig, build, local_update, sample_episodes
+from pluralllm.training import EpisodeConfig, local_update, sample_episodes
 
 Q, K, E = 30, 4, 20
 ANSWERED = 20
@@ -45,8 +45,7 @@ def data(table: OptionEmbedding) -> GroupData:
 @pytest.fixture
 def model() -> ExactResidual:
     torch.manual_seed(2)
-    network = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=3))
-    assert isinstance(network, ExactResidual)
+    network = ExactResidual(E, 16, num_blocks=2, rank=3)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             noise = 0.3 * torch.randn(parameter.shape)
@@ -137,7 +136,7 @@ def test_leave_one_out_is_what_leaving_out_gives(model, table, data, view):
 
 def test_an_untrained_network_without_context_answers_uniformly(table, data):
     torch.manual_seed(0)
-    fresh = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2))
+    fresh = ExactResidual(E, 16, num_blocks=2, rank=16)
     found = predict_targets(fresh, data, table, num_context=1, seed=0)
     np.testing.assert_allclose(found, table.option_QK / table.option_QK.sum(1, keepdims=True), atol=1e-2)
 
@@ -209,7 +208,7 @@ def test_a_kernel_that_cannot_be_factored_gives_the_mean_and_a_warning(model, ta
 
 def test_training_moves_mean_and_every_kernel_and_lowers_the_loss(table, data):
     torch.manual_seed(0)
-    network = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=3))
+    network = ExactResidual(E, 16, num_blocks=2, rank=3)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     exam = sample_episodes(data, table, config=EpisodeConfig(8, 8, 8, 40), generator=torch.Generator().manual_seed(9))
 

@@ -18,8 +18,9 @@ from appa_flwr.core.errors import UserError
 from experiments.pluralllm.central import train_centrally
 from pluralllm.attention import FewShotAttention, soft_cross_entropy
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.network import Episodes, ModelConfig, PluralLLM
-from pluralllm.training import MAX_GRADIENT_NORM, EpisodeConfig, build, local_update, sample_episodes, step_size_factor
+from pluralllm.network import Episodes, PluralLLM
+from pluralllm.residual import ExactResidual
+from pluralllm.training import MAX_GRADIENT_NORM, EpisodeConfig, local_update, sample_episodes, step_size_factor
 
 Q, K, E = 30, 3, 8
 
@@ -37,8 +38,9 @@ def random_group(num_answers: int, seed: int = 0) -> GroupData:
 
 def small_model(architecture: Architecture = "attention") -> PluralLLM:
     torch.manual_seed(0)
-    sizes = ModelConfig(architecture, embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2)
-    return build(sizes)
+    if architecture == "residual":
+        return ExactResidual(E, 16, num_blocks=1, rank=16)
+    return FewShotAttention(E, 16, num_blocks=1, num_heads=2)
 
 
 def shape(num_context: int = 16, **sizes: float) -> EpisodeConfig:
@@ -79,7 +81,7 @@ def test_a_batch_says_how_far_noise_moves_each_question():
 @torch.no_grad()
 def test_noise_moves_all_options_of_a_question_alike_and_the_loss_sees_it():
     """Features moved the other way and then by the noise are where they were."""
-    model = FewShotAttention(ModelConfig("attention", embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2))
+    model = small_model()
     torch.manual_seed(1)
     for parameter in model.parameters():
         parameter.copy_(0.5 * torch.randn(parameter.shape))

@@ -5,7 +5,6 @@ Axis letters: G groups, Q questions, K options, J answers.
 
 from __future__ import annotations
 
-import json
 import re
 from types import SimpleNamespace
 
@@ -18,16 +17,11 @@ from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
-from appa_flwr.protocol import formats, rewards
+from appa_flwr.protocol import rewards
 from appa_flwr.run.records import ScoreRecord, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
-from server_app.policy import tiny
-from server_app.policy.base import Base
-from server_app.policy.tiny import TinyRecipe
-from server_app.run_folder import RunFolder
 
 JS_ONLY = ["js"]
 EARLIER = SummaryRow(
@@ -147,26 +141,6 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
             ids.append(token)
 
 
-def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
-    answers = parse_answers("opa", ["B,A,C", "A", "who?"], np.array([1, 2, 2]), CATALOGUE)
-    np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5, [np.nan] * 5])
-    assert answers.readable_J.tolist() == [True, False, False]
-    assert answers.parsed_J.tolist() == [True, True, False]
-    np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25, 0.0])
-
-
-def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(groups):
-    config = Config.load({"task": "opa", "metric": "borda", "rule": "average", "baseline-rule": ""})
-    rule, ideal = RewardRule(groups.names, config), formats.answer("opa", TABLES["A"][1, :3])
-    answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
-    answer = groups.ask(rule.ask(rule.first(), answers, 0))
-    found = rule.result(rule.first(), answers, answer)
-    ranked = [rewards.borda(answers.prediction_JK[0], TABLES[name][1], CATALOGUE.option_QK[1]) for name in GROUPS]
-    # alignment and 1.00 of .15; two letters of five: .4 of .15; nothing
-    np.testing.assert_allclose(found.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])
-    assert found.rewards["A"] == pytest.approx(1 / 3)  # what fairness and history see
-
-
 def test_of_several_answers_to_a_question_each_group_s_mean_counts(groups):
     texts = ["0.20,0.30,0.50", "0.50,0.30,0.20", "?", "1.00,0.00,0.00,0.00"]
     answers = parse_answers("dpa", texts, np.array([1, 1, 2, 2]), CATALOGUE)
@@ -182,24 +156,6 @@ def test_of_several_answers_to_a_question_each_group_s_mean_counts(groups):
     assert row.per_group == pytest.approx({name: np.mean(of) for name, of in single.items()})
     assert row.fi == pytest.approx(fairness_index([*single.values()]))
     assert (row.readable, len(scored.pair_scores)) == (0.75, 2 * 2 * len(GROUPS))
-
-
-@pytest.mark.parametrize("task", ["dpa", "opa"])
-def test_a_model_s_rows_stand_behind_the_earlier_ones(groups, tmp_path, task):
-    model, tokenizer = tiny.build(TinyRecipe("dpa", steps=2, batch_size=4), CATALOGUE.questions)
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "ppo.response-length": 6, "task": task})
-    base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
-    prompts = [base.prompt_ids(config, question) for question in CATALOGUE.questions]
-    with RunFolder(config) as folder:
-        run = RunInputs(config, folder, groups, CATALOGUE)
-        inputs = PolicyInputs(base, prompts, np.array([0, 3]), TEST_J)
-        scored = evaluation.evaluate(run, "ppo", model, inputs, earlier=[EARLIER])
-    written = json.loads((tmp_path / "r" / "summary.json").read_text())
-    expected = [("uniform", "js"), *(("ppo", metric) for metric in rewards.metrics_of(task))]
-    assert [(row["method"], row["metric"]) for row in written] == expected
-    assert [row.metric for row in scored.rows] == list(rewards.metrics_of(task))
-    assert len(scored.texts) == len(scored.reward_J) == len(TEST_J)
-    assert evaluation.in_words(scored.rows[0]) in (tmp_path / "r" / "run.log").read_text()
 
 
 def test_the_log_tells_fairness_of_what_could_be_read_and_who_is_missing():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 
-import numpy as np
 import pytest
 from report_runs import line
 
@@ -18,7 +16,7 @@ from appa_flwr.launch.progress import Tail, read_progress
 from appa_flwr.run import run_files as files_of_run
 from appa_flwr.run.records import Iteration
 from appa_flwr.run.resume import LAST_PHASE
-from appa_flwr.run.run_files import EXAMPLES, METRICS
+from appa_flwr.run.run_files import METRICS
 from server_app import run_folder as run_folders
 from server_app.federation import groups
 from server_app.policy import base, logprobs
@@ -66,19 +64,6 @@ def test_a_phase_that_fails_is_not_counted_as_done(tmp_path):
     with pytest.raises(ZeroDivisionError), folder.phase("sft"):
         raise ZeroDivisionError
     assert not (folder.path / "phases.json").exists()
-
-
-def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
-    folder = RunFolder(config_in(tmp_path))
-    assert folder.path == tmp_path / "r"
-    assert (folder.path / "metrics.jsonl").read_text() == ""
-    for number in (1, 2):
-        folder.append(METRICS, iteration(number))
-        lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-        assert json.loads(lines[-1]) == line(number, planned=5, fell_back=None)
-        assert len(lines) == number
-    folder.write(EXAMPLES, ())
-    assert (folder.path / "examples.json").read_text() == "[]\n"
 
 
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
@@ -158,18 +143,6 @@ def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"/file/deeper/r: .*Not a directory"):
         RunFolder(config_in(tmp_path / "file" / "deeper"))
-
-
-def test_a_phase_keeps_the_most_memory_until_its_end(tmp_path):
-    with RunFolder(config_in(tmp_path)) as folder:
-        for name in ("small", "large", "after"):
-            with folder.phase(name):
-                block = np.ones(2**24 if name == "large" else 1)  # 128 MiB
-                del block
-        small, large, after = (row.peak_mib for row in files_of_run.PHASES.read(folder.path))
-    assert 0 < small <= large <= after
-    assert large > 128
-    assert after < 10 * large
 
 
 def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):

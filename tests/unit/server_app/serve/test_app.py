@@ -164,10 +164,3 @@ def test_nemo_gym_gets_back_all_that_it_sent(client):
     assert found["reward"] == pytest.approx(MEAN_OF_TWO[1])
     assert found["reward_components"]["format"] == 1.0
     assert found["failure_reason"] is None
-
-
-def test_a_failure_is_an_error_that_says_when_to_come_again_and_never_a_zero(client, served):
-    served.groups.silent = {"A", "B"}
-    given = client.post(OPENRLHF, json=FOR_OPENRLHF)
-    assert given.status_code == 503
-    assert int(given.headers["retry-after"]) > 0

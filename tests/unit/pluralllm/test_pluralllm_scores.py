@@ -1,0 +1,118 @@
+"""PluralLLM's scores: what a group computes at home, the mean of the others, and the nearest question.
+
+Axis letters: Q questions, K options, N answered questions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.spatial.distance import jensenshannon
+
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.scores import group_sums, local_sums, mean_from_sums, nearest_question
+
+
+def world(seed: int = 0) -> tuple[OptionEmbedding, GroupData, GroupData, np.ndarray]:
+    """Twelve questions of 3 options and one of 1; the group knows eight of them and is asked about the rest."""
+    rng = np.random.default_rng(seed)
+    option_QK = np.ones((13, 3), dtype=bool)
+    option_QK[12, 1:] = False
+    embedding = OptionEmbedding(
+        tuple(f"q{q}" for q in range(13)), rng.normal(size=(13, 3, 4)).astype(np.float32), option_QK
+    )
+    answer_QK = rng.dirichlet(np.ones(3), size=13).astype(np.float32)
+    answer_QK[12] = [1.0, 0.0, 0.0]
+    known, asked = np.arange(8), np.arange(8, 13)
+    table_QK = rng.dirichlet(np.ones(3), size=13)
+    table_QK[12] = [1.0, 0.0, 0.0]
+    return embedding, GroupData("A", known, answer_QK[known]), GroupData("A", asked, answer_QK[asked]), table_QK
+
+
+def test_a_groups_sums_are_those_of_scipy():
+    embedding, known, asked, table_QK = world()
+    found = local_sums(table_QK, truth=asked, known=known, embedding=embedding)
+    assert found.keys() == {"pluralllm", "uniform", "nearest-question"}
+    rows = range(8, 12)  # the question of one option says nothing
+
+    def expected(answer):
+        pairs = [(answer(q), asked.answer_NK[q - 8].astype(float)) for q in rows]
+        places = np.arange(3) / 2
+        return {
+            "answers": 4,
+            "js": sum(1 - jensenshannon(p, t, 2) ** 2 for p, t in pairs),
+            "js_distance": sum(1 - jensenshannon(p, t, np.e) for p, t in pairs),
+            "wasserstein": sum(1 - stats.wasserstein_distance(places, places, p, t) for p, t in pairs),
+        }
+
+    def nearest(q):
+        distance = ((embedding.value_QKE[:8].astype(float) - embedding.value_QKE[q]) ** 2).sum((1, 2))
+        return known.answer_NK[distance.argmin()].astype(float)
+
+    assert found["pluralllm"] == pytest.approx(expected(lambda q: table_QK[q]), abs=1e-6)
+    assert found["uniform"] == pytest.approx(expected(lambda q: np.full(3, 1 / 3)), abs=1e-6)
+    assert found["nearest-question"] == pytest.approx(expected(nearest), abs=1e-6)
+
+
+def test_a_known_answer_is_never_its_own_nearest_question():
+    embedding, known, _, table_QK = world()
+    found = local_sums(table_QK, truth=known, known=known, embedding=embedding)
+    assert found["nearest-question"]["js"] < 8 - 0.1  # itself would score 8
+
+
+def test_the_nearest_question_by_hand():
+    """Questions a, b, c of two options; b is nearer to a than to c, d has three options and so is like none."""
+    value_QKE = np.zeros((4, 3, 1), np.float32)
+    value_QKE[:, :2, 0] = np.array([[0.0], [1.0], [3.0], [0.0]])
+    option_QK = np.array([[True, True, False]] * 3 + [[True] * 3])
+    table = OptionEmbedding(("a", "b", "c", "d"), value_QKE, option_QK)
+    known = GroupData("New", np.array([0, 2]), np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], dtype=np.float32))
+    third = 1 / 3
+    expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
+    np.testing.assert_allclose(nearest_question(known, table), expected, atol=1e-7)
+    # of two, never itself: b has both, a and c only the other
+    both = [[0.2, 0.8, 0.0], [0.55, 0.45, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
+    np.testing.assert_allclose(nearest_question(known, table, count=2), both, atol=1e-7)
+
+
+# --- the mean answer of the other groups, worked out by hand ---
+
+TABLE = OptionEmbedding(("a", "b", "c"), np.zeros((3, 2, 5), np.float32), np.ones((3, 2), np.bool_))
+
+
+def group(name: str, **answers: float) -> GroupData:
+    rows = [TABLE.question_ids.index(question_id) for question_id in answers]
+    shares = [[first, 1.0 - first] for first in answers.values()]
+    return GroupData(name, np.array(rows, dtype=np.int64), np.array(shares, dtype=np.float32).reshape(-1, 2))
+
+
+HERE, THERE, AWAY = group("Here", a=1.0, b=0.25), group("There", a=0.5, b=0.75), group("Away", a=0.0)
+
+
+def test_sums_by_hand_and_of_nodes() -> None:
+    total, count = group_sums([HERE, THERE, AWAY], TABLE)
+    np.testing.assert_allclose(total, [[1.5, 1.5], [1.0, 1.0], [0.0, 0.0]])
+    assert count.tolist() == [3, 2, 0]
+    first, second = group_sums([HERE], TABLE), group_sums([THERE, AWAY], TABLE)
+    np.testing.assert_allclose(first[0] + second[0], total)
+    assert (first[1] + second[1]).tolist() == count.tolist()
+
+
+def test_the_own_share_is_removed_and_answers_of_few_groups_have_no_mean() -> None:
+    sums = group_sums([HERE, THERE, AWAY], TABLE)
+    for few in (1, 2):
+        expected = [[0.25, 0.75], [0.75, 0.25], [0, 0]]
+        np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=few), expected)
+        np.testing.assert_allclose(mean_from_sums(*sums, min_groups=few), [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+    # question b was answered by two groups only, whoever asks
+    np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=3), [[0.25, 0.75], [0, 0], [0, 0]])
+    np.testing.assert_allclose(mean_from_sums(*sums, own=AWAY, min_groups=3), [[0.75, 0.25], [0, 0], [0, 0]])
+    np.testing.assert_allclose(mean_from_sums(*sums, min_groups=3), [[0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_allclose(sums[0][0], [1.5, 1.5])  # the sums themselves are left alone
+
+
+def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
+    third = group("Here", a=1 / 3)
+    total, count = group_sums([third], TABLE)
+    assert not mean_from_sums(total + 1e-9, count, own=third, min_groups=1).any()

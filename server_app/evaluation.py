@@ -40,12 +40,7 @@ BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 def greedy(base: Base, config: Config) -> Decoding:
     """Decoding of answers that are scored or asked for: the likeliest token each time."""
-    return Decoding(
-        max_new_tokens=config.ppo.response_length,
-        temperature=0.0,
-        stop_ids=base.stop_ids,
-        pad_id=base.pad_id,
-    )
+    return Decoding(config.ppo.response_length, temperature=0.0, stop_ids=base.stop_ids)
 
 
 def greedy_answers(

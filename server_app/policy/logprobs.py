@@ -30,8 +30,7 @@ Gemma: from there on the product is bound by arithmetic. With gradients a number
 """
 FEWEST_TOKENS = 64  # of a pass: where memory does not hold these, a smaller pass would not help
 PROBE_TOKENS = 6
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the largest logit
-HALF_TOLERANCE = 0.1  # of the largest logit: two kernels of a 16-bit model differ by this much at most
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest logit; two kernels of a 16-bit model differ by so much at most
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, (1, N, C, D) each, by layer."""
@@ -191,7 +190,8 @@ def check_model(model: PreTrainedModel) -> None:
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         why = f"shares no keys and values ({type(error).__name__})"
     else:
-        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE) * expected_1LV.abs().max():
+        tolerance = HALF_TOLERANCE if model.dtype.itemsize < torch.float32.itemsize else TOLERANCE
+        if difference <= tolerance * expected_1LV.abs().max():
             return
         why = "makes its logits in a way that is not known here"
     raise UserError(f"{type(model).__name__} {why}; use Qwen3, Llama or Gemma-2")

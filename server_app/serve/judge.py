@@ -96,14 +96,9 @@ class LocalModel:
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
         """The answer to each prompt, one at a time."""
-        decoding = Decoding(
-            max_new_tokens=answer_tokens,
-            temperature=temperature,
-            stop_ids=self._base.stop_ids,
-            pad_id=self._base.pad_id,
-        )
+        decoding = Decoding(answer_tokens, temperature, self._base.stop_ids)
         generator = torch.Generator(self._model.device).manual_seed(len(prompts))
         for start in range(0, len(prompts), BATCH):
-            ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
+            ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
             decoded = sample(self._model, ids, decoding, generator=generator).sequences
             yield from self._base.texts(decoded.response_JT, decoded.mask_JT)

@@ -71,7 +71,7 @@ def prepare(source, **keys):
 def test_the_number_of_options_stands_in_prompts_of_real_surveys(keys, style):
     base = bases.Base("", SimpleNamespace(chat_template=None), 1, (1,))
     text = formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
-    assert base.prompt_text(Config.load(keys), QUESTIONS[0]) == text
+    XX
 
 
 @pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])

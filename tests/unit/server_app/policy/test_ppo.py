@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, scoring, tiny_causal_lm
+from fakes import PREFIX, PROMPTS, WIDE_WINDOW, scoring, tiny_causal_lm
 from ppo_engines import BATCH, LONG_BATCH, SETTINGS, STOPS, iterate, make, some_scores, weights
 
 from server_app.policy import ppo as engine_module
@@ -130,7 +130,7 @@ def in_bfloat16(**settings):
     model = tiny_causal_lm(window=WIDE_WINDOW).to(torch.bfloat16)
     models = LoraModels(model, rank=2, targets=["q_proj", "v_proj"])
     settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
-    return PPOEngine(models, settings, num_iterations=10, stop_ids=STOPS, pad_id=PAD_ID, seed=7)
+    return PPOEngine(models, settings, num_iterations=10, stop_ids=STOPS, seed=7)
 
 
 def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_kept():

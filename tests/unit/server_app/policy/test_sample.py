@@ -38,7 +38,7 @@ def model(request):
 
 def draw(model, prompts, *, temperature=1.0, seed=0, max_new_tokens=9, stop_ids=STOPS):
     generator = torch.Generator().manual_seed(seed) if temperature else None
-    decoding = Decoding(max_new_tokens, temperature, tuple(stop_ids), PAD_ID)
+    decoding = Decoding(max_new_tokens, temperature, tuple(stop_ids))
     return sampling.sample(model, prompts, decoding, generator=generator)
 
 
@@ -158,7 +158,7 @@ def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model)
     ):
         length = next((t + 1 for t, token in enumerate(ids) if token in STOPS), len(ids))
         assert mask == [True] * length + [False] * (len(ids) - length)
-        assert ids[length:] == [PAD_ID] * (len(ids) - length)
+        assert ids[length:] == [0] * (len(ids) - length)
         assert not logprob[length:].any()
         stopped += length < len(ids)
     assert 0 < stopped < 32  # some ended early, some ran on: both were tested

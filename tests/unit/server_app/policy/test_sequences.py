@@ -23,7 +23,7 @@ SEQUENCES = Sequences(
 
 def test_rows_are_padded_on_one_side():
     for left, ids, mask in ((False, [5, 0, 0], [True, False, False]), (True, [0, 0, 5], [False, False, True])):
-        ids_JP, mask_JP = pad([[7, 8, 9], [5]], pad_id=0, device=torch.device("cpu"), left=left)
+        ids_JP, mask_JP = pad([[7, 8, 9], [5]], device=torch.device("cpu"), left=left)
         assert ids_JP.tolist() == [[7, 8, 9], ids]
         assert mask_JP.tolist() == [[True, True, True], mask]
 
@@ -54,7 +54,7 @@ ASKED = [LONG, LONGER, SHORT, LONG, LONGER, SHORT, LONG, [6] * 20]
 
 
 def asked(prefix=(90, 91)):
-    ids = pad(ASKED, pad_id=7, device=torch.device("cpu"), left=True)  # LONG differs from LONGER by its mask alone
+    ids = pad(ASKED, device=torch.device("cpu"), left=True)  # LONG differs from LONGER by its mask alone
     mask_JT = torch.arange(5)[None] < torch.tensor([2, 5, 4, 3, 1, 1, 5, 2])[:, None]
     return Sequences(torch.tensor(prefix), *ids, torch.ones(mask_JT.shape, dtype=torch.long), mask_JT)
 

@@ -240,11 +240,14 @@ def test_the_last_layer_computes_what_is_read_and_no_more(architecture):
     read_JL = torch.rand(ids_JL.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     assert 0 < read_JL.sum() < read_JL.numel()
     plain_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    hook = trunk.layers[-1].mlp.down_proj.register_forward_hook(lambda _, __, out: computed.append(out.shape[:-1]))
+    attention, feed_forward = trunk.layers[-1].self_attn, trunk.layers[-1].mlp
+    watched = (attention.q_proj, attention.o_proj, feed_forward.down_proj)
+    hooks = [part.register_forward_hook(lambda _, __, out: computed.append(out.shape[:-1])) for part in watched]
     with computing_only(trunk, read_JL):
         thin_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    hook.remove()
-    assert computed == [(int(read_JL.sum()),)]
+    for hook in hooks:
+        hook.remove()
+    assert computed == [(int(read_JL.sum()),)] * len(watched)
     torch.testing.assert_close(thin_JLH[read_JL], plain_JLH[read_JL], rtol=0, atol=1e-12)
     torch.testing.assert_close(trunk(input_ids=ids_JL).last_hidden_state, plain_JLH, rtol=0, atol=0)
 

@@ -148,6 +148,7 @@ def test_a_token_without_probability_is_never_drawn(monkeypatch):
     assert sampling._draw(logprob_AV, None).tolist() == [[2], [3]]
     # shares that do not sum to one, as rounding leaves them
     assert sampling._draw(logprob_AV - 1e-4, None).tolist() == [[2], [3]]
+    assert int(sampling._draw(logprob_AV * torch.nan, None).max()) < 4  # a broken policy is told by its losses
 
 
 def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model):
@@ -172,6 +173,7 @@ def test_sampling_ends_once_every_row_has_stopped(model, monkeypatch):
     assert sampled.sequences.response_JT.shape == (4, 1)
     assert len(calls) == 1
     cut = draw(model, PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=5)  # a token that does not exist
+    assert len(calls) == 1 + 5
     assert cut.sequences.mask_JT.shape == (4, 5)
     assert cut.sequences.mask_JT.all()
 

@@ -16,8 +16,8 @@ SEQUENCES = Sequences(
     torch.tensor([90, 91]),
     torch.tensor([[0, 0, 7], [0, 8, 9], [3, 4, 5]]),
     torch.tensor([[False, False, True], [False, True, True], [True, True, True]]),
-    torch.tensor([[21, 22, 1], [31, 1, 0], [1, 0, 0]]),
-    torch.tensor([[True, True, True], [True, True, False], [True, False, False]]),
+    torch.tensor([[21, 22, 1], [1, 0, 0], [1, 0, 0]]),
+    torch.tensor([[True, True, True], [True, False, False], [True, False, False]]),
 )
 
 
@@ -31,14 +31,14 @@ def test_rows_are_padded_on_one_side():
 def test_packed_rows_have_no_padding_within_and_read_where_a_response_token_is_predicted():
     ids_JL, read_JL = SEQUENCES.packed()
     # the last token of the longest row predicts nothing; shorter rows end in padding that nobody reads
-    assert ids_JL.tolist() == [[7, 21, 22], [8, 9, 31], [3, 4, 5]]
-    assert read_JL.tolist() == [[True, True, True], [False, True, True], [False, False, True]]
-    assert SEQUENCES.length_J.tolist() == [4, 4, 4]
+    assert ids_JL.tolist() == [[7, 21, 22], [8, 9, 1], [3, 4, 5]]
+    assert read_JL.tolist() == [[True, True, True], [False, True, False], [False, False, True]]
+    assert SEQUENCES.length_J.tolist() == [4, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("index", "prompt_JP", "response_JT"),
-    [([0], [[7]], [[21, 22, 1]]), ([2, 1], [[3, 4, 5], [0, 8, 9]], [[1, 0], [31, 1]])],
+    [([0], [[7]], [[21, 22, 1]]), ([2, 1], [[3, 4, 5], [0, 8, 9]], [[1], [1]])],
 )
 def test_rows_are_cut_to_the_columns_they_need(index, prompt_JP, response_JT):
     part = SEQUENCES.rows(torch.tensor(index))
@@ -97,6 +97,8 @@ def test_rows_follow_their_one_prompt_and_no_other():
     assert after.prompt_JP.tolist() == [[7], [7]]
     assert after.prompt_mask_JP.tolist() == [[True], [True]]
     assert after.length_J.tolist() == [3, 4]
+    same.prompt_JP[1, 3] = 5
+    assert same.common_prompt == 0  # of the same length, and one token differs
     for others in ([0], [0, 1], [2, 5]):  # alone, of another length, too short to pay
         assert sequences.rows(torch.tensor(others)).common_prompt == 0
     assert asked(prefix=()).rows(torch.tensor([0, 3])).common_prompt == 0  # the model cannot share

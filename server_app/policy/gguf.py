@@ -30,22 +30,15 @@ DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exao
 
 
 def find(model: str) -> Path | None:
-    """The GGUF file that `model` names: by its path, by its folder, or as `smollm2`; None if it names something else.
+    """The GGUF file that `model` names, by its path or as `smollm2`; None if it names something else.
 
     Raises:
-        UserError: no such file, several in the folder, or the package of `smollm2` is not installed.
+        UserError: no such file, or the package of `smollm2` is not installed.
     """
     if model == SMOLLM2_MODEL:
         return _packaged()
     path = Path(model).expanduser()
-    if path.is_dir():
-        held = [] if (path / "config.json").exists() else sorted(path.glob(f"*{SUFFIX}"))
-        if len(held) > 1:
-            raise UserError(
-                f"model = {model}: holds {len(held)} GGUF files, {held[0].name} first; give the path of one"
-            )
-        return held[0] if held else None
-    if path.suffix.lower() != SUFFIX:
+    if path.suffix.lower() != SUFFIX or path.is_dir():
         return None
     if not path.is_file():
         raise UserError(f"model = {model}: no such file")

@@ -1,4 +1,7 @@
-"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer."""
+"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer.
+
+Axis letters: L tokens of a row, V vocabulary, H hidden size.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
 )
@@ -30,7 +34,7 @@ from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.policy import gguf, lora_targets, tiny
 from server_app.policy.folder import check_loaded, describe, locate, read_config
-from server_app.policy.logprobs import check_model
+from server_app.policy.logprobs import logits, probe, shared_prefix
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
@@ -42,6 +46,8 @@ MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it e
 
 PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
+
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest logit; two kernels of a 16-bit model differ by so much at most
 
 log = logging.getLogger("appa.server")
 
@@ -275,3 +281,29 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
             layer.support_avx512bf16_for_cpu = False
     check_model(model.eval())
     return model
+
+
+@torch.inference_mode()
+def check_model(model: PreTrainedModel) -> None:
+    """See on a few tokens that what is computed here is what the model's own forward computes.
+
+    Raises:
+        UserError: it is not, as where an architecture scales its logits or keeps no keys and values.
+    """
+    ids_1L = probe(model)
+    shared = ids_1L.shape[1] // 2
+    try:
+        expected_1LV = model(input_ids=ids_1L, use_cache=False).logits.float()
+        with shared_prefix(model.base_model, ids_1L[0, :shared]) as prefix:
+            cache = DynamicCache(prefix, config=model.config)
+            rest = ids_1L[:, shared:]
+            hidden_1LH = model.base_model(input_ids=rest, past_key_values=cache).last_hidden_state
+        difference = (logits(model, hidden_1LH).float() - expected_1LV[:, shared:]).abs().max()
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        why = f"shares no keys and values ({type(error).__name__})"
+    else:
+        tolerance = HALF_TOLERANCE if model.dtype.itemsize < torch.float32.itemsize else TOLERANCE
+        if difference <= tolerance * expected_1LV.abs().max():
+            return
+        why = "makes its logits in a way that is not known here"
+    raise UserError(f"{type(model).__name__} {why}; use Qwen3, Llama or Gemma-2")

@@ -25,8 +25,10 @@ def logprobs(model):
         return response_logprobs(model, ROWS, temperature=1.0)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
-@pytest.mark.parametrize(("tuning", "loader"), [("full", AutoModelForCausalLM), ("lora", AutoPeftModelForCausalLM)])
+@pytest.mark.parametrize(
+    ("tuning", "loader", "architecture"),
+    [("full", AutoModelForCausalLM, "qwen3"), ("lora", AutoPeftModelForCausalLM, "gemma2")],
+)
 def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architecture, tmp_path):
     tiny_causal_lm(architecture).save_pretrained(tmp_path / "base")
     base = Base(str(tmp_path / "base"), None, 1, (1, 2))

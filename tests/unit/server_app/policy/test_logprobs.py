@@ -26,6 +26,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, MambaConfig, MambaFo
 
 from appa_flwr.core.errors import UserError
 from server_app.policy import logprobs
+from server_app.policy.base import check_model
 from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
@@ -217,20 +218,20 @@ def known(**changes):
 def test_the_papers_architectures_are_known(dtype):
     for architecture in ARCHITECTURES:
         for window in (SHORT_WINDOW, WIDE_WINDOW):
-            logprobs.check_model(tiny_causal_lm(architecture, window=window).to(dtype))
-    logprobs.check_model(known(logits_scaling=1.0).to(dtype))
+            check_model(tiny_causal_lm(architecture, window=window).to(dtype))
+    check_model(known(logits_scaling=1.0).to(dtype))
 
 
 def test_a_model_that_computes_something_else_is_refused(monkeypatch):
     with pytest.raises(UserError, match="GraniteForCausalLM makes its logits"):
-        logprobs.check_model(known(logits_scaling=8.0))
+        check_model(known(logits_scaling=8.0))
     with pytest.raises(UserError, match="MambaForCausalLM shares no keys and values"):
-        logprobs.check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
+        check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
     deaf = tiny_causal_lm()
     forward = deaf.base_model.forward
     monkeypatch.setattr(deaf.base_model, "forward", lambda past_key_values=None, **given: forward(**given))
     with pytest.raises(UserError, match="Qwen3ForCausalLM"):
-        logprobs.check_model(deaf)
+        check_model(deaf)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -172,7 +172,6 @@ class LoraModels(PolicyModels):
                 shutil.copytree(Path(beside) / BOTH, folder, dirs_exist_ok=True)
         finally:
             self._peft.delete_adapter(BOTH)
-            self._switch(POLICY)
 
 
 def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:

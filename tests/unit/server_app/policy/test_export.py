@@ -57,6 +57,7 @@ def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architec
     loaded = loaded.get_base_model() if tuning == "lora" else loaded
     torch.testing.assert_close(logprobs(loaded), expected_JT, rtol=0, atol=1e-5)
     assert torch.equal(logprobs(models.policy()), expected_JT)  # and the models go on as they were
+    assert all(parameter.requires_grad for parameter in models.policy_parameters + models.value_parameters)
     assert len(list(folder.rglob("*.safetensors"))) == 1  # the value model is not saved
 
 

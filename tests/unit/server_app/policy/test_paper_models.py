@@ -15,6 +15,7 @@ import pytest
 import torch
 from fakes import ROUNDING, catalogue_of, save_adapter
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from small import CHOSEN
 from transformers import GenerationConfig
 
@@ -132,8 +133,10 @@ def test_sft_s_adapter_reaches_ppo_on_four_bits_as_it_was_saved(prepared, tmp_pa
     save_adapter(bases.load_model(config, base.source, quantized=False), tmp_path)
     packed = bases.load_model(config, base.source, quantized=True)
     ids = prompt_tensor(base, config)
+    policy = export.load_policy(config, base, tmp_path).policy()
+    assert all("forward" in vars(layer) for layer in policy.modules() if isinstance(layer, LoraLayer))  # rounds once
     with torch.no_grad():
-        found, without = export.load_policy(config, base, tmp_path).policy()(ids).logits, packed(ids).logits
+        found, without = policy(ids).logits, packed(ids).logits
         torch.testing.assert_close(found, PeftModel.from_pretrained(packed, tmp_path)(ids).logits, **ROUNDING)
     assert (found - without).abs().max() > 1e-2
 

@@ -166,8 +166,7 @@ def our_ppo(work: Workload) -> dict[str, float]:
     keys |= {"policy.ppo-targets": ",".join(LORA_TARGETS), "ppo.num-mini-batches": 1, "ppo.baseline": "value"}
     config = Config.load({**keys, "ppo.answers-per-question": 1, "ppo.batch-size": work.rollouts})
     models = ppo_models(config, load_model(config, work.folder, quantized=False))
-    ids: dict[str, Any] = {"stop_ids": (EOS_ID,), "pad_id": PAD_ID}
-    engine = PPOEngine(models, config.ppo, num_iterations=1 + work.updates, seed=SEED, **ids)
+    engine = PPOEngine(models, config.ppo, num_iterations=1 + work.updates, stop_ids=(EOS_ID,), seed=SEED)
     sample = answer_lengths(models.policy(), ends=work.ends)(engine.rollout)
     prompts, recorder = [prompt for prompt, _ in work.rows()], Recorder()
     recorder.on_train_begin()

@@ -49,7 +49,7 @@ def decode(
     generator: torch.Generator | None = None,
 ) -> list[str]:
     """A model's answers of at most so many tokens, a batch; the likeliest token each time at temperature 0."""
-    decoding = Decoding(tokens, temperature, base.stop_ids, base.pad_id)
+    decoding = Decoding(tokens, temperature, base.stop_ids)
     decoded = sample(model, prompts, decoding, generator=generator).sequences
     return base.texts(decoded.response_JT, decoded.mask_JT)
 

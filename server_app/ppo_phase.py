@@ -133,7 +133,6 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         config.ppo,
         num_iterations=iterations,
         stop_ids=inputs.base.stop_ids,
-        pad_id=inputs.base.pad_id,
         seed=child_seed(config.seed, "ppo"),
     )
     order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))

@@ -73,7 +73,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("survey", 1, 1, f"the generated population, by JS: {_population(config)}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     checkpoint = read_checkpoint(config, run.catalogue, start)
-    sft_card = sft_checkpoint.given(config, run.questions(run.catalogue.held_out_Q))
+    sft_card = sft_checkpoint.read_card(config, run.questions(run.catalogue.held_out_Q))
     answered = join(run)
     if config.run.phases in WITHOUT_POLICY:
         predictor_phase.train(run, start, checkpoint, answered)

@@ -194,7 +194,7 @@ PREFIX = [33, 4, 19, 60, 27, 11, 52, 38, 21, 46]
 
 def answer_rows(prompts: Sequence[Sequence[int]] = PROMPTS, *, shared: int = 0) -> Sequences:
     """The prompts behind the first tokens of the prefix, and random answers to them of 6, 2, 4, 1 and 1 tokens."""
-    ids = pad(prompts, pad_id=PAD_ID, device=torch.device("cpu"), left=True)
+    ids = pad(prompts, device=torch.device("cpu"), left=True)
     lengths = (6, 2, 4, 1, 1)[: len(prompts)]
     response_JT = torch.randint(1, VOCABULARY, (len(lengths), 6), generator=torch.Generator().manual_seed(0))
     mask_JT = torch.arange(6)[None] < torch.tensor(lengths)[:, None]

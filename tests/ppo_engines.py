@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, tiny_causal_lm
+from fakes import PREFIX, PROMPTS, WIDE_WINDOW, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection
 from server_app.policy.models import FullModels, LoraModels
@@ -48,7 +48,6 @@ def make(tuning="full", *, vocabulary=61, **changes):
         settings,
         num_iterations=num_iterations,
         stop_ids=stops,
-        pad_id=PAD_ID,
         seed=7,
     )
     for group in engine._optimizer.param_groups:

@@ -1,12 +1,13 @@
-"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer."""
+"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer.
+
+Axis letters: L tokens of a row, V vocabulary, H hidden size.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
 )
@@ -31,8 +33,8 @@ from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.policy import gguf, lora_targets, tiny
-from server_app.policy.folder import describe, locate, read_config
-from server_app.policy.logprobs import check_model
+from server_app.policy.folder import check_loaded, describe, locate, read_config
+from server_app.policy.logprobs import logits, probe, shared_prefix
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
@@ -45,8 +47,7 @@ MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it e
 PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
 
-LOADER = "transformers.modeling_utils"
-_REASON = re.compile(r"\b\w+Error: [^|\n]+[^|\s]")  # at the end of a traceback, in a cell of a table
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest logit; two kernels of a 16-bit model differ by so much at most
 
 log = logging.getLogger("appa.server")
 
@@ -70,29 +71,18 @@ class Base:
     stop_ids: tuple[int, ...]
     hub_id: str = ""
 
-    def asked(self, text: str) -> str:
-        """The text the model continues when it is told `text`: chat models get their own template around it."""
+    def ids(self, text: str) -> list[int]:
+        """Token ids that the model continues when it is told `text`; a chat model has its own template around it."""
         if self.tokenizer.chat_template is None:
-            return text
+            return list(self.tokenizer(text)["input_ids"])
         chat = [{"role": "user", "content": text}]
-        return str(
-            self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **TEMPLATE_KEYS)
-        )
-
-    def ids(self, asked: str) -> list[int]:
-        """Token ids of what `asked` gave; a chat template brings its own special tokens."""
-        special = self.tokenizer.chat_template is None
-        ids: list[int] = self.tokenizer(asked, add_special_tokens=special)["input_ids"]
-        return ids
-
-    def prompt_text(self, config: Config, question: Question) -> str:
-        """The text the model continues when it is asked a question."""
-        style = config.prompt_style
-        return self.asked(formats.prompt(config.task, question.text, question.options, style=style))
+        template = {"add_generation_prompt": True, "return_dict": False, **TEMPLATE_KEYS}
+        return list(self.tokenizer.apply_chat_template(chat, **template))
 
     def prompt_ids(self, config: Config, question: Question) -> list[int]:
-        """Token ids of `prompt_text`."""
-        return self.ids(self.prompt_text(config, question))
+        """Token ids that the model continues when it is asked a question."""
+        style = config.prompt_style
+        return self.ids(formats.prompt(config.task, question.text, question.options, style=style))
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
         """Texts of responses, without special tokens."""
@@ -103,11 +93,6 @@ class Base:
     def identity(self) -> str:
         """Its name on the hub, or that of its folder, which in the cache is made of the content."""
         return self.hub_id or Path(self.source).name
-
-    @property
-    def pad_id(self) -> int:
-        """The padding token."""
-        return int(self.tokenizer.pad_token_id)
 
 
 def prepare(
@@ -254,23 +239,6 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
     return None
 
 
-@contextmanager
-def _load_report(heard: list[str]) -> Iterator[None]:
-    """Keep what Transformers reports while it packs weights: its error says no more than "see the above report"."""
-    logger, ear = logging.getLogger(LOADER), logging.Handler(logging.WARNING)
-    ear.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    before = logger.level, logger.propagate
-    logger.addHandler(ear)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(ear)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-
-
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
     """The causal LM in a folder, in the config's number format, which `with_dtype` has resolved.
 
@@ -292,25 +260,20 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
             bnb_4bit_compute_dtype=dtype,
             llm_int8_skip_modules=["lm_head"],
         )
-    report: list[str] = []
     try:
-        with _load_report(report):
-            model, loaded = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype=dtype,
-                attn_implementation=attention,
-                quantization_config=quantization,
-                device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # told below, by name
-                output_loading_info=True,
-            )
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            attn_implementation=attention,
+            quantization_config=quantization,
+            device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # told below, by name
+            output_loading_info=True,
+        )
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        why = next((found[0] for text in report if (found := _REASON.search(text))), describe(error))
-        raise UserError(f"model folder {source}: cannot be loaded ({why})") from error
-    unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
-    if unfit:  # Transformers would go on with random numbers in their place
-        raise UserError(f"model folder {source}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
+        raise UserError(f"model folder {source}: cannot be loaded ({describe(error)})") from error
+    check_loaded(f"model folder {source}", loaded)
     for layer in model.modules() if quantized else ():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             # A first pass without gradient would repack the weights, rounded, for a kernel that computes in bfloat16:
@@ -318,3 +281,29 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
             layer.support_avx512bf16_for_cpu = False
     check_model(model.eval())
     return model
+
+
+@torch.inference_mode()
+def check_model(model: PreTrainedModel) -> None:
+    """See on a few tokens that what is computed here is what the model's own forward computes.
+
+    Raises:
+        UserError: it is not, as where an architecture scales its logits or keeps no keys and values.
+    """
+    ids_1L = probe(model)
+    shared = ids_1L.shape[1] // 2
+    try:
+        expected_1LV = model(input_ids=ids_1L, use_cache=False).logits.float()
+        with shared_prefix(model.base_model, ids_1L[0, :shared]) as prefix:
+            cache = DynamicCache(prefix, config=model.config)
+            rest = ids_1L[:, shared:]
+            hidden_1LH = model.base_model(input_ids=rest, past_key_values=cache).last_hidden_state
+        difference = (logits(model, hidden_1LH).float() - expected_1LV[:, shared:]).abs().max()
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        why = f"shares no keys and values ({type(error).__name__})"
+    else:
+        tolerance = HALF_TOLERANCE if model.dtype.itemsize < torch.float32.itemsize else TOLERANCE
+        if difference <= tolerance * expected_1LV.abs().max():
+            return
+        why = "makes its logits in a way that is not known here"
+    raise UserError(f"{type(model).__name__} {why}; use Qwen3, Llama or Gemma-2")

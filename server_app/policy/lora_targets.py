@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 
 import torch
@@ -11,10 +10,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.errors import UserError
-
-QKV, GATE_UP = ("qkv", "query_key_value"), ("gate_up",)
-FUSED = {"q_proj": QKV, "k_proj": QKV, "v_proj": QKV, "gate_proj": GATE_UP, "up_proj": GATE_UP}
-"""What the name of a layer holds that does the work of these in one matrix."""
 
 
 def check(config: Config, model_config: PreTrainedConfig) -> None:
@@ -38,28 +33,17 @@ def check(config: Config, model_config: PreTrainedConfig) -> None:
         return
     with torch.device("meta"):  # its shapes without its weights
         model = AutoModelForCausalLM.from_config(model_config)
-    for key, targets in (
-        ("policy.sft-targets", config.policy.sft_targets),
-        ("policy.ppo-targets", config.policy.ppo_targets),
-    ):
-        for name in split_names(targets) or ("",):
-            if fault := _fault(model, name):
-                raise UserError(f"{key}: {config.model} {fault}")
+    for key in ("policy.sft-targets", "policy.ppo-targets"):
+        for name in split_names(str(config.flat()[key])) or ("",):
+            _check_target(model, name, f"{key}: {config.model}")
 
 
-def _fault(model: nn.Module, target: str) -> str:
-    """What keeps a target from being adapted, which PEFT finds by the end of a layer's path; empty if nothing does."""
+def _check_target(model: nn.Module, target: str, owner: str) -> None:
+    """See that all layers that PEFT would adapt, by the end of their paths, can be adapted."""
     users: Counter[object] = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
-    tied = {path for path, layer in model.named_modules() if users[getattr(layer, "weight", None)] > 1}
-    linear = {path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    paths = {path for path, _ in model.named_modules() if f".{path}".endswith(f".{target}")}
-    layers = sorted({path.rpartition(".")[2] for path in linear - tied})
-    valid = f"LoRA can adapt {', '.join(layers) or 'none of its layers'}"
-    if paths & tied:
-        return f"has one matrix for {' and '.join(sorted(tied))}, so {target!r} cannot be adapted; {valid}"
-    if paths and paths <= linear:
-        return ""
-    fused = [layer for layer in layers if any(part in layer.lower() for part in FUSED.get(target, ()))]
-    near = difflib.get_close_matches(target, layers, n=1)
-    hint = f"it is part of {fused[0]!r}, name that; " if fused else f"did you mean {near[0]!r}? " if near else ""
-    return f"has no linear layer {target!r}: {hint}{valid}"
+    linear = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    own = {path for path, layer in linear.items() if users[layer.weight] == 1}
+    matched = {path for path, _ in model.named_modules() if f".{path}".endswith(f".{target}")}
+    if not matched or not matched <= own:
+        layers = ", ".join(sorted({path.rpartition(".")[2] for path in own})) or "none of its layers"
+        raise UserError(f"{owner} has no linear layer {target!r} with weights of its own; LoRA can adapt {layers}")

@@ -7,8 +7,6 @@ shapes their names tell, raise a ValueError: broadcasting would turn such a mist
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -23,17 +21,13 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     return (value * mask).sum() / mask.sum().clamp(min=1)
 
 
-def whiten(value: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """Scale the True entries of `mask` (of the same shape) to unit variance (unbiased), and to mean 0 if `shift_mean`.
-
-    Equal entries have no variance and end at that mean.
-    """
+def whiten(value: Tensor, mask: Tensor) -> Tensor:
+    """Scale the True entries of `mask` (of the same shape) to mean 0 and unit variance (unbiased); equal ones to 0."""
     _check(mask, value=value)
     count = mask.sum().clamp(min=1)
     mean = masked_mean(value, mask)
     variance = ((value - mean).square() * mask).sum() / (count - 1).clamp(min=1)
-    whitened = (value - mean) * torch.rsqrt(variance + VARIANCE_EPSILON)
-    return (whitened if shift_mean else whitened + mean) * mask
+    return (value - mean) * torch.rsqrt(variance + VARIANCE_EPSILON) * mask
 
 
 def whiten_scores(score_J: Tensor) -> Tensor:
@@ -79,8 +73,7 @@ def gae(
         running_J = delta_J + gamma * gae_lambda * running_J
         advantage_JT[:, t] = running_J
         next_value_J = value_JT[:, t]
-    advantage_JT = advantage_JT * mask_JT
-    return advantage_JT, (advantage_JT + value_JT) * mask_JT
+    return advantage_JT, advantage_JT + value_JT
 
 
 def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
@@ -102,37 +95,24 @@ def full_loss(*, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, num_
     return torch.as_tensor(policy / num_tokens + VALUE_COEFFICIENT * value / num_tokens)
 
 
-@dataclass(frozen=True)
-class PolicyLoss:
-    """Sums over the tokens of a micro-batch.
-
-    Attributes:
-        loss: scalar with gradient.
-        clipped: number of tokens whose clipped branch was the larger loss.
-        approximate_kl: sum of 0.5 * (log ratio)^2.
-    """
-
-    loss: Tensor
-    clipped: Tensor
-    approximate_kl: Tensor
-
-
 def policy_loss(
     logprob_JT: Tensor,
     old_logprob_JT: Tensor,
     advantage_JT: Tensor,
+    weight_JT: Tensor,
     mask_JT: Tensor,
     *,
     clip_range: float,
-    weight_JT: Tensor | None = None,
-) -> PolicyLoss:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Equation 8, policy loss: -sum_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t), rho_t = pi / pi_old.
 
     The paper states what is maximised; this has the sign of a loss. A sum and not a mean, so that micro-batches of any
     split add up to the same mini-batch loss. Advantages come whitened; `clip_range` is the paper's eps > 0. Each
     token's term is multiplied by `weight_JT`, for tokens that were sampled from another distribution than pi_old.
+
+    Returns:
+        Sums over the tokens, scalars: the loss; the tokens whose clipped branch was the larger one; 0.5 (log ratio)^2.
     """
-    weight_JT = torch.ones_like(logprob_JT) if weight_JT is None else weight_JT
     _check(
         mask_JT,
         axes=2,
@@ -147,9 +127,9 @@ def policy_loss(
     clipped_JT = -advantage_JT * ratio_JT.clamp(1 - clip_range, 1 + clip_range)
     loss = (weight_JT * torch.maximum(plain_JT, clipped_JT) * mask_JT).sum()
     with torch.no_grad():
-        clipped = ((clipped_JT > plain_JT) & mask_JT).sum()
+        clipped = (clipped_JT > plain_JT).sum()
         approximate_kl = 0.5 * log_ratio_JT.square().sum()
-    return PolicyLoss(loss, clipped, approximate_kl)
+    return loss, clipped, approximate_kl
 
 
 def value_loss(

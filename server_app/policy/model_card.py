@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 
-from appa_flwr.config import HUB_SURVEY, SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.core import markdown
 from appa_flwr.run.records import SummaryRow
 
-SCORE_DECIMALS = 4
 # What the hub calls a model that has a name of its own here; the tiny one is from no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _LOADING = {
@@ -37,32 +34,6 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 }
 
 
-def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | None:
-    """The policy's own scores for the hub's `model-index`, on every metric, against predictions and survey answers."""
-    survey = config.survey if config.survey == HUB_SURVEY else Path(config.survey).stem
-    results = [
-        EvalResult(
-            task_type="text-generation",
-            task_name=f"pluralistic alignment, {config.task}",
-            dataset_type=survey,
-            dataset_name=f"{survey}, held-out questions, against the {target}",
-            # The index puts what agrees in type, config and split under one name, whatever the others were called.
-            dataset_config=target.replace(" ", "-"),
-            dataset_split="held-out",
-            metric_type=f"{name.lower().replace(' ', '_')}_{row.metric}",
-            metric_name=f"{name} ({row.metric})",
-            metric_value=round(value, SCORE_DECIMALS),
-        )
-        for row in rows
-        if row.method == "ppo"
-        for target, scores in (("predictions", row), ("survey answers", row.survey))
-        if scores is not None
-        for name, value in (("Avg AS", scores.avg_as), ("Min AS", scores.min_as), ("FI", scores.fi))
-        if math.isfinite(value)
-    ]
-    return results or None
-
-
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
     loading = _LOADING[config.policy.tuning].replace("DTYPE", config.policy.compute_dtype)
@@ -72,7 +43,6 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
         base_model=_HUB_IDS.get(config.model, config.model),
         tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
         model_name=config.run_name or "policy",
-        eval_results=_results(config, rows),
     )
     scores = [
         [

@@ -144,11 +144,9 @@ class LoraModels(PolicyModels):
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
         """See base class."""
-        if self._start:
-            self._switch()
+        self._switch()
         try:
-            with nullcontext() if self._start else self._peft.disable_adapter():
-                yield self._policy
+            yield self._policy
         finally:
             self._switch(POLICY)
 
@@ -174,7 +172,6 @@ class LoraModels(PolicyModels):
                 shutil.copytree(Path(beside) / BOTH, folder, dirs_exist_ok=True)
         finally:
             self._peft.delete_adapter(BOTH)
-            self._switch(POLICY)
 
 
 def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:

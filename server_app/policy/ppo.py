@@ -81,7 +81,6 @@ class PPOEngine:
         settings: the numbers of rollouts and update.
         num_iterations: over which the step size falls.
         stop_ids: tokens that end an answer.
-        pad_id: what fills the rest of a row.
         seed: of sampling and of the order within an update.
     """
 
@@ -92,12 +91,11 @@ class PPOEngine:
         *,
         num_iterations: int,
         stop_ids: Sequence[int],
-        pad_id: int,
         seed: int,
     ) -> None:
         self.models, self.settings = models, settings
         self._budget = TokenBudget(settings.micro_batch_tokens)
-        self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids), pad_id)
+        self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
         self._generator = torch.Generator(models.policy().device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])
         trained = [parameters for parameters in (models.policy_parameters, models.value_parameters) if parameters]
@@ -230,16 +228,16 @@ class PPOEngine:
         with shared_prefix(models.policy().base_model, batch.prefix_C) as prefix:
             for part, target in parts:
                 logprob_JT = response_logprobs(models.policy(), part, temperature=s.temperature, prefix=prefix)
-                policy = losses.policy_loss(
+                policy, clipped, kl = losses.policy_loss(
                     logprob_JT,
                     target.old_JT,
                     target.advantage_JT,
+                    target.weight_JT,
                     part.mask_JT,
                     clip_range=s.clip_range,
-                    weight_JT=target.weight_JT,
                 )
-                losses.full_loss(policy=policy.loss, num_tokens=count).backward()
-                sums += torch.stack([policy.loss.detach(), sums.new_zeros(()), policy.clipped, policy.approximate_kl])
+                losses.full_loss(policy=policy, num_tokens=count).backward()
+                sums += torch.stack([policy.detach(), sums.new_zeros(()), clipped, kl])
         if models.head is None:
             return sums
         with models.value() as trunk, shared_prefix(trunk, batch.prefix_C) as prefix:

@@ -22,6 +22,9 @@ from server_app.policy.sequences import Sequences, split_prompts, window_of
 COMPACT_BELOW = 0.75  # share of live rows under which the others leave the batch
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens; to see which rows have ended makes the host wait for the GPU
 
+Prompts = tuple[Tensor, Tensor, Tensor]
+"""What all prompts begin with (C,), the rest of each and its mask, (J, P)."""
+
 log = logging.getLogger("appa.server")
 
 
@@ -33,13 +36,11 @@ class Decoding:
         max_new_tokens: answers are cut there.
         temperature: logits are divided by it before sampling; 0 decodes greedily.
         stop_ids: tokens that end an answer; they belong to it.
-        pad_id: fills what follows.
     """
 
     max_new_tokens: int
     temperature: float
     stop_ids: tuple[int, ...]
-    pad_id: int
 
 
 @dataclass(frozen=True)
@@ -97,55 +98,44 @@ def sample(
     Returns:
         Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
     """
-    split = split_prompts(model, prompts, response_length=decoding.max_new_tokens, pad_id=decoding.pad_id)
-    response_JT, mask_JT, logprob_JT = _answers(model, *split, decoding, generator)
+    prompt = split_prompts(model, prompts, response_length=decoding.max_new_tokens)
+    response_JT, mask_JT, logprob_JT = _answers(model, prompt, decoding, generator)
     width = int(mask_JT.any(0).sum())
-    return Rollout(Sequences(*split, response_JT[:, :width], mask_JT[:, :width]), logprob_JT[:, :width])
+    return Rollout(Sequences(*prompt, response_JT[:, :width], mask_JT[:, :width]), logprob_JT[:, :width])
 
 
 def _answers(
-    model: PreTrainedModel,
-    prefix_C: Tensor,
-    prompt_JP: Tensor,
-    prompt_mask_JP: Tensor,
-    decoding: Decoding,
-    generator: torch.Generator | None,
+    model: PreTrainedModel, prompt: Prompts, decoding: Decoding, generator: torch.Generator | None
 ) -> tuple[Tensor, ...]:
     """Token ids, mask and log-probabilities, (J, T) each, with T the most tokens that an answer may have."""
+    prefix_C, prompt_JP, prompt_mask_JP = prompt
     try:
-        return _decode(model, prefix_C, prompt_JP, prompt_mask_JP, decoding, generator)
+        return _decode(model, prompt, decoding, generator)
     except torch.OutOfMemoryError:
         if len(prompt_JP) == 1:
             raise
     torch.cuda.empty_cache()
     log.warning("out of memory: %d answers are sampled in two halves", len(prompt_JP))
     halves = zip(prompt_JP.tensor_split(2), prompt_mask_JP.tensor_split(2), strict=True)
-    parts = [_answers(model, prefix_C, *half, decoding, generator) for half in halves]
+    parts = [_answers(model, (prefix_C, *half), decoding, generator) for half in halves]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 
 def _decode(
-    model: PreTrainedModel,
-    prefix_C: Tensor,
-    prompt_JP: Tensor,
-    prompt_mask_JP: Tensor,
-    decoding: Decoding,
-    generator: torch.Generator | None,
+    model: PreTrainedModel, prompt: Prompts, decoding: Decoding, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    trunk, device, temperature = model.base_model, prefix_C.device, decoding.temperature
-    cache, hidden_AH, seen_AL, position_A = _run_prompts(
-        model, prefix_C, prompt_JP, prompt_mask_JP, decoding.max_new_tokens
-    )
+    trunk, device, temperature = model.base_model, prompt[0].device, decoding.temperature
+    cache, hidden_AH, seen_AL, position_A = _run_prompts(model, prompt, decoding.max_new_tokens)
     stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]
-    response_JT = torch.full((len(prompt_JP), decoding.max_new_tokens), decoding.pad_id, device=device)
-    logprob_JT = torch.zeros(response_JT.shape, device=device)
-    mask_JT = torch.zeros(response_JT.shape, dtype=torch.bool, device=device)
-    row_A = torch.arange(len(prompt_JP), device=device)
-    live_A = torch.ones(len(prompt_JP), dtype=torch.bool, device=device)
+    logprob_JT = torch.zeros(len(hidden_AH), decoding.max_new_tokens, device=device)
+    response_JT = torch.zeros_like(logprob_JT, dtype=torch.long)
+    mask_JT = torch.zeros_like(response_JT, dtype=torch.bool)
+    row_A = torch.arange(len(hidden_AH), device=device)
+    live_A = torch.ones_like(row_A, dtype=torch.bool)
     for t in range(decoding.max_new_tokens):
         logprob_AV = (logits(model, hidden_AH).float() / (temperature or 1.0)).log_softmax(-1)
         token_A1 = _draw(logprob_AV, generator) if temperature else logprob_AV.argmax(-1, keepdim=True)
-        response_JT[row_A, t] = token_A1[:, 0].where(live_A, decoding.pad_id)
+        response_JT[row_A, t] = token_A1[:, 0].where(live_A, 0)
         logprob_JT[row_A, t] = logprob_AV.gather(1, token_A1)[:, 0].where(live_A, 0.0)
         mask_JT[row_A, t] = live_A
         live_A = live_A & ~torch.isin(token_A1[:, 0], stop)
@@ -166,15 +156,14 @@ def _decode(
     return response_JT, mask_JT, logprob_JT
 
 
-def _run_prompts(
-    model: PreTrainedModel, prefix_C: Tensor, prompt_JP: Tensor, prompt_mask_JP: Tensor, new_tokens: int
-) -> tuple[Cache, Tensor, Tensor, Tensor]:
+def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tuple[Cache, Tensor, Tensor, Tensor]:
     """Run the prefix once, and each prompt once, however many answers it gets.
 
     Returns:
         The cache of J rows, with room for so many new tokens; their last hidden states (J, H); which of their tokens
         are real (J, C + P); and the last one's position (J,).
     """
+    prefix_C, prompt_JP, prompt_mask_JP = prompt
     prompt_QP, question_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)
     real_QP = prompt_QP >= 0
     seen_QL = torch.nn.functional.pad(real_QP, (len(prefix_C), 0), value=True)

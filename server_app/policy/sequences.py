@@ -117,26 +117,24 @@ def _chunks(rows: Tensor, length: Tensor, *, tokens: int) -> list[Tensor]:
     return list(rows[order].tensor_split(chunks[1:]))
 
 
-def pad(
-    rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device, left: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Token id lists padded to one width: ids and mask, both (J, width)."""
+def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Token id lists padded with zeros to one width: ids and mask, both (J, width)."""
     width = max(map(len, rows))
     mask = torch.tensor([[column < len(row) for column in range(width)] for row in rows], device=device)
     mask = mask.flip(1) if left else mask
-    ids = torch.full(mask.shape, pad_id, device=device)
+    ids = torch.zeros(mask.shape, dtype=torch.long, device=device)
     return ids.masked_scatter(mask, torch.tensor([token for row in rows for token in row], device=device)), mask
 
 
 @torch.inference_mode(False)  # autograd keeps token ids for the embeddings' gradient, and takes no inference tensors
 def split_prompts(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int, pad_id: int
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The tokens all prompts begin with (C,), as far as rows can share them; the rest and its mask, both (J, P)."""
     longest = max(map(len, prompts)) + response_length
     shared = common_length(prompts, window=window_of(model), longest=longest)
     prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
-    return prefix_C, *pad([prompt[shared:] for prompt in prompts], pad_id=pad_id, device=model.device, left=True)
+    return prefix_C, *pad([prompt[shared:] for prompt in prompts], device=model.device, left=True)
 
 
 def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longest: int) -> int:
@@ -159,8 +157,6 @@ def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longe
 
 
 def window_of(model: PreTrainedModel) -> int | None:
-    """The sliding attention window of a model that has such layers."""
-    config = model.config
-    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    window: int | None = getattr(config, "sliding_window", None) if sliding else None
+    """The sliding attention window of a model that has one."""
+    window: int | None = getattr(model.config, "sliding_window", None)
     return window

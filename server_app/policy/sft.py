@@ -52,8 +52,7 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
     """
     if target != "majority":
         return targets_of_mean(votes_GQK.mean(0), option_QK, target=target, num_groups=votes_GQK.shape[0])
-    mean_QK: FloatArray = np.where(option_QK, votes_GQK.mean(0), 0.0)
-    chosen_QK = np.zeros_like(mean_QK)
+    chosen_QK = np.zeros(option_QK.shape)
     for q in range(votes_GQK.shape[1]):
         ballots, first, counts = np.unique(votes_GQK[:, q], axis=0, return_index=True, return_counts=True)
         chosen_QK[q] = ballots[np.lexsort((first, -counts))[0]]
@@ -103,9 +102,9 @@ class _Report(TrainerCallback):  # type: ignore[misc]
 class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
     """TRL's trainer with PPO's pass for a step: the common prompt once, logits of answers only, few rows at a time."""
 
-    def __init__(self, model: nn.Module, *, tokens: int, pad_id: int, **options: Any) -> None:
+    def __init__(self, model: nn.Module, *, tokens: int, **options: Any) -> None:
         super().__init__(model, **options)
-        self._budget, self._pad_id = TokenBudget(tokens), pad_id
+        self._budget = TokenBudget(tokens)
         self._causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
 
     def training_step(
@@ -140,9 +139,9 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         real_JL, answer_JL = inputs["attention_mask"].bool(), inputs["labels"] != IGNORED_LABEL
         rows = list(zip(inputs["input_ids"], real_JL & ~answer_JL, answer_JL, strict=True))
         answers = [ids[answer].tolist() for ids, _, answer in rows]
-        response_JT, mask_JT = pad(answers, pad_id=self._pad_id, device=real_JL.device)
+        response_JT, mask_JT = pad(answers, device=real_JL.device)
         prompts = [ids[prompt].tolist() for ids, prompt, _ in rows]
-        split = split_prompts(self._causal, prompts, response_length=response_JT.shape[1], pad_id=self._pad_id)
+        split = split_prompts(self._causal, prompts, response_length=response_JT.shape[1])
         return Sequences(*split, response_JT, mask_JT)
 
 
@@ -222,7 +221,6 @@ def make_trainer(
         processing_class=base.tokenizer,
         callbacks=list(callbacks),
         tokens=config.ppo.micro_batch_tokens,
-        pad_id=base.pad_id,
     )
 
 

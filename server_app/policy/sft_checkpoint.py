@@ -29,7 +29,7 @@ def write_card(folder: Path, config: Config, base: Base, questions: Sequence[Que
     write(folder / SFT_CARD.name, SFTCard(base=base.identity, questions=hashes, settings=settings))
 
 
-def given(config: Config, held_out: Sequence[Question]) -> SFTCard | None:
+def read_card(config: Config, held_out: Sequence[Question]) -> SFTCard | None:
     """The card of the SFT model that `sft.checkpoint` names; None where it names none.
 
     Raises:
@@ -56,7 +56,7 @@ def given(config: Config, held_out: Sequence[Question]) -> SFTCard | None:
 
 
 def take(config: Config, card: SFTCard, base: Base, folder: Path) -> None:
-    """Copy the SFT model that `given` has found into this run's folder.
+    """Copy the SFT model of `read_card` into this run's folder.
 
     Raises:
         UserError: it was made of another base model.

@@ -22,13 +22,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
 from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.ask import HalfOpened
 from server_app.federation.ask_grid import AnswerMessage, AskGrid, AskMessage
 from server_app.federation.groups import Groups
-from server_app.federation.reward_rule import Aggregated, RewardRule, RuleState
+from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.federation.scores import scores
 from server_app.policy.base import Base
 from server_app.policy.ppo import PPOEngine, ReferencePass
@@ -69,15 +69,12 @@ def questions_of(order: QuestionOrder, settings: PPOSection) -> IntArray:
 
 @dataclass
 class _Round:
-    """State of a round that the server keeps while the groups score its rollouts."""
+    """A round's answers, while the groups score them."""
 
     rollout: Rollout
     answers: Answers
-    ask: Ask
     seconds: dict[str, float]
     reference: ReferencePass | None = None
-    aggregated: Aggregated | None = None
-    learned: dict[str, float] | None = None
 
 
 class AppaStrategy(Strategy):
@@ -146,7 +143,6 @@ class AppaStrategy(Strategy):
             server_round = self._done + 1
             replies = self._scored(server_round, initial_arrays, grid, timeout=timeout)
             result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
-            self._finished(self._record(), self._state)
         return result
 
     def _scored(self, server_round: int, arrays: ArrayRecord, grid: AskGrid, *, timeout: float) -> Iterable[Message]:
@@ -175,8 +171,8 @@ class AppaStrategy(Strategy):
             texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
         draw = server_round if self._config.pluralllm.fresh_contexts else 0
-        self._round = _Round(rollout, answers, self._rule.ask(self._state, answers, draw), seconds)
-        return [AskMessage(self._round.ask)]
+        self._round = _Round(rollout, answers, seconds)
+        return [AskMessage(self._rule.ask(self._state, answers, draw))]
 
     def _reference_pass(self) -> None:
         """Reference log-probs and values, while the groups score."""
@@ -193,18 +189,10 @@ class AppaStrategy(Strategy):
         with timed(now.seconds, "update"):
             device = now.rollout.logprob_JT.device
             score_J = torch.tensor(aggregated.aggregate_J, dtype=torch.float32, device=device)
-            now.learned = self._engine.update(now.rollout, now.reference, score_J)
-        self._done, self._state, now.aggregated = server_round, aggregated.state, aggregated
-        reward = float(aggregated.aggregate_J.mean())
-        return None, MetricRecord({"reward": reward, "fairness-index": aggregated.fairness_index})
-
-    def _record(self) -> Iteration:
-        """The last iteration's line for metrics.jsonl."""
-        now, aggregated, learned = self._round, self._round.aggregated, self._round.learned
-        assert aggregated is not None
-        assert learned is not None
-        return Iteration(
-            iteration=self._done,
+            learned = self._engine.update(now.rollout, now.reference, score_J)
+        self._done, self._state = server_round, aggregated.state
+        line = Iteration(
+            iteration=server_round,
             num_iterations=self._num_iterations,
             fairness_index=aggregated.fairness_index,
             fell_back=aggregated.fell_back,
@@ -217,8 +205,10 @@ class AppaStrategy(Strategy):
             **learned,
             missing_groups=aggregated.missing,
             seconds={name: round(value, 4) for name, value in now.seconds.items()},
-            held_out=self._curve_point() if self._is_evaluated(self._done) else None,
+            held_out=self._curve_point() if self._is_evaluated(server_round) else None,
         )
+        self._finished(line, self._state)
+        return None, MetricRecord({"reward": line.reward, "fairness-index": line.fairness_index})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

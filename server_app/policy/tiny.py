@@ -184,11 +184,10 @@ def build(
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     """Train the tiny model from scratch on the format-only corpus: on the CPU in float32, then in eval mode."""
     tokenizer = build_tokenizer(recipe, questions)
-    torch_state = torch.get_rng_state()
-    torch.manual_seed(recipe.seed)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = Qwen3ForCausalLM(architecture(recipe, vocab_size=len(tokenizer), **tokens)).eval()
-    torch.set_rng_state(torch_state)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = Qwen3ForCausalLM(architecture(recipe, vocab_size=len(tokenizer), **tokens)).eval()
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
@@ -198,7 +197,7 @@ def build(
     batches = corpus(recipe, questions, np.random.default_rng(recipe.seed))
     for step in range(recipe.steps):
         prompts, answers = (tokenizer(list(texts))["input_ids"] for texts in zip(*next(batches), strict=True))
-        padded = partial(pad, pad_id=tokenizer.pad_token_id, device=model.device)
+        padded = partial(pad, device=model.device)
         ends = [[*ids, tokenizer.eos_token_id] for ids in answers]
         rows = Sequences(torch.zeros(0, dtype=torch.long), *padded(prompts, left=True), *padded(ends))
         optimizer.zero_grad(set_to_none=True)

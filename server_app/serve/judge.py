@@ -94,7 +94,7 @@ class LocalModel:
         """The answer to each prompt, one at a time."""
         generator = torch.Generator(self._model.device).manual_seed(len(prompts))
         for start in range(0, len(prompts), BATCH):
-            ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
+            ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
             yield from evaluation.decode(
                 self._base, self._model, ids, tokens=answer_tokens, temperature=temperature, generator=generator
             )

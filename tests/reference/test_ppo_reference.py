@@ -43,7 +43,8 @@ def test_rewards(recorded):
     shaped_JT = ppo.shaped_rewards(
         recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], recorded["value_mask"], kl_coefficient=KL
     )
-    close(ppo.whiten(shaped_JT, recorded["value_mask"], shift_mean=False), recorded["rewards"])
+    mean = ppo.masked_mean(shaped_JT, recorded["value_mask"])
+    close(ppo.whiten(shaped_JT, recorded["value_mask"]) + mean * recorded["value_mask"], recorded["rewards"])
 
 
 def test_advantages_and_returns(recorded):
@@ -57,10 +58,11 @@ def test_advantages_and_returns(recorded):
 def test_losses_of_every_micro_batch(recorded):
     found = []
     for m, rows in enumerate(recorded["micro_inds"]):
-        policy = ppo.policy_loss(
+        policy, *_ = ppo.policy_loss(
             recorded["micro_new_logprobs"][m],
             recorded["logprobs"][rows],
             recorded["advantages"][rows],
+            torch.ones_like(recorded["advantages"][rows]),
             recorded["policy_mask"][rows],
             clip_range=CLIP,
         )
@@ -73,7 +75,7 @@ def test_losses_of_every_micro_batch(recorded):
         )
         # TRL divides the two by different counts
         policy_mean, value_mean = (
-            policy.loss / recorded["policy_mask"][rows].sum(),
+            policy / recorded["policy_mask"][rows].sum(),
             value / recorded["value_mask"][rows].sum(),
         )
         total = ppo.full_loss(policy=policy_mean, value=value_mean, num_tokens=1)

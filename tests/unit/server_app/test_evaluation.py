@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_groups import federated, scoring_node
-from fakes import PAD_ID, PROMPTS, tiny_causal_lm
+from fakes import PROMPTS, tiny_causal_lm
 from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
 from appa_flwr.analysis.fairness import fairness_index
@@ -121,7 +121,7 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
     def texts(response_JT, mask_JT):
         return [" ".join(map(str, ids[mask].tolist())) for ids, mask in zip(response_JT, mask_JT, strict=True)]
 
-    base = SimpleNamespace(stop_ids=(1,), pad_id=PAD_ID, texts=texts)
+    base = SimpleNamespace(stop_ids=(1,), texts=texts)
     question_J = np.array([4, 0, 2])
     found = {}
     for size in (1, 2, 100):

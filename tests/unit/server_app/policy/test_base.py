@@ -48,6 +48,9 @@ def save_tokenizer(folder, *, special, **roles):
     return str(folder)
 
 
+BYTES = {f"<0x{number:02X}>": number for number in range(256)}
+
+
 def raising(error):
     def fail(*_, **__):
         raise error
@@ -69,9 +72,11 @@ def prepare(source, **keys):
     ],
 )
 def test_the_number_of_options_stands_in_prompts_of_real_surveys(keys, style):
-    base = bases.Base("", SimpleNamespace(chat_template=None), 1, (1,))
-    text = formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
-    assert base.prompt_text(Config.load(keys), QUESTIONS[0]) == text
+    letters = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(byte_fallback=True, vocab=BYTES, merges=[]))
+    )
+    ids = bases.Base("", letters, 1, (1,)).prompt_ids(Config.load(keys), QUESTIONS[0])
+    assert bytes(ids).decode() == formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
 
 
 @pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
@@ -89,11 +94,9 @@ def test_the_tiny_model_by_name(tmp_path, monkeypatch, style, steps):
     base, config = prepare("tiny", **{"policy.prompt-style": style, "task": "opa", "seed": 5})
     assert asked == [("opa", steps, style == "counted", 5, QUESTIONS, tmp_path / "appa-flwr")]
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
-    assert base.pad_id not in base.stop_ids
+    assert base.tokenizer.pad_token_id not in base.stop_ids
     text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
-    assert (
-        base.prompt_text(config, QUESTIONS[0]) == base.tokenizer.decode(base.prompt_ids(config, QUESTIONS[0])) == text
-    )
+    assert base.tokenizer.decode(base.prompt_ids(config, QUESTIONS[0])) == text
 
 
 @pytest.mark.parametrize(
@@ -109,9 +112,7 @@ def test_the_tiny_model_by_name(tmp_path, monkeypatch, style, steps):
 def test_the_padding_token_is_never_the_end_token(tmp_path, special, roles, pad):
     base, _ = prepare(save_tokenizer(tmp_path / "model", special=special, **roles))
     assert base.tokenizer.pad_token == pad
-    assert base.pad_id == base.tokenizer.convert_tokens_to_ids(pad)
-    assert base.pad_id not in base.stop_ids
-    assert base.tokenizer.padding_side == "left"
+    assert base.tokenizer.pad_token_id not in base.stop_ids
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,6 @@ def cut_short(folder):
     ("spoil", "message"),
     [
         (lambda f: shutil.rmtree(f), "no such folder"),
-        (lambda f: (shutil.rmtree(f), f.mkdir()), "cannot be loaded .*model_type"),
         (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
         (lambda f: edit_config(f, model_type="soon"), "cannot be loaded .*`soon`"),
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
@@ -195,9 +195,9 @@ def cut_short(folder):
         (as_bert, "no causal language model but BertForMaskedLM; the paper's are google/gemma-2-2b-it, meta"),
         (as_adapters, "holds adapters only"),
         (lambda f: weights_of(f).unlink(), r"has no weights: \*.safetensors or pytorch_model"),
-        (lambda f: weights_of(f).write_bytes(b""), "model.safetensors is damaged or was not copied to its end"),
         (cut_short, "model.safetensors is damaged or was not copied to its end"),
         (with_lost_shard, "has no weights: model-00002-of-00002.safetensors is not there"),
+        (lambda f: (f / model_folder.INDEX_FILE).write_text("[]"), "index.json cannot be read .TypeError"),
         (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
     ],
@@ -235,17 +235,6 @@ def test_weights_that_are_not_those_of_the_config_are_no_model(folder, changes, 
         bases.load_model(Config.load({}), str(folder), quantized=False)
 
 
-def test_memory_that_ends_while_weights_are_packed_is_said_and_not_only_referred_to(folder, monkeypatch):
-    pytest.importorskip("bitsandbytes")
-    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    monkeypatch.setattr("bitsandbytes.functional.quantize_4bit", raising(full))
-    with pytest.raises(UserError) as refused:
-        bases.load_model(Config.load({"policy.compute-dtype": "float32"}), str(folder), quantized=True)
-    assert str(refused.value) == (
-        f"model folder {folder}: cannot be loaded (OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB)"
-    )
-
-
 @pytest.mark.parametrize(
     "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
 )
@@ -262,29 +251,23 @@ ANSWER = SimpleNamespace(headers={}, request=None)
 BY_HAND = r"`hf download google/gemma-2-2b-it --local-dir DIR` and model = DIR"
 
 
-GEMMA, LLAMA, QWEN = model_folder.PAPER_MODELS
-NOT_GIVEN = [
-    (hub.GatedRepoError("403\nAsk", response=ANSWER), f"https://huggingface.co/{GEMMA}.*auth login.*{BY_HAND}"),
-    (hub.LocalEntryNotFoundError("No way\nout"), f"cannot be fetched .*No way.*{BY_HAND}"),
-    (hub.HfHubHTTPError("503", response=ANSWER), f"cannot be fetched .*503.*{BY_HAND}"),
-    (hub.HTTPError("read timed out"), f"cannot be fetched .*timed out.*{BY_HAND}"),
-    (OSError(28, "No space left on device"), f"cannot be fetched .*No space left.*{BY_HAND}"),
-]
-UNKNOWN = hub.RepositoryNotFoundError("404", response=ANSWER)
-MISSPELT = {"qwen/qwen3-0.6": QWEN, "google/gemma2-2b-it": GEMMA, "meta-llama/Llama-3.2-3B-instruct": LLAMA}
+GEMMA, _, QWEN = model_folder.PAPER_MODELS
 
 
 @pytest.mark.parametrize(
     ("name", "raised", "message"),
     [
-        *((GEMMA, raised, f"^model = {GEMMA}: .*{message}") for raised, message in NOT_GIVEN),
-        *((n, UNKNOWN, f"unknown model '{n}': did you mean '{of}'.* valid are tiny, ") for n, of in MISSPELT.items()),
+        (GEMMA, hub.GatedRepoError("403\nAsk", response=ANSWER), f"https://huggingface.co/{GEMMA}.*{BY_HAND}"),
+        (GEMMA, hub.HTTPError("read timed out\n."), f"cannot be fetched .*timed out.*{BY_HAND}"),
+        (GEMMA, OSError(28, "No space left on device"), f"cannot be fetched .*No space left.*{BY_HAND}"),
+        ("qwen/qwen3-0.6", hub.RepositoryNotFoundError("404", response=ANSWER), f"did you mean '{QWEN}'.* are tiny, "),
     ],
 )
 def test_a_hub_that_does_not_give_the_model(name, raised, message, monkeypatch):
     monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
     with pytest.raises(UserError, match=message) as error:
         bases.check(Config.load({**CHOSEN, "model": name}))
+    assert name in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -314,14 +297,15 @@ def test_without_a_template_a_turn_end_is_a_token_like_others(tmp_path):
     special = ("<pad>", "<eos>", "<bos>", "<|im_start|>", "<|im_end|>")
     base, config = prepare(save_tokenizer(tmp_path / "plain", special=special, pad_token="<pad>", eos_token="<eos>"))
     ids = base.prompt_ids(config, QUESTIONS[0])
-    assert base.tokenizer.convert_ids_to_tokens(ids[:2]) == ["<bos>", base.prompt_text(config, QUESTIONS[0])[0]]
+    text = formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=config.prompt_style)
+    assert base.tokenizer.convert_ids_to_tokens(ids[:2]) == ["<bos>", text[0]]
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
 
 
 def test_texts_hold_what_the_mask_shows_without_special_tokens(folder):
     base, _ = prepare(str(folder))
     ids = base.tokenizer("0.50,0.50", add_special_tokens=False)["input_ids"]
-    response_JT = torch.tensor([[*ids, base.end_id, base.pad_id], [*ids, ids[0], ids[0]]])
+    response_JT = torch.tensor([[*ids, base.end_id, 0], [*ids, ids[0], ids[0]]])
     mask_JT = torch.tensor([[True] * 10 + [False], [True] * 9 + [False] * 2])
     assert base.texts(response_JT, mask_JT) == ["0.50,0.50", "0.50,0.50"]
 
@@ -364,11 +348,6 @@ def test_auto_is_bfloat16_where_the_machine_computes_in_it(key, tuning, gpu, fla
     )
     asked = Config.load({"policy.compute-dtype": key, "policy.tuning": tuning, "seed": 7})
     assert bases.with_dtype(asked).flat() == {**asked.flat(), "policy.compute-dtype": dtype}
-
-
-def test_weights_that_all_learn_are_float32():
-    with pytest.raises(UserError, match=r"policy.tuning.* policy.compute-dtype"):
-        Config.load({"policy.compute-dtype": "bfloat16", "policy.tuning": "full"})
 
 
 def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_the_tiny_one_takes_one(monkeypatch):

@@ -25,8 +25,10 @@ def logprobs(model):
         return response_logprobs(model, ROWS, temperature=1.0)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
-@pytest.mark.parametrize(("tuning", "loader"), [("full", AutoModelForCausalLM), ("lora", AutoPeftModelForCausalLM)])
+@pytest.mark.parametrize(
+    ("tuning", "loader", "architecture"),
+    [("full", AutoModelForCausalLM, "qwen3"), ("lora", AutoPeftModelForCausalLM, "gemma2")],
+)
 def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architecture, tmp_path):
     tiny_causal_lm(architecture).save_pretrained(tmp_path / "base")
     base = Base(str(tmp_path / "base"), None, 1, (1, 2))
@@ -55,6 +57,7 @@ def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architec
     loaded = loaded.get_base_model() if tuning == "lora" else loaded
     torch.testing.assert_close(logprobs(loaded), expected_JT, rtol=0, atol=1e-5)
     assert torch.equal(logprobs(models.policy()), expected_JT)  # and the models go on as they were
+    assert all(parameter.requires_grad for parameter in models.policy_parameters + models.value_parameters)
     assert len(list(folder.rglob("*.safetensors"))) == 1  # the value model is not saved
 
 

@@ -75,7 +75,7 @@ def test_a_file_becomes_the_model_it_was_made_of(original, whole, unpacked, tmp_
         assert base.prompt_ids(config, question) == published.prompt_ids(config, question)
     for text in TEXTS:
         assert base.tokenizer(text)["input_ids"] == published.tokenizer(text)["input_ids"]
-    assert (base.end_id, base.pad_id) == (published.end_id, published.pad_id)
+    assert (base.end_id, base.tokenizer.pad_token) == (published.end_id, published.tokenizer.pad_token)
     assert [path.name for path in (tmp_path / "cache" / "appa-flwr").iterdir()] == [Path(base.source).name]
     model = bases.load_model(config, base.source, quantized=False)
     model.save_pretrained(tmp_path / "again")  # which Transformers refuses for a model that it read from GGUF
@@ -100,7 +100,7 @@ def test_it_is_read_once_and_found_by_its_content(original, whole, unpacked, tmp
     renamed.parent.mkdir()
     renamed.write_bytes(whole.read_bytes())
     monkeypatch.setattr(unpacking, "_read", lambda *_: pytest.fail("read again"))
-    for again in (whole, renamed, renamed.parent):  # a folder that holds one stands for it
+    for again in (whole, renamed):
         found, said = unpacked(again)
         assert (found.source, said) == (base.source, [])
 
@@ -189,15 +189,13 @@ def without_one(tensors):
         (lambda path, _: path.write_bytes(b""), "damaged, or of a kind that Transformers does not read"),
         (lambda path, _: path.write_bytes(b"PK" + bytes(999)), "damaged, or of a kind that Transformers does not read"),
         (lambda path, _: cut(path, 0.01), "damaged"),
-        (lambda path, _: path.write_bytes(ENDLESS), "declares more than it holds"),
+        (lambda path, _: path.write_bytes(ENDLESS), "damaged"),
         (lambda path, _: cut(path, 0.99), "damaged"),
         (lambda path, folder: gguf_files.write(path, folder, architecture="soon"), "damaged, or .*soon is not"),
-        (lambda path, folder: gguf_files.write(path, folder, parts=3), "is one part of 3; join them first"),
         (
             lambda path, folder: gguf_files.write(path, folder, change=without_one),
-            "lacks 1 of its weights, model.layers.1.mlp.up_proj.weight first",
+            "1 weights are missing or do not fit, model.layers.1.mlp.up_proj.weight first",
         ),
-        (lambda path, _: (path.parent / "second.gguf").touch(), "holds 2 GGUF files, second.gguf first; give the path"),
         (lambda path, _: path.unlink(), "no such file"),
     ],
 )
@@ -209,9 +207,8 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing(
     path.parent.mkdir()
     path.write_bytes(whole.read_bytes())
     spoil(path, original)
-    model = path.parent if "holds" in message else path
     with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({**CHOSEN, "model": str(model)}))
-    assert str(error.value).startswith(f"model = {model}: ")
+        bases.check(Config.load({**CHOSEN, "model": str(path)}))
+    assert str(error.value).startswith(f"model = {path}: ")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "cache").exists()

@@ -26,6 +26,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, MambaConfig, MambaFo
 
 from appa_flwr.core.errors import UserError
 from server_app.policy import logprobs
+from server_app.policy.base import check_model
 from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
@@ -217,20 +218,20 @@ def known(**changes):
 def test_the_papers_architectures_are_known(dtype):
     for architecture in ARCHITECTURES:
         for window in (SHORT_WINDOW, WIDE_WINDOW):
-            logprobs.check_model(tiny_causal_lm(architecture, window=window).to(dtype))
-    logprobs.check_model(known(logits_scaling=1.0).to(dtype))
+            check_model(tiny_causal_lm(architecture, window=window).to(dtype))
+    check_model(known(logits_scaling=1.0).to(dtype))
 
 
 def test_a_model_that_computes_something_else_is_refused(monkeypatch):
     with pytest.raises(UserError, match="GraniteForCausalLM makes its logits"):
-        logprobs.check_model(known(logits_scaling=8.0))
+        check_model(known(logits_scaling=8.0))
     with pytest.raises(UserError, match="MambaForCausalLM shares no keys and values"):
-        logprobs.check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
+        check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
     deaf = tiny_causal_lm()
     forward = deaf.base_model.forward
     monkeypatch.setattr(deaf.base_model, "forward", lambda past_key_values=None, **given: forward(**given))
     with pytest.raises(UserError, match="Qwen3ForCausalLM"):
-        logprobs.check_model(deaf)
+        check_model(deaf)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -240,11 +241,14 @@ def test_the_last_layer_computes_what_is_read_and_no_more(architecture):
     read_JL = torch.rand(ids_JL.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     assert 0 < read_JL.sum() < read_JL.numel()
     plain_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    hook = trunk.layers[-1].mlp.down_proj.register_forward_hook(lambda _, __, out: computed.append(out.shape[:-1]))
+    attention, feed_forward = trunk.layers[-1].self_attn, trunk.layers[-1].mlp
+    watched = (attention.q_proj, attention.o_proj, feed_forward.down_proj)
+    hooks = [part.register_forward_hook(lambda _, __, out: computed.append(out.shape[:-1])) for part in watched]
     with computing_only(trunk, read_JL):
         thin_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    hook.remove()
-    assert computed == [(int(read_JL.sum()),)]
+    for hook in hooks:
+        hook.remove()
+    assert computed == [(int(read_JL.sum()),)] * len(watched)
     torch.testing.assert_close(thin_JLH[read_JL], plain_JLH[read_JL], rtol=0, atol=1e-12)
     torch.testing.assert_close(trunk(input_ids=ids_JL).last_hidden_state, plain_JLH, rtol=0, atol=0)
 

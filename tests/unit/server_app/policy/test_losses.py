@@ -38,14 +38,11 @@ def test_masked_mean_and_whiten_by_hand():
     # mean 3; variance with ddof 1: (4 + 0 + 4) / 2 = 4, so (1 - 3) / 2 = -1 and (5 - 3) / 2 = 1
     value, mask = tensor([1.0, 3.0, 5.0, 99.0]), torch.tensor([[True, True, True, False]])
     torch.testing.assert_close(ppo.whiten(value, mask), tensor([-1.0, 0.0, 1.0, 0.0]))
-    # the mean stays: 3 - 1, 3, 3 + 1
-    torch.testing.assert_close(ppo.whiten(value, mask, shift_mean=False), tensor([2.0, 3.0, 4.0, 0.0]))
 
 
 def test_whiten_without_variance_gives_no_nan():
     value, mask = torch.full((1, 3), 0.7, dtype=torch.float64), torch.tensor([[True, True, False]])
     assert ppo.whiten(value, mask).abs().max() < 1e-9
-    torch.testing.assert_close(ppo.whiten(value, mask, shift_mean=False), tensor([0.7, 0.7, 0.0]))
     one = torch.tensor([[True, False, False]])
     assert torch.isfinite(ppo.whiten(value, one)).all()
 
@@ -57,6 +54,13 @@ def test_whiten_scores_have_unit_variance_and_are_clamped():
         whitened_J = ppo.whiten_scores(sign * score_J)
         assert whitened_J[-1] == sign * 5.0
         assert whitened_J[0] == pytest.approx(sign * -0.1, rel=1e-5)
+
+
+def test_shaped_rewards_by_hand():
+    logprob_JT, reference_JT = tensor([-1.0, -2.0, -3.0]), tensor([-1.5, -1.0, 9.0])
+    found_JT = ppo.shaped_rewards(tensor(4.0), logprob_JT, reference_JT, lengths_mask([2], 3), kl_coefficient=0.1)
+    # -.1 (-1 + 1.5), -.1 (-2 + 1) + 4; nothing after the answer
+    torch.testing.assert_close(found_JT, tensor([-0.05, 4.1, 0.0]))
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.7, 1.0)])
@@ -96,14 +100,15 @@ def test_gae_against_the_sum_over_future_errors(batch, gamma, gae_lambda):
 def test_policy_loss_of_one_token_by_hand(ratio, advantage, loss, clipped):
     old_JT = tensor([-1.3])
     new_JT = (old_JT + np.log(ratio)).requires_grad_()
-    found = ppo.policy_loss(new_JT, old_JT, tensor([advantage]), torch.tensor([[True]]), clip_range=0.2)
-    assert found.loss.item() == pytest.approx(loss)
-    assert bool(found.clipped) is clipped
+    given = (new_JT, old_JT, tensor([advantage]), tensor([0.5]), torch.tensor([[True]]))  # which counts half
+    found, found_clipped, kl = ppo.policy_loss(*given, clip_range=0.2)
+    assert found.item() == pytest.approx(0.5 * loss)
+    assert bool(found_clipped) is clipped
     # .5 (log ratio)^2
-    assert found.approximate_kl.item() == pytest.approx(0.5 * np.log(ratio) ** 2)
-    found.loss.backward()
+    assert kl.item() == pytest.approx(0.5 * np.log(ratio) ** 2)
+    found.backward()
     # d(-A ratio) / d log pi = -A ratio where it is not clipped, else nothing
-    assert new_JT.grad.item() == pytest.approx(0.0 if clipped else -advantage * ratio)
+    assert new_JT.grad.item() == pytest.approx(0.0 if clipped else -0.5 * advantage * ratio)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +137,9 @@ def test_value_loss_of_one_token_by_hand(value, target, loss, pulled):
 def test_losses_add_up_over_any_split_and_ignore_padding(batch):
     def losses(rows, columns=slice(None)):
         cut = [x[rows][:, columns] for x in batch]
-        policy = ppo.policy_loss(*cut[:3], cut[-1], clip_range=0.2)
+        policy, clipped, kl = ppo.policy_loss(*cut[:4], cut[-1], clip_range=0.2)
         value = ppo.value_loss(cut[0], cut[1], cut[3], cut[-1], clip_range=0.2)
-        return torch.stack([policy.loss, policy.clipped.double(), policy.approximate_kl, value])
+        return torch.stack([policy, clipped.double(), kl, value])
 
     whole = losses([0, 1, 2, 3, 4])
     torch.testing.assert_close(losses([0, 3]) + losses([1]) + losses([2, 4]), whole)
@@ -174,7 +179,7 @@ SCORED = functools.partial(ppo.shaped_rewards, torch.ones(2), kl_coefficient=0.1
         (ppo.entropy, 1, {}),
         (SCORED, 2, {}),
         (ppo.gae, 2, {"gamma": 1.0, "gae_lambda": 1.0}),
-        (ppo.policy_loss, 3, {"clip_range": 0.2}),
+        (ppo.policy_loss, 4, {"clip_range": 0.2}),
         (ppo.value_loss, 3, {"clip_range": 0.2}),
     ],
 )

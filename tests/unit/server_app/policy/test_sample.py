@@ -38,7 +38,7 @@ def model(request):
 
 def draw(model, prompts, *, temperature=1.0, seed=0, max_new_tokens=9, stop_ids=STOPS):
     generator = torch.Generator().manual_seed(seed) if temperature else None
-    decoding = Decoding(max_new_tokens, temperature, tuple(stop_ids), PAD_ID)
+    decoding = Decoding(max_new_tokens, temperature, tuple(stop_ids))
     return sampling.sample(model, prompts, decoding, generator=generator)
 
 
@@ -148,6 +148,7 @@ def test_a_token_without_probability_is_never_drawn(monkeypatch):
     assert sampling._draw(logprob_AV, None).tolist() == [[2], [3]]
     # shares that do not sum to one, as rounding leaves them
     assert sampling._draw(logprob_AV - 1e-4, None).tolist() == [[2], [3]]
+    assert int(sampling._draw(logprob_AV * torch.nan, None).max()) < 4  # a broken policy is told by its losses
 
 
 def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model):
@@ -158,7 +159,7 @@ def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model)
     ):
         length = next((t + 1 for t, token in enumerate(ids) if token in STOPS), len(ids))
         assert mask == [True] * length + [False] * (len(ids) - length)
-        assert ids[length:] == [PAD_ID] * (len(ids) - length)
+        assert ids[length:] == [0] * (len(ids) - length)
         assert not logprob[length:].any()
         stopped += length < len(ids)
     assert 0 < stopped < 32  # some ended early, some ran on: both were tested
@@ -172,6 +173,7 @@ def test_sampling_ends_once_every_row_has_stopped(model, monkeypatch):
     assert sampled.sequences.response_JT.shape == (4, 1)
     assert len(calls) == 1
     cut = draw(model, PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=5)  # a token that does not exist
+    assert len(calls) == 1 + 5
     assert cut.sequences.mask_JT.shape == (4, 5)
     assert cut.sequences.mask_JT.all()
 

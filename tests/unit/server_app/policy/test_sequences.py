@@ -6,24 +6,26 @@ Axis letters: J rollouts, P prompt tokens, T response tokens, L tokens of a row 
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import DynamicCache, MistralConfig
 
-from server_app.policy.sequences import MIN_TOKENS, Sequences, pad
+from server_app.policy.sequences import MIN_TOKENS, Sequences, pad, window_of
 
 SEQUENCES = Sequences(
     torch.tensor([90, 91]),
     torch.tensor([[0, 0, 7], [0, 8, 9], [3, 4, 5]]),
     torch.tensor([[False, False, True], [False, True, True], [True, True, True]]),
-    torch.tensor([[21, 22, 1], [31, 1, 0], [1, 0, 0]]),
-    torch.tensor([[True, True, True], [True, True, False], [True, False, False]]),
+    torch.tensor([[21, 22, 1], [1, 0, 0], [1, 0, 0]]),
+    torch.tensor([[True, True, True], [True, False, False], [True, False, False]]),
 )
 
 
 def test_rows_are_padded_on_one_side():
     for left, ids, mask in ((False, [5, 0, 0], [True, False, False]), (True, [0, 0, 5], [False, False, True])):
-        ids_JP, mask_JP = pad([[7, 8, 9], [5]], pad_id=0, device=torch.device("cpu"), left=left)
+        ids_JP, mask_JP = pad([[7, 8, 9], [5]], device=torch.device("cpu"), left=left)
         assert ids_JP.tolist() == [[7, 8, 9], ids]
         assert mask_JP.tolist() == [[True, True, True], mask]
 
@@ -31,14 +33,14 @@ def test_rows_are_padded_on_one_side():
 def test_packed_rows_have_no_padding_within_and_read_where_a_response_token_is_predicted():
     ids_JL, read_JL = SEQUENCES.packed()
     # the last token of the longest row predicts nothing; shorter rows end in padding that nobody reads
-    assert ids_JL.tolist() == [[7, 21, 22], [8, 9, 31], [3, 4, 5]]
-    assert read_JL.tolist() == [[True, True, True], [False, True, True], [False, False, True]]
-    assert SEQUENCES.length_J.tolist() == [4, 4, 4]
+    assert ids_JL.tolist() == [[7, 21, 22], [8, 9, 1], [3, 4, 5]]
+    assert read_JL.tolist() == [[True, True, True], [False, True, False], [False, False, True]]
+    assert SEQUENCES.length_J.tolist() == [4, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("index", "prompt_JP", "response_JT"),
-    [([0], [[7]], [[21, 22, 1]]), ([2, 1], [[3, 4, 5], [0, 8, 9]], [[1, 0], [31, 1]])],
+    [([0], [[7]], [[21, 22, 1]]), ([2, 1], [[3, 4, 5], [0, 8, 9]], [[1], [1]])],
 )
 def test_rows_are_cut_to_the_columns_they_need(index, prompt_JP, response_JT):
     part = SEQUENCES.rows(torch.tensor(index))
@@ -54,7 +56,7 @@ ASKED = [LONG, LONGER, SHORT, LONG, LONGER, SHORT, LONG, [6] * 20]
 
 
 def asked(prefix=(90, 91)):
-    ids = pad(ASKED, pad_id=7, device=torch.device("cpu"), left=True)  # LONG differs from LONGER by its mask alone
+    ids = pad(ASKED, device=torch.device("cpu"), left=True)  # LONG differs from LONGER by its mask alone
     mask_JT = torch.arange(5)[None] < torch.tensor([2, 5, 4, 3, 1, 1, 5, 2])[:, None]
     return Sequences(torch.tensor(prefix), *ids, torch.ones(mask_JT.shape, dtype=torch.long), mask_JT)
 
@@ -97,6 +99,14 @@ def test_rows_follow_their_one_prompt_and_no_other():
     assert after.prompt_JP.tolist() == [[7], [7]]
     assert after.prompt_mask_JP.tolist() == [[True], [True]]
     assert after.length_J.tolist() == [3, 4]
+    same.prompt_JP[1, 3] = 5
+    assert same.common_prompt == 0  # of the same length, and one token differs
     for others in ([0], [0, 1], [2, 5]):  # alone, of another length, too short to pay
         assert sequences.rows(torch.tensor(others)).common_prompt == 0
     assert asked(prefix=()).rows(torch.tensor([0, 3])).common_prompt == 0  # the model cannot share
+
+
+def test_a_window_counts_where_the_config_names_no_kinds_of_layers():
+    config = MistralConfig(sliding_window=7)
+    assert all(layer.is_sliding for layer in DynamicCache(config=config).layers)
+    assert window_of(SimpleNamespace(config=config)) == 7

@@ -32,12 +32,12 @@ def config_of(folder: Path, **changes: object) -> Config:
 
 
 def test_no_model_is_given_unless_the_key_names_one():
-    assert sft_checkpoint.given(Config.load({}), QUESTIONS) is None
+    assert sft_checkpoint.read_card(Config.load({}), QUESTIONS) is None
 
 
 def test_the_model_is_copied_with_its_card(model, tmp_path):
     config = config_of(model, **{"sft.steps": 7, "rule": "min"})  # SFT's own keys do not matter, nor does the rule
-    card = sft_checkpoint.given(config, QUESTIONS[2:])
+    card = sft_checkpoint.read_card(config, QUESTIONS[2:])
     sft_checkpoint.take(config, card, BASE, tmp_path / "run" / "sft-model")
     copies = {path.name: path.read_bytes() for path in (tmp_path / "run" / "sft-model").iterdir()}
     assert copies == {path.name: path.read_bytes() for path in model.iterdir()}
@@ -56,18 +56,18 @@ def test_the_model_is_copied_with_its_card(model, tmp_path):
 )
 def test_another_kind_of_run_is_refused_by_the_key(model, key, value):
     with pytest.raises(UserError, match=f"^sft.checkpoint = .* {key} = .* {value}"):
-        sft_checkpoint.given(config_of(model, **{key: value}), QUESTIONS[2:])
+        sft_checkpoint.read_card(config_of(model, **{key: value}), QUESTIONS[2:])
 
 
 def test_a_model_that_has_seen_a_held_out_question_is_refused(model):
     renamed = Question("other-id", *list(vars(QUESTIONS[1]).values())[1:])
     with pytest.raises(UserError, match=r"1 of this run's 3 held-out .*'other-id'"):
-        sft_checkpoint.given(config_of(model), [*QUESTIONS[2:], renamed])
+        sft_checkpoint.read_card(config_of(model), [*QUESTIONS[2:], renamed])
 
 
 def test_a_model_of_another_base_is_refused(model, tmp_path):
     other = Base("cache/tiny-dpa-34cd", None, 1, (1,))  # type: ignore[arg-type]
-    card = sft_checkpoint.given(config_of(model), QUESTIONS[2:])
+    card = sft_checkpoint.read_card(config_of(model), QUESTIONS[2:])
     with pytest.raises(UserError, match=r"tiny-dpa-12ab.*tiny-dpa-34cd"):
         sft_checkpoint.take(config_of(model), card, other, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
@@ -75,4 +75,4 @@ def test_a_model_of_another_base_is_refused(model, tmp_path):
 
 def test_a_folder_without_a_card_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"sft\.json"):
-        sft_checkpoint.given(config_of(tmp_path), QUESTIONS)
+        sft_checkpoint.read_card(config_of(tmp_path), QUESTIONS)

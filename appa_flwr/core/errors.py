@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(Exception):
@@ -22,3 +26,10 @@ def unknown_name(kind: str, name: object, *, valid: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names) or 'none'}")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Place and reason of the first of Pydantic's errors, on one line."""
+    problem = error.errors()[0]
+    place = ".".join(map(str, problem["loc"]))
+    return (place and f"{place}: ") + problem["msg"].removeprefix("Value error, ")

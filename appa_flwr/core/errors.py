@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from typing import Any
 
 
 class UserError(Exception):
@@ -28,8 +25,8 @@ def unknown_name(kind: str, name: object, *, valid: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names) or 'none'}")
 
 
-def first_problem(error: ValidationError) -> str:
-    """Place and reason of the first of Pydantic's errors, on one line."""
+def first_problem(error: Any) -> str:
+    """Place and reason of the first error in a `ValidationError` of Pydantic, on one line."""
     problem = error.errors()[0]
     place = ".".join(map(str, problem["loc"]))
-    return (place and f"{place}: ") + problem["msg"].removeprefix("Value error, ")
+    return (place and f"{place}: ") + str(problem["msg"]).removeprefix("Value error, ")

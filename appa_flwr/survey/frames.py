@@ -105,7 +105,7 @@ def read_frame(path: str) -> Frame:
     return frame
 
 
-def table(rows: Mapping[int, Sequence[object]], columns: Sequence[object]) -> pd.DataFrame:
+def table(rows: Mapping[int, list[Any]], columns: list[Any]) -> pd.DataFrame:
     """Rows of cells under their numbers."""
     import pandas as pd
 

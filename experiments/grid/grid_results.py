@@ -1,4 +1,4 @@
-"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV, Markdown and LaTeX.
+"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV and Markdown.
 
 No axis letters: tables have names.
 """
@@ -38,7 +38,7 @@ Setting = tuple[str, str, str]
 
 
 def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | None:
-    """Write results.csv, results.md, results.tex and the pictures of all that is done; None where nothing is.
+    """Write results.csv, results.md and the pictures of all that is done; None where nothing is.
 
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
@@ -48,7 +48,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     if not finished:
         return None
     paper = {} if grid.last else _paper()  # these are other models than the paper's
-    frames, sections, tex = [], [], []
+    frames, sections = [], []
     for setting in product(grid.axes["datasets"], grid.axes["tasks"], grid.axes["models"]):
         methods = _methods(grid, [of for of in finished if (of.dataset, of.task, of.model) == setting])
         if not methods:
@@ -57,10 +57,8 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         compared = pd.DataFrame(_differences(setting, methods, grid.baseline))
         frames += [found, compared]
         sections.append(_markdown(setting, found, compared))
-        tex.append(_latex(setting, found))
         pictures.write(output, setting, methods)
     replace_file(output / "results.csv", pd.concat(frames).to_csv(index=False).encode())
-    replace_file(output / "results.tex", "\n".join(tex).encode())
     path = output / "results.md"
     replace_file(path, ("\n".join(sections)).encode())
     return path
@@ -191,17 +189,3 @@ def _level(line: pd.Series) -> str:
     if pd.notna(line["paper"]):
         text += f" [paper {line['paper']:.{decimals}f}, {line['value'] - line['paper']:+.{decimals}f}]"
     return text
-
-
-def _latex(setting: Setting, found: pd.DataFrame) -> str:
-    """A setting in the layout of the paper's tables: FI, Avg AS and Min AS by each metric, and the format score."""
-    of = found[found["against"] == PREDICTIONS]
-    texts = [f"{line['value']:.{_decimals(line)}f}" for _, line in of.iterrows()]
-    wide = of.assign(text=texts).pivot_table(
-        index="method", columns=["measure", "metric"], values="text", aggfunc="first", sort=False
-    )
-    columns = [(name, metric) for name in ("FI", "Avg AS", "Min AS") for metric in dict.fromkeys(of["metric"])]
-    if FORMAT in wide:
-        columns.append((FORMAT, of["metric"].iloc[0]))
-    shown = wide[columns].fillna("-").rename_axis(None).set_axis(pd.MultiIndex.from_tuples(columns), axis="columns")
-    return str(shown.style.to_latex(hrules=True, multicol_align="c", caption=", ".join(setting)))

@@ -5,8 +5,9 @@ Several processes may work on one output folder, one for each GPU say: a trial t
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,11 +18,11 @@ from appa_flwr.core.files import lock, replace_file
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import CONFIG_FILE, dumps, read
-from experiments.grid.plan import STAGES, Grid, Stage, Trial
+from experiments.grid.plan import STAGES, Stage, Trial
 
 DONE, LOCKS = "done", "locks"
 PAUSE_SECONDS = 5.0
-HOUR = 3600
+MINUTE = 60
 
 Say = Callable[[str], None]
 Launch = Callable[[Config], object]
@@ -51,7 +52,7 @@ def _seconds(output: Path, trial: Trial) -> float | None:
     return None if found is None else found["seconds"]
 
 
-def run_trials(grid: Grid, trials: Sequence[Trial], output: Path, *, launch: Launch, say: Say) -> Outcome:
+def run_trials(trials: Sequence[Trial], output: Path, *, launch: Launch, say: Say) -> Outcome:
     """Run what is not done yet, and wait for what other processes are running."""
     outcome = Outcome(done(output, trials))
     say(f"{len(outcome.done)} of {len(trials)} trials are done")
@@ -69,8 +70,8 @@ def run_trials(grid: Grid, trials: Sequence[Trial], output: Path, *, launch: Lau
                 if seconds is None:
                     continue
                 outcome.done[trial.name] = seconds
-                hours_left = _duration(sum(hours(grid, trials, outcome.done).values()))
-                say(f"{trial.name}: done; {len(outcome.done)} of {len(trials)} trials, about {hours_left} left")
+                time_left = _duration(minutes(trials, outcome.done).values())
+                say(f"{trial.name}: done; {len(outcome.done)} of {len(trials)} trials, about {time_left} left")
             left.remove(trial)
         if len(left) == before:  # all of them are run elsewhere, or need one that is
             time.sleep(PAUSE_SECONDS)
@@ -102,45 +103,33 @@ def _run(trial: Trial, outcome: Outcome, output: Path, *, launch: Launch) -> flo
         held.release()
 
 
-def hours(grid: Grid, trials: Sequence[Trial], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Trial not done -> hours it may take: the mean of those like it, else what the grid file says, else NaN."""
+def minutes(trials: Sequence[Trial], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Trial not done -> minutes it may take: the mean of those like it that are done, else NaN."""
     measured: dict[tuple[Stage, str], list[float]] = {}
     for trial in trials:
         if trial.name in seconds:
-            measured.setdefault((trial.stage, trial.model), []).append(seconds[trial.name] / HOUR)
-    found = {}
-    for trial in trials:
-        if trial.name not in seconds:
-            said = grid.hours.get(trial.model or "all", {}).get(trial.stage, float("nan"))
-            found[trial.name] = fmean(measured.get((trial.stage, trial.model), [said]))
-    return found
+            measured.setdefault((trial.stage, trial.model), []).append(seconds[trial.name] / MINUTE)
+    return {
+        trial.name: fmean(measured.get((trial.stage, trial.model), [math.nan]))
+        for trial in trials
+        if trial.name not in seconds
+    }
 
 
-def _duration(hours: float) -> str:
-    if hours != hours:
-        return "an unknown time"
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+def _duration(minutes: Collection[float]) -> str:
+    """All of these minutes, as far as they are known."""
+    known = [value for value in minutes if not math.isnan(value)]
+    unknown = f", and {len(minutes) - len(known)} trials of unknown time" if len(known) < len(minutes) else ""
+    return f"{sum(known):.0f} min{unknown}"
 
 
-def plan_text(grid: Grid, trials: Sequence[Trial], output: Path) -> str:
+def plan_text(trials: Sequence[Trial], output: Path) -> str:
     """Output of `--dry-run`: a line a trial, and what all of them will take."""
     ended = done(output, trials)
-    expected = hours(grid, trials, ended)
+    expected = minutes(trials, ended)
     lines = [
-        f"{name}: {_duration(expected[name]) if name in expected else 'done'}" for name in (t.name for t in trials)
+        f"{trial.name}: {'done' if trial.name in ended else _duration([expected[trial.name]])}" for trial in trials
     ]
-    known = [value for value in expected.values() if value == value]
-    total = f"{_duration(sum(known))}" + ("" if len(known) == len(expected) else " and those of unknown time")
-    disk = sum(FOLDER_GIBIBYTES[trial.config.policy.tuning == "full"][trial.stage] for trial in trials)
     counts = ", ".join(f"{sum(trial.stage == stage for trial in trials)} {stage}" for stage in STAGES)
-    lines.append(f"{len(trials)} trials ({counts}), {len(ended)} done; left: {total}; disk: about {disk:.1f} GiB")
+    lines.append(f"{len(trials)} trials ({counts}), {len(ended)} done; left: {_duration(expected.values())}")
     return "\n".join(lines)
-
-
-FOLDER_GIBIBYTES: Mapping[bool, Mapping[Stage, float]] = {
-    # adapters of 2 to 3 billion parameters at rank 16: SFT's on all layers; policy, value, Adam's two and the export
-    False: {"predictor": 0.01, "sft": 0.1, "rule": 0.4},
-    # whole models, of the tiny one: a whole run has 17 MB
-    True: {"predictor": 0.01, "sft": 0.01, "rule": 0.02},
-}
-"""A trial's models on disk, by whether PPO trains all of the model."""

@@ -26,7 +26,6 @@ datasets = { globalqa = { data.num-questions = 40 }, two = { data.num-questions 
 tasks = { dpa = { task = "dpa" } }
 models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
 rules = { average = {}, open = { rule = "appa", appa.fairness-threshold = 2.0 } }
-hours = { all = { predictor = 0.5 }, gemma-2-2b = { sft = 1, rule = 2 } }
 """
 ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}'
 # What made-up runs score: method or rule -> reward of each group on each question.
@@ -106,9 +105,13 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         assert set(names(planned()).values()).isdisjoint(first.values())
     with pytest.raises(UserError, match=r"grid\.toml: unknown table 'rule': did you mean 'rules'"):
         planned(TEXT.replace("rules", "rule"))
+    with pytest.raises(UserError, match=r"grid\.toml: seeds\.0: "):
+        planned(TEXT.replace("[0, 1]", '["0"]'))
     assert {c.dataset for c in planned(only=["two", "open"])} == {"two"}
+    assert {c.config.ppo.num_iterations for c in planned(last={"ppo.num-iterations": 9})} == {9}
     command.main(file, output=out, dry_run=True)
-    assert "28 trials (4 predictor, 8 sft, 16 rule), 0 done; left: 22.0 h and those" in capsys.readouterr().out
+    total = "28 trials (4 predictor, 8 sft, 16 rule), 0 done; left: 0 min, and 28 trials of unknown time"
+    assert total in capsys.readouterr().out
 
     # Killed twice, it goes on with what it was in; a failed trial stops only those that need it, and is tried again.
     write_run(trials[0].config)  # it had ended, but was not marked
@@ -133,6 +136,11 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert failed.pop(sft_name) == failed.pop(rule.name) == "the disk is full"
     assert failed == dict.fromkeys(of_sft, f"needs {sft_name}")
     fails = ()
+    runner.mark(out, trials[0]).write_text('{"seconds": 180}')
+    command.main(file, output=out, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{predictor.name}: done" in lines
+    assert lines[-1].startswith("28 trials (4 predictor, 8 sft, 16 rule), ")
     command.main(file, output=out)
     starts, resumed = [n for n, _ in started], [n for n, again in started if again]
     assert set(starts) == {trial.name for trial in trials} - {trials[0].name, predictor.name}

@@ -159,26 +159,11 @@ def test_totals_are_no_options(tmp_path, measure, rows, options):
     assert any("sums of the others" in note for note in survey.about.notes) == (len(options) == 2)
 
 
-def test_totals_are_no_groups(tmp_path):
+def test_a_total_that_is_not_the_sum_is_a_group(tmp_path):
     lines = ["Q?,A,Yes,3", "Q?,A,No,1", "Q?,B,Yes,2", "Q?,B,No,4"]
-    survey = read_survey(tidy(tmp_path / "x.csv", "count", *lines, "Q?,Total,Yes,5", "Q?,Total,No,5"))
-    assert survey.groups == ("A", "B")
     survey = read_survey(tidy(tmp_path / "y.csv", "count", *lines, "Q?,Total,Yes,7", "Q?,Total,No,5"))
     assert survey.groups == ("A", "B", "Total")
     assert any("'Total' counts as a group" in note for note in survey.about.notes)
-
-
-def test_one_spelling_of_options_and_groups(tmp_path):
-    lines = [
-        "Q?,A,Agree.,30",
-        "Q?,A,Disagree,70",
-        "Q?,B,AGREE,10",
-        "Q?,b,disagree,60",
-        "Q?,B,agree ,30",
-    ]
-    survey = read_survey(tidy(tmp_path / "x.csv", "percent", *lines))
-    assert (survey.groups, survey.questions[0].options) == (("A", "B"), ("Agree.", "Disagree"))
-    assert only(survey, "B") == pytest.approx([0.4, 0.6])
 
 
 def test_words_and_codes_of_no_answer_in_tables(tmp_path):

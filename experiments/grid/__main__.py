@@ -43,7 +43,7 @@ def main(
     here = Path.cwd()
     planned = trials(grid, folder, here=here)
     if dry_run:
-        print(plan_text(planned, folder))
+        print(plan_text(planned))
         return
     failed: dict[str, str] = {}
     if not tables_only:
@@ -52,7 +52,7 @@ def main(
             print(f"{config.run_name}:", flush=True)
             launch(config, app_folder=find_app_folder(here))
 
-        failed = run_trials(planned, folder, launch=start, say=lambda text: print(text, flush=True)).failed
+        failed = run_trials(planned, folder, launch=start, say=lambda text: print(text, flush=True))
     path = write_results(grid, planned, folder)
     if path is None:
         raise UserError(f"{folder}: no trial of this grid is done, so there are no results")

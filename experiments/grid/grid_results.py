@@ -20,11 +20,11 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, read, table
 from appa_flwr.run.records import LOOK_UPS
+from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import SUMMARY
 from experiments.grid import pictures
 from experiments.grid.pictures import PPO, Methods
 from experiments.grid.plan import Grid, Trial
-from experiments.grid.runner import done
 from experiments.study import interval
 
 FORMAT = "format"
@@ -43,14 +43,13 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
     """
-    ended = done(output, trials)
-    finished = [trial for trial in trials if trial.name in ended and trial.stage != "predictor"]
-    if not finished:
+    ended = [trial for trial in trials if trial.stage != "predictor" and finished(trial.folder)]
+    if not ended:
         return None
     paper = {} if grid.last else _paper()  # these are other models than the paper's
     frames, sections = [], []
     for setting in product(grid.axes["datasets"], grid.axes["tasks"], grid.axes["models"]):
-        methods = _methods(grid, [of for of in finished if (of.dataset, of.task, of.model) == setting])
+        methods = _methods(grid, [of for of in ended if (of.dataset, of.task, of.model) == setting])
         if not methods:
             continue
         found = pd.DataFrame(_levels(setting, methods, paper))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert total in capsys.readouterr().out
 
     # Killed twice, it goes on with what it was in; a failed trial stops only those that need it, and is tried again.
-    write_run(trials[0].config)  # it had ended, but was not marked
+    write_run(trials[0].config)
     for killed_at in (3, 10):  # noqa: B007 `launch` reads it
         with pytest.raises(KeyboardInterrupt):
             command.main(file, output=out)
@@ -123,7 +124,8 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
 
     def pause(seconds):
         write_run(predictor.config)
-        runner.mark(out, predictor).write_text('{"seconds": 60}')
+        config_time = (predictor.folder / "config.json").stat().st_mtime
+        os.utime(predictor.folder / "progress.jsonl", (0, config_time + 540))
         held.release()
 
     monkeypatch.setattr(runner.time, "sleep", pause)
@@ -136,11 +138,14 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert failed.pop(sft_name) == failed.pop(rule.name) == "the disk is full"
     assert failed == dict.fromkeys(of_sft, f"needs {sft_name}")
     fails = ()
-    runner.mark(out, trials[0]).write_text('{"seconds": 180}')
+    late = predictor.folder.with_name("later")
+    predictor.folder.rename(late)
     command.main(file, output=out, dry_run=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert f"{predictor.name}: done" in lines
-    assert lines[-1].startswith("28 trials (4 predictor, 8 sft, 16 rule), ")
+    # three predictors took no time; with the one of nine minutes the mean is 2.25
+    assert f"{predictor.name}: 0 min" in (lines := capsys.readouterr().out.splitlines())
+    assert sum(line.endswith(": done") for line in lines) == 28 - 1 - len(dict.fromkeys([sft_name, *of_sft, rule.name]))
+    late.rename(predictor.folder)
+    assert sum(runner.done(planned()).values()) == pytest.approx(9.0, abs=0.5)
     command.main(file, output=out)
     starts, resumed = [n for n, _ in started], [n for n, again in started if again]
     assert set(starts) == {trial.name for trial in trials} - {trials[0].name, predictor.name}

@@ -33,7 +33,7 @@ from appa_flwr.secure.rule_sums import SumState, combine, first
 from appa_flwr.survey.types import Question, Survey
 from client_app import predictor
 from experiments import entry, likeliest, study
-from experiments.pluralllm.federation import Deployed, flower_task
+from experiments.federation import Deployed, flower_task
 from pluralllm.data import FloatArray, GroupData, option_embedding
 from pluralllm.embedding import embed_questions
 from pluralllm.scores import COUNT, MEASURES, PREDICTOR, summed
@@ -292,8 +292,17 @@ def main(
     """Measure what chosen messages tell of a group's answers; 0 is exact."""
     torch.set_num_threads(1)
     logging.getLogger("appa").setLevel(logging.CRITICAL)  # of refusals, which the table has
-    columns = [study.StudyColumn(name, name, partial(study.spread, absent="refused")) for name in (*COLUMNS, UNIFORM)]
-    study.study("privacy", ("attack",), [(name,) for name in ATTACKS], range(seeds), learned, columns, output=output)
+    show = partial(study.spread, absent="refused")
+    attacks = [(name,) for name in ATTACKS]
+    study.study(
+        "privacy",
+        ("attack",),
+        attacks,
+        range(seeds),
+        learned,
+        lambda numbers: {name: (numbers[name], show) for name in (*COLUMNS, UNIFORM)},
+        output=output,
+    )
 
 
 if __name__ == "__main__":

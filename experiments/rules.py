@@ -3,110 +3,132 @@
     python -m experiments.rules
     python -m experiments.rules --liars --seeds 5    # what a lying minority wins for itself and costs the others
 
-Every rule is followed by free answers (`appa_flwr.analysis.destinations`) on the same generated populations, from
-groups that hardly differ to groups that do. Rules share questions and noise, so a population is a pair of any two of
-them.
+Every rule is followed by free answers to each question (`appa_flwr.analysis.destinations`) on the same generated
+populations, from groups that hardly differ to groups that do. Free answers can reach the best shared ones, so what they
+end with tells rules apart, and nothing of what a language model learns. Rules share questions and noise, so a
+population is a pair of any two of them.
 
 A liar is the group that the mean of all serves worst. It lies in training, always in the same way; scores are then by
 every group's true answers. Honest and lying runs share questions and noise too, so their difference is the lie's.
 
-Legend: G groups, J answers.
+Legend: G groups, Q questions, K options, J answers.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.analysis.destinations import VISITS
+from appa_flwr.analysis.aggregation import Rule, make
+from appa_flwr.analysis.alignment import as_arrays
+from appa_flwr.analysis.destinations import VISITS, destination
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.analysis.group_differences import group_differences
+from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
+from appa_flwr.protocol.rewards import js
 from appa_flwr.report import style
 from appa_flwr.report.style import RULE_STYLE
+from appa_flwr.survey.generate import ground_truth
 from experiments import entry, study
+
+FloatArray = npt.NDArray[np.float64]
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 """Distances of the groups from their mean, as a multiple of the default population's distance."""
 FEW_TICKS = 3
-
-AGAINST = ("average", "appa")
+RULES: Mapping[str, Rule] = {
+    "average": make("average"),
+    "min": make("min"),
+    "appa": make("appa", temperature=PAPER_TEMPERATURE, fairness_threshold=PAPER_FAIRNESS_THRESHOLD),
+    "appa-open": make("appa", temperature=PAPER_TEMPERATURE),
+    "appa-open, T = .02": make("appa"),
+    "mix": make("mix"),
+    "mix, worst-share 1": make("mix", worst_share=1.0),
+}
 BEST = "best possible"
-COLUMNS = (
-    study.StudyColumn("FI", "fi"),
-    study.StudyColumn("Avg AS", "avg_as"),
-    study.StudyColumn("Min AS", "min_as"),
-    *(
-        study.StudyColumn(f"{title} less {other}'s", measure, study.difference, less=other)
-        for other in AGAINST
-        for title, measure in (("Avg AS", "avg_as"), ("Min AS", "min_as"))
-    ),
-)
-
 
 STRETCH = 3.0
 HONEST = "nobody"
-LIES: Mapping[str, Callable[[study.FloatArray], study.FloatArray]] = {
+LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "half": lambda reward_J: reward_J / 2,
     "zero": np.zeros_like,
     "stretched": lambda reward_J: np.clip(reward_J.mean() + STRETCH * (reward_J - reward_J.mean()), 0.0, 1.0),
 }
 """Rewards (J,) that the liar sends: half of its own; nothing; three times their distance from the mean."""
-LIAR_COLUMNS = (
-    study.StudyColumn("Avg AS", "avg_as", study.spread, case=HONEST),
-    study.StudyColumn("Min AS", "min_as", study.spread, case=HONEST),
-    *(
-        study.StudyColumn(f"{who}, {lie}", who, partial(study.spread, form="+.3f"), case=lie, less=HONEST)
-        for lie in LIES
-        for who in ("liar", "others")
-    ),
-)
 
 
-def ends(setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """A rule's result at this disagreement, or, as `BEST`, that of the best shared answers for the worst group."""
-    scale, rule = setting
-    people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
-    if rule == BEST:
-        differences = group_differences(people.target_GQK, people.option_QK, metric="js")
-        return {"avg_as": np.nan, "min_as": differences.min_of_fairest, "fi": np.nan}
-    score_GQ = study.end_scores(study.RULES[rule], people, seed=seed, visits=visits)
-    return {**study.average_and_worst(score_GQ), "fi": fairness_index(score_GQ)}
+@functools.cache
+def population(scale: float, seed: int, *, questions: int, groups: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """True answers (G, Q, K) of a generated population with this disagreement, and the real options (Q, K)."""
+    return as_arrays(*ground_truth(num_questions=questions, num_groups=groups, disagreement=scale, seed=seed))
 
 
-def ends_of_a_lie(
-    setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int
+def ends(
+    scale: float, rule: str, seed: int, *, lie: str = HONEST, visits: int, questions: int, groups: int
 ) -> dict[str, float]:
-    """A rule's result where the liar lies so: the score of the liar, and of the others on average."""
-    rule, lie = setting
-    people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups)
+    """True scores of the answers that a rule ends with, the liar's and the others' among them.
 
-    def sent(reward_GJ: study.FloatArray) -> study.FloatArray:
+    As rule `BEST` it is Min AS of the best shared answers for the worst group.
+    """
+    target_GQK, option_QK = population(scale, seed, questions=questions, groups=groups)
+    if rule == BEST:
+        return {"min_as": group_differences(target_GQK, option_QK, metric="js").min_of_fairest}
+    liar = int(np.argmin(js(target_GQK.mean(0), target_GQK, option_QK).mean(axis=1)))
+
+    def sent(reward_GJ: FloatArray) -> FloatArray:
         changed_GJ = np.array(reward_GJ)
-        changed_GJ[people.liar] = LIES[lie](changed_GJ[people.liar])
+        changed_GJ[liar] = LIES[lie](changed_GJ[liar])
         return changed_GJ
 
-    score_GQ = study.end_scores(study.RULES[rule], people, seed=seed, visits=visits, sent=sent if lie in LIES else None)
+    lies = sent if lie in LIES else None
+    end = destination(RULES[rule], target_GQK, option_QK, metric="js", seed=seed, visits=visits, sent=lies)
+    score_GQ = js(end.answer_QK, target_GQK, option_QK)
     score_G = score_GQ.mean(axis=1)
-    others = float(np.delete(score_G, people.liar).mean())
-    return {**study.average_and_worst(score_GQ), "liar": float(score_G[people.liar]), "others": others}
+    scores = {"avg_as": score_G.mean(), "min_as": score_G.min(), "fi": fairness_index(score_GQ)}
+    return scores | {"liar": score_G[liar], "others": np.delete(score_G, liar).mean()}
+
+
+def rule_columns(numbers: pd.DataFrame) -> study.Columns:
+    """Each rule's scores, and how far they are from rule `average` and from `appa`."""
+    titles = {"fi": "FI", "avg_as": "Avg AS", "min_as": "Min AS"}
+    return {titles[name]: (numbers[name], study.mean) for name in titles} | {
+        f"{titles[name]} less {other}'s": (study.less(numbers[name], "rule", other), study.difference)
+        for other in ("average", "appa")
+        for name in ("avg_as", "min_as")
+    }
+
+
+def lie_columns(numbers: pd.DataFrame) -> study.Columns:
+    """Each rule's scores without a lie, and what every lie wins for the liar and for the others."""
+    scores = {"Avg AS": "avg_as", "Min AS": "min_as"}
+    return {title: (numbers[name].xs(HONEST, level="lie"), study.spread) for title, name in scores.items()} | {
+        f"{who}, {lie}": (
+            study.less(numbers[who], "lie", HONEST).xs(lie, level="lie"),
+            partial(study.spread, form="+.3f"),
+        )
+        for lie in LIES
+        for who in ("liar", "others")
+    }
 
 
 @style.picture
-def picture(found: pd.DataFrame) -> Figure:
+def picture(numbers: pd.DataFrame) -> Figure:
     """For each disagreement, what each rule wins for the worst group and pays on average, next to rule `average`."""
     figure = style.figure(3.4, width=12.0)
     panels = figure.subplots(1, len(DISAGREEMENT), squeeze=False)[0]
     for axes, scale in zip(panels, DISAGREEMENT, strict=True):
-        means = found[found["disagreement"] == scale].groupby("rule")[["avg_as", "min_as"]].mean()
+        means = numbers[numbers["disagreement"] == scale].groupby("rule")[["avg_as", "min_as"]].mean()
         change = means - means.loc["average"]
         # Filled once through the styles, then empty: there are more rules than styles.
         others = itertools.chain(
@@ -114,7 +136,7 @@ def picture(found: pd.DataFrame) -> Figure:
         )
         axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))
         axes.axhline(change.loc[BEST, "min_as"], color=style.DARK_GREY, linestyle=":", label="best for the worst group")
-        for name in study.RULES:
+        for name in RULES:
             (colour, marker), fill = (RULE_STYLE[name], "full") if name in RULE_STYLE else next(others)
             x, y = change.loc[name, ["avg_as", "min_as"]]
             axes.plot(x, y, marker, color=colour, fillstyle=fill, markersize=8, label=name)
@@ -125,27 +147,33 @@ def picture(found: pd.DataFrame) -> Figure:
 
 
 def main(
-    seeds: study.Seeds = 10,
-    visits: study.Visits = VISITS,
-    questions: study.Questions = 60,
-    groups: study.Groups = 8,
+    seeds: Annotated[int, typer.Option(help="Populations.")] = 10,
+    visits: Annotated[int, typer.Option(min=1, help="Noisy answers to each question.")] = VISITS,
+    questions: Annotated[int, typer.Option(help="Questions of a population.")] = 60,
+    groups: Annotated[int, typer.Option(help="Groups of a population.")] = 8,
     liars: Annotated[bool, typer.Option("--liars", help="Measure what lies win instead.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of table, picture and single scores.")] = Path("runs/rules"),
 ) -> None:
     """Measure what every rule ends with, against how far groups differ."""
-    given: dict[str, Any] = {"visits": visits, "num_questions": questions, "num_groups": groups}
+    at = partial(ends, visits=visits, questions=questions, groups=groups)
+
+    def by_disagreement(setting: study.Setting, seed: int) -> dict[str, float]:
+        return at(setting[0], setting[1], seed)
+
+    def by_lie(setting: study.Setting, seed: int) -> dict[str, float]:
+        return at(1.0, setting[0], seed, lie=setting[1])
+
     if liars:
-        settings = itertools.product(study.RULES, (HONEST, *LIES))
-        measure = partial(ends_of_a_lie, **given)
-        study.study("liars", ("rule", "lie"), settings, range(seeds), measure, LIAR_COLUMNS, output=output)
+        lies = itertools.product(RULES, (HONEST, *LIES))
+        study.study("liars", ("rule", "lie"), lies, range(seeds), by_lie, lie_columns, output=output)
         return
     study.study(
         "rules",
         ("disagreement", "rule"),
-        itertools.product(DISAGREEMENT, (*study.RULES, BEST)),
+        itertools.product(DISAGREEMENT, (*RULES, BEST)),
         range(seeds),
-        partial(ends, **given),
-        COLUMNS,
+        by_disagreement,
+        rule_columns,
         output=output,
         picture=picture,
     )

@@ -178,6 +178,6 @@ class SimulatedGrid(InProcessGrid, InMemoryGrid):
 
 def flower_task() -> AbstractContextManager[None]:
     """As inside a running ServerApp; imported late, since a group's machine has no experiments."""
-    from experiments.pluralllm import federation
+    from experiments import federation
 
     return federation.flower_task()

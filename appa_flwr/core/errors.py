@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -22,3 +23,10 @@ def unknown_name(kind: str, name: object, *, valid: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names) or 'none'}")
+
+
+def first_problem(error: Any) -> str:
+    """Place and reason of the first error in a `ValidationError` of Pydantic, on one line."""
+    problem = error.errors()[0]
+    place = ".".join(map(str, problem["loc"]))
+    return (place and f"{place}: ") + str(problem["msg"]).removeprefix("Value error, ")

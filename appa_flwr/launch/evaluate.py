@@ -22,7 +22,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, writing
 from appa_flwr.core.text import duration
 from appa_flwr.survey.sources import sha256_of
-from appa_flwr.trainers.client import Served, client_of, retry_after, said_to_be_silent
+from appa_flwr.trainers.client import Served, client_of, retry_after, say_silence
 
 KEY = "APPA_EVAL_KEY"
 PAUSES, LONGEST_PAUSE, ANSWER_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0), 60.0, 300.0
@@ -169,16 +169,16 @@ class Endpoint:
         post = functools.partial(client.post, self._url, headers=headers, timeout=ANSWER_SECONDS)
 
         async def one(name: str, job: Job) -> None:
-            async with room, said_to_be_silent(self._url) as failed:
-                put(name, await self._answer(post, job, failed))
+            async with room:
+                put(name, await self._answer(post, job))
 
         await asyncio.gather(*(one(name, job) for name, job in jobs.items()))
 
-    async def _answer(self, post: Callable[..., Awaitable[httpx.Response]], job: Job, failed: dict[str, str]) -> str:
-        """What it writes, once that comes; why a try failed goes to `failed`."""
+    async def _answer(self, post: Callable[..., Awaitable[httpx.Response]], job: Job) -> str:
+        """What it writes, once that comes."""
         prompt = {"prompt": job.prompt} if self._plain else {"messages": [{"role": "user", "content": job.prompt}]}
         drawn = {"seed": job.sample} if self._asked_of_all["temperature"] else {}
-        why = ""
+        why, started = "", time.monotonic()
         for pause in (*PAUSES, 0.0):
             wait = pause
             try:
@@ -192,6 +192,6 @@ class Endpoint:
                 wait = min(LONGEST_PAUSE, retry_after(reply, pause))
             except (httpx.TransportError, ValueError, LookupError, TypeError) as error:
                 why = f"{type(error).__name__}: {error}"
-            failed["last"] = why
+            say_silence(self._url, started, why)
             await asyncio.sleep(wait)
         raise UserError(f"{self._url}: no answer ({why}); what was answered is kept")

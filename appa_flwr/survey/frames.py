@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
 from appa_flwr.survey.nonanswers import code_text
+from appa_flwr.survey.raw import some
 from appa_flwr.survey.store import HEADER
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ class Frame:
 
     Attributes:
         source: as the user named it.
-        cells: as the file has them; the index is the row of the file.
+        cells: as the file has them; the index is the row of the file, columns are texts.
         labels: column -> code -> label.
         texts: column -> text of its question.
         missing: column -> codes, or ranges of codes, that the file declares missing.
         scales: columns that the file calls ordered.
+        options: column -> its answers in their order, each with its place on a scale, where the source lists them.
         skipped: columns that are no questions.
         notes: what was decided.
         header: the first line of a file of ours (`store`).
@@ -56,12 +58,18 @@ class Frame:
     cells: pd.DataFrame
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    missing: Mapping[str, tuple[tuple[float, float] | str, ...]] = field(default_factory=dict)
+    missing: Mapping[str, Sequence[tuple[float, float] | str]] = field(default_factory=dict)
     scales: frozenset[str] = frozenset()
+    options: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
     header: Mapping[str, Any] = field(default_factory=dict)
     weight: str = ""
+
+    def require(self, *names: str) -> None:
+        """Raise a `UserError` that names the columns a table lacks, and those it has."""
+        if missing := [name for name in names if name not in self.cells.columns]:
+            raise UserError(f"{self.source}: missing column {', '.join(missing)} (it has {some(self.cells.columns)})")
 
 
 def read_frame(path: str) -> Frame:
@@ -77,14 +85,18 @@ def read_frame(path: str) -> Frame:
         raise UserError(f"{path}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     if (reader := readers.get(file.suffix.lower())) is None:
         raise UserError(f"{path}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
+    if not file.exists():
+        raise UserError(f"{path}: no such survey file")
     try:
         frame = reader(file)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such survey file") from None
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or in_words(error)})") from None
     except ModuleNotFoundError as missing:
         raise UserError(f"{path}: reading {file.suffix} needs the package {missing.name}: {EXTRAS}") from None
+    except Exception as error:  # whatever the libraries make of a broken file
+        raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
     frame.cells.columns = [str(name).strip() for name in frame.cells.columns]
     if (names := frame.cells.columns)[names.duplicated()].any():
         raise UserError(f"{path}: column {names[names.duplicated()][0]!r} occurs twice")
@@ -93,9 +105,20 @@ def read_frame(path: str) -> Frame:
     return frame
 
 
-def _csv(file: Path) -> Frame:
+def table(rows: Mapping[int, list[Any]], columns: list[Any]) -> pd.DataFrame:
+    """Rows of cells under their numbers."""
     import pandas as pd
 
+    return pd.DataFrame([*rows.values()], index=[*rows], columns=columns, dtype=object)
+
+
+def objects(rows: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
+    """Objects under their numbers, with a column for every name that one of them has."""
+    columns = [*dict.fromkeys(name for row in rows.values() for name in row)]
+    return table({number: [row.get(name) for name in columns] for number, row in rows.items()}, columns)
+
+
+def _csv(file: Path) -> Frame:
     text, notes = _decoded(file)
     first, _, rest = text.partition("\n")
     skipped = 0
@@ -112,9 +135,8 @@ def _csv(file: Path) -> Frame:
             rows[line := reader.line_num + skipped] = row
             if len(row) != len(header):
                 raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}")
-    cells = pd.DataFrame([*rows.values()], index=[*rows], columns=header, dtype=object)
-    frame = Frame(str(file), cells, notes=notes)
-    return _qualtrics(frame) if len(cells) > 1 and str(cells.iloc[1, 0]).startswith(_IMPORT_ID) else frame
+    frame = Frame(str(file), table(rows, header), notes=notes)
+    return _qualtrics(frame) if len(rows) > 1 and str(frame.cells.iloc[1, 0]).startswith(_IMPORT_ID) else frame
 
 
 def _decoded(file: Path) -> tuple[str, list[str]]:
@@ -134,17 +156,15 @@ def _decoded(file: Path) -> tuple[str, list[str]]:
 
 def _qualtrics(frame: Frame) -> Frame:
     """Qualtrics' export, whose second row has the questions' texts and whose third says what each column is."""
-    texts = {str(name): str(text) for name, text in frame.cells.iloc[0].items()}
+    frame.texts = {str(name): str(text) for name, text in frame.cells.iloc[0].items()}
     ids = frame.cells.iloc[1].items()
     frame.skipped = frozenset(str(name) for name, cell in ids if not str(cell).startswith(_IMPORT_ID + ':"QID'))
-    frame.texts, frame.cells = texts, frame.cells.iloc[2:]
+    frame.cells = frame.cells.iloc[2:]
     frame.notes.append("Qualtrics' three header rows")
     return frame
 
 
 def _jsonl(file: Path) -> Frame:
-    import pandas as pd
-
     rows: dict[int, dict[str, object]] = {}
     for number, line in enumerate(_decoded(file)[0].split("\n"), start=1):
         if not line.strip():
@@ -157,20 +177,13 @@ def _jsonl(file: Path) -> Frame:
             raise UserError(f"{file}: line {number} is not a JSON object")
         rows[number] = row
     header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = [[row.get(name) for name in columns] for row in rows.values()]
-    return Frame(str(file), pd.DataFrame(table, index=list(rows), columns=columns, dtype=object), header=header)
+    return Frame(str(file), objects(rows), header=header)
 
 
 def _parquet(file: Path) -> Frame:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        cells = pq.read_table(file).to_pandas(strings_to_categorical=False, date_as_object=True)
-    except (pa.ArrowException, ValueError) as error:
-        raise UserError(f"{file}: not a readable Parquet file ({in_words(error)})") from None
-    cells = cells.reset_index(drop=True)
+    cells = pq.read_table(file).to_pandas(strings_to_categorical=False, date_as_object=True).reset_index(drop=True)
     cells.index += 1
     return Frame(str(file), cells)
 
@@ -178,22 +191,17 @@ def _parquet(file: Path) -> Frame:
 def _excel(file: Path) -> Frame:
     """The first sheet; a cell shown in percent keeps its sign, since the number in it is a hundredth."""
     import openpyxl
-    import pandas as pd
 
-    try:
-        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-        rows = [[_shown(cell, file) for cell in row] for row in book.worksheets[0].iter_rows()]
-    except (UserError, OSError):
-        raise
-    except Exception as error:  # of the packing, of XML, or of what openpyxl makes of it
-        raise UserError(f"{file}: not a readable Excel file ({in_words(error)})") from None
-    width = max((k + 1 for k, name in enumerate(rows[0]) if name is not None), default=0) if rows else 0
-    lines = {number: row[:width] for number, row in enumerate(rows, start=1) if any(c is not None for c in row)}
-    lines.pop(1, None)
+    book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+    rows = [[_shown(cell, file) for cell in row] for row in book.worksheets[0].iter_rows()] or [[]]
+    width = max((k + 1 for k, name in enumerate(rows[0]) if name is not None), default=0)
+    lines = {
+        number: row[:width] + [None] * (width - len(row))
+        for number, row in enumerate(rows, start=1)
+        if number > 1 and any(cell is not None for cell in row)
+    }
     notes = [f"the first of {len(book.sheetnames)} sheets"] if len(book.sheetnames) > 1 else []
-    table = [row + [None] * (width - len(row)) for row in lines.values()]
-    cells = pd.DataFrame(table, index=list(lines), columns=rows[0][:width] if rows else [], dtype=object)
-    return Frame(str(file), cells, notes=notes)
+    return Frame(str(file), table(lines, rows[0][:width]), notes=notes)
 
 
 def _shown(cell: Any, file: Path) -> object:
@@ -211,26 +219,20 @@ def _statistics(file: Path) -> Frame:
     """A file of SPSS, Stata or SAS: codes with their labels, and the missing ones that it declares."""
     import pyreadstat
 
-    name = _STATISTICS[file.suffix.lower()]
-    more: dict[str, Any] = {}
-    if file.suffix.lower() in _WITH_USER_MISSING:
+    suffix, more = file.suffix.lower(), dict[str, Any]()
+    if suffix in _WITH_USER_MISSING:
         more["user_missing"] = True
     catalog = file.with_suffix(".sas7bcat")
-    if file.suffix.lower() == ".sas7bdat" and catalog.exists():
+    if suffix == ".sas7bdat" and catalog.exists():
         more["catalog_file"] = str(catalog)
-    if not file.exists():
-        raise FileNotFoundError
-    try:
-        cells, about = getattr(pyreadstat, name)(str(file), disable_datetime_conversion=True, **more)
-    except Exception as error:  # whatever ReadStat makes of a broken file
-        raise UserError(f"{file}: not a readable {file.suffix} file ({in_words(error)})") from None
+    cells, about = getattr(pyreadstat, _STATISTICS[suffix])(str(file), disable_datetime_conversion=True, **more)
     cells.index += 1
-    missing: dict[str, tuple[tuple[float, float] | str, ...]] = {
-        column: tuple(part["lo"] if isinstance(part["lo"], str) else (part["lo"], part["hi"]) for part in ranges)
+    missing: dict[str, list[tuple[float, float] | str]] = {
+        column: [part["lo"] if isinstance(part["lo"], str) else (part["lo"], part["hi"]) for part in ranges]
         for column, ranges in about.missing_ranges.items()
     }
     for column, letters in about.missing_user_values.items():
-        missing[column] = (*missing.get(column, ()), *map(str, letters))
+        missing.setdefault(column, []).extend(map(str, letters))
     return Frame(
         str(file),
         cells,

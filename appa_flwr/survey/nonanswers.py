@@ -6,6 +6,7 @@ numbering and apostrophes do not count.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -16,8 +17,12 @@ from appa_flwr.core.errors import UserError
 
 Kind = Literal["answer", "refusal", "none"]
 
-_REFUSALS: Final = frozenset(
-    """
+
+def _listed(words: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in words.strip("\n ").replace("\n", "|").split("|"))
+
+
+_REFUSALS: Final = _listed("""
     dk|dk/na|dk/ref|don't know|dont know|do not know|do not know/cannot choose|can't choose|cannot choose|can't say
     ref|refused|refuse|refusal|refused to answer|no answer|no response|declined|declined to answer|no opinion/refused
     prefer not to say|prefer not to answer|not answered|na/dk|no answer/refused
@@ -30,18 +35,15 @@ _REFUSALS: Final = frozenset(
     затрудняюсь ответить|не знаю|нет ответа|отказ|отказ от ответа|важко сказати|bilmiyorum|fikrim yok|cevap yok
     لا أعرف|لا أدري|رفض|رفض الإجابة|لا جواب|tidak tahu|tidak menjawab|không biết|不知道|不清楚|拒绝回答|無回答|无回答
     わからない|答えたくない|모름|모르겠다|무응답|응답 거절
-    """.strip().replace("\n", "|").replace("    ", "").split("|")
-)  # fmt: skip
-_NOT_ASKED: Final = frozenset(
-    """
+""")  # fmt: skip
+_NOT_ASKED: Final = _listed("""
     |na|n/a|nan|null|#null|#n/a|none given|iap|inap|inapplicable|not applicable|nap|not asked|question not asked
     missing|missing by design|system missing|other missing|unknown missing|not available|not ascertained|no data
     skip|skipped|skipped on web|legitimate skip|not included|item not included|no follow-up|uncodeable|uncodable
     multiple answers|multiple answers mail|variable-specific reserve code|not imputable|dk, na, iap|nicht gefragt
     trifft nicht zu|nicht erhoben|non posée|sans objet|no aplica|no procede|não se aplica|non applicabile
     niet van toepassing|nie dotyczy|неприменимо|не спрашивали|غير قابل للتطبيق|不适用|非該当
-    """.strip("\n ").replace("\n", "|").replace("    ", "").split("|")
-)  # fmt: skip
+""")  # fmt: skip
 _BEGINNINGS: Final = ("not asked", "missing;", "missing:", "other missing;", "not applicable;", "missing -")
 _NOTES: Final = re.compile(r"\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)")
 _LETTER: Final = re.compile(r"\.[a-z]\s*:\s*")
@@ -115,20 +117,26 @@ class Missing:
         for listed in self._codes(column):
             if listed in (code, label) or code_text(listed) == code:
                 return True
-            if (ends := _RANGE.fullmatch(listed)) and (value := _number(code)) is not None:
+            if (ends := _RANGE.fullmatch(listed)) and (value := number(code)) is not None:
                 return float(ends[1]) <= value <= float(ends[2])
         return False
+
+    def kind(self, column: str, code: str, label: str) -> Kind:
+        """What an option of a column is, by its code and its label."""
+        return "none" if self.holds(column, code, label) else kind_of(label)
 
     def settles(self, column: str) -> bool:
         """True if the user has decided about every code of this column."""
         return column in self.by_column or self._codes(column) == ("none",)
 
 
-def _number(code: str) -> float | None:
+def number(code: str) -> float | None:
+    """The finite number that a code is, None where it is none."""
     try:
-        return float(code)
+        value = float(code)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def looks_missing(codes: Sequence[str], *, unlabelled: Iterable[str]) -> list[str]:
@@ -142,7 +150,7 @@ def looks_missing(codes: Sequence[str], *, unlabelled: Iterable[str]) -> list[st
         unlabelled: those of them without a label.
     """
     candidates = {code for code in unlabelled if _MISSING_LETTER.fullmatch(code)}
-    whole = {code: int(value) for code in codes if (value := _number(code)) is not None and value.is_integer()}
+    whole = {code: int(value) for code in codes if (value := number(code)) is not None and value.is_integer()}
     unknown = {code: whole[code] for code in unlabelled if code in whole}
     candidates |= {code for code, value in unknown.items() if value < 0}
     for digits in range(1, _MOST_DIGITS + 1):

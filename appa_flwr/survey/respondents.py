@@ -1,4 +1,4 @@
-"""Tables with one row a respondent, counted into one weighted distribution a group and question; OpinionQA's waves too.
+"""One row a respondent: survey data as institutes give it, made one weighted distribution a group and question.
 
 `data.group-by` says which columns are groups; all others with 2 to `MAX_OPTIONS` different answers are questions.
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +21,9 @@ import numpy.typing as npt
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Frame, read_frame
 from appa_flwr.survey.names import group_name
-from appa_flwr.survey.nonanswers import code_text, kind_of, looks_missing
-from appa_flwr.survey.raw import RawAnswer, Reading, Reason, Unusable, some
-from appa_flwr.survey.tables import read_list, require
+from appa_flwr.survey.nonanswers import code_text, kind_of, looks_missing, number
+from appa_flwr.survey.raw import RawAnswer, Reading, Unusable, some
+from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray
 
 IntArray = npt.NDArray[np.intp]
@@ -46,7 +47,7 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
         UserError: no column of groups is named, a named column does not exist, several columns may be the weight, or no
             column is a question.
     """
-    columns = [str(name) for name in frame.cells.columns]
+    columns = list(frame.cells.columns)
     if not reading.group_by:
         raise UserError(
             f"{frame.source}: has none of our columns, so a row seems to be a respondent; say which columns are "
@@ -57,31 +58,26 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
             raise UserError(f"{frame.source}: has no column {name}; it has {some(columns)}")
     weight_R, weights = _weights(frame, reading)
     groups = {name: _groups(frame, name, reading) for name in reading.group_by}
-    _note_constant_weights(frame, weight_R, groups)
     raws: list[RawAnswer] = []
-    left_out, declared = [], Counter[str]()
+    left_out, declared = list[str](), Counter[str]()
     for name in columns:
         if name in (*reading.group_by, *weights) or name in frame.skipped:
             continue
         code_R, codes, labels = _codes(frame, name, declared)
-        answers = [
-            label
-            for code, label in zip(codes, labels, strict=True)
-            if kind_of(label) == "answer" and not reading.missing.holds(name, code, label)
-        ]
-        if not MIN_OPTIONS <= len(answers) <= MAX_OPTIONS:
+        kinds = [reading.missing.kind(name, code, label) for code, label in zip(codes, labels, strict=True)]
+        if MIN_OPTIONS <= kinds.count("answer") <= MAX_OPTIONS:
+            question = RawAnswer(1, name, frame.texts.get(name) or name, labels, codes=codes)
+            raws += _counted(question._replace(ordinal=_scale(frame, name, codes)), code_R, weight_R, groups)
+        else:
             left_out.append(name)
-            continue
-        scale = _scale(frame, name, codes)
-        question = RawAnswer(1, name, frame.texts.get(name) or name, labels, "", (), codes, scale)
-        raws += _counted(question, code_R, weight_R, groups)
     if not raws:
         raise UserError(
             f"{frame.source}: no other column than {', '.join(reading.group_by)} has {MIN_OPTIONS} to {MAX_OPTIONS} "
             "different answers"
         )
     frame.notes.append(f"one row a respondent, {len(frame.cells)} of them")
-    if any(raw.codes == raw.options and not any(map(_is_number, raw.codes)) for raw in raws):
+    words = (raw for raw in raws if raw.codes == raw.options and {*map(number, raw.codes)} == {None})
+    if not frame.options and any(words):
         frame.notes.append("answers without codes stand in the order of the alphabet, which is not that of a scale")
     if left_out:
         frame.notes.append(f"no questions: {some(left_out)}")
@@ -95,7 +91,7 @@ def _weights(frame: Frame, reading: Reading) -> tuple[FloatArray, list[str]]:
     """Each respondent's weight, NaN where it cannot be used, and the columns that may be weights."""
     candidates = [
         name
-        for name in map(str, frame.cells.columns)
+        for name in frame.cells.columns
         if name not in reading.group_by and _WEIGHT.fullmatch(name) and np.isfinite(_numbers(frame, name)).mean() > 0.5
     ]
     if not reading.weight and len(candidates) > 1:
@@ -128,25 +124,13 @@ def _numbers(frame: Frame, column: str) -> FloatArray:
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
-def _note_constant_weights(frame: Frame, weight_R: FloatArray, groups: Groups) -> None:
-    """Say where a weight is the same for all respondents of a group, so that it changes no share."""
-    if len(np.unique(weight_R[np.isfinite(weight_R)])) < 2:
-        return
-    for name, (group_R, names) in groups.items():
-        spread = [len(np.unique(weight_R[(group_R == g) & np.isfinite(weight_R)])) for g in range(len(names))]
-        if max(spread, default=0) == 1:
-            frame.notes.append(f"the weight is the same within each group of {name}, so it changes nothing")
-
-
 def _is_declared(frame: Frame, column: str, code: str) -> bool:
     """True if the file itself calls a code of a column missing."""
-    for part in frame.missing.get(column, ()):
-        if isinstance(part, str):
-            if code == part:
-                return True
-        elif _is_number(code) and part[0] <= float(code) <= part[1]:
-            return True
-    return False
+    value = number(code)
+    return any(
+        code == part if isinstance(part, str) else value is not None and part[0] <= value <= part[1]
+        for part in frame.missing.get(column, ())
+    )
 
 
 def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list[str]]:
@@ -157,13 +141,13 @@ def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list
             missing ones, and that nobody has decided about.
     """
     labels = frame.labels.get(column, {})
-    code_R, codes = _coded(frame, column)
-    names: dict[str, str] = {}  # code -> group
-    for code in codes:
-        label = labels.get(code, code)
-        gone = _is_declared(frame, column, code) or reading.missing.holds(column, code, label)
-        if not gone and kind_of(label) == "answer":
-            names[code] = group_name(label).replace(";", ",")
+    cell_R, texts = _coded(frame, column)
+    names = {  # code -> group
+        code: group_name(labels.get(code, code)).replace(";", ",")
+        for code in texts
+        if not _is_declared(frame, column, code)
+        and reading.missing.kind(column, code, labels.get(code, code)) == "answer"
+    }
     doubtful = looks_missing([*names], unlabelled=[code for code in names if code not in labels])
     if doubtful and not reading.missing.settles(column):
         raise UserError(
@@ -173,64 +157,62 @@ def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list
     places = {name: g for g, name in enumerate(sorted({*names.values()}))}
     if len(places) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {column} has {len(places)} groups; at most {MAX_GROUPS} can be")
-    # The last place is for respondents without a code, whose number is -1.
-    place_K = np.array([*(places.get(names.get(code, ""), _NONE) for code in codes), _NONE], dtype=np.intp)
-    return place_K[code_R], list(places)
+    return _placed(cell_R, [places.get(names.get(code, ""), _NONE) for code in texts]), list(places)
 
 
 def _coded(frame: Frame, column: str) -> tuple[IntArray, list[str]]:
     """Each respondent's place (R,) among the different cells of a column, -1 for an empty one, and their texts."""
     import pandas as pd
 
-    code_R, values = pd.factorize(frame.cells[column])
-    return code_R.astype(np.intp), [*map(code_text, values)]
+    cell_R, values = pd.factorize(frame.cells[column])
+    return cell_R.astype(np.intp), [*map(code_text, values)]
+
+
+def _placed(cell_R: IntArray, places: Sequence[int]) -> IntArray:
+    """The place (R,) that each respondent's cell has; `_NONE` for an empty one."""
+    return np.array([*places, _NONE], dtype=np.intp)[cell_R]  # an empty cell is -1: the last
 
 
 def _codes(frame: Frame, column: str, declared: Counter[str]) -> tuple[IntArray, tuple[str, ...], tuple[str, ...]]:
     """Each respondent's answer (R,), and the codes and labels of the options; none where they are too many.
 
-    Codes that are numbers stand in their order, words in that of the alphabet, and refusals last. An option that has a
-    label is one, though nobody has chosen it.
+    Unless the source lists them, codes that are numbers stand in their order, words in that of the alphabet, and
+    refusals last. An option that has a label is one, though nobody has chosen it.
     """
     labels = frame.labels.get(column, {})
     cell_R, texts = _coded(frame, column)
     used = {text for text in texts if text}
     gone = sorted(code for code in used if _is_declared(frame, column, code))
-    if not used - {*gone} or len(used) - len(gone) > 2 * MAX_OPTIONS:  # such as a column of respondents' numbers
-        return np.zeros(0, dtype=np.intp), (), ()
+    codes = list(frame.options.get(column, ()))
+    if not codes and not 0 < len(used) - len(gone) <= 2 * MAX_OPTIONS:  # such as a column of respondents' numbers
+        return cell_R, (), ()
     for code in gone:
-        declared[labels.get(code, code)] += int(
-            np.isin(cell_R, [k for k, text in enumerate(texts) if text == code]).sum()
+        places = [place for place, text in enumerate(texts) if text == code]
+        declared[labels.get(code, code)] += int(np.isin(cell_R, places).sum())
+    if not codes:
+        used |= {code for code, label in labels.items() if kind_of(label) == "answer"}
+        codes = sorted(
+            (code for code in used if not _is_declared(frame, column, code)),
+            key=lambda code: (
+                kind_of(labels.get(code, code)) != "answer",
+                np.inf if (value := number(code)) is None else value,
+                code,
+            ),
         )
-    used |= {code for code, label in labels.items() if kind_of(label) == "answer"}
-    codes = sorted(
-        (code for code in used if not _is_declared(frame, column, code)),
-        key=lambda code: (
-            kind_of(labels.get(code, code)) != "answer",
-            float(code) if _is_number(code) else np.inf,
-            code,
-        ),
-    )
     index = {code: k for k, code in enumerate(codes)}
-    place_K = np.array([*(index.get(text, _NONE) for text in texts), _NONE], dtype=np.intp)
-    return place_K[cell_R], tuple(codes), tuple(labels.get(code, code) for code in codes)
-
-
-def _is_number(code: str) -> bool:
-    with suppress(ValueError):
-        return bool(np.isfinite(float(code)))
-    return False
+    code_R = _placed(cell_R, [index.get(text, _NONE) for text in texts])
+    return code_R, tuple(codes), tuple(labels.get(code, code) for code in codes)
 
 
 def _scale(frame: Frame, column: str, codes: Sequence[str]) -> tuple[float | None, ...] | None:
-    """Places on a scale, where the file calls the column ordered, or labels only some of a scale's numbers."""
+    """Places on a scale, where the source lists them, calls the column ordered, or labels some numbers of a scale."""
+    if column in frame.options:
+        return tuple(frame.options[column].values())
     labels = frame.labels.get(column, {})
-    answers = [code for code in codes if kind_of(labels.get(code, code)) == "answer"]
-    if not labels or not all(map(_is_number, answers)):
+    places = {code: number(code) for code in codes if kind_of(labels.get(code, code)) == "answer"}
+    if not labels or None in places.values() or (column not in frame.scales and places.keys() <= labels.keys()):
         return None
-    if column not in frame.scales and all(code in labels for code in answers):
-        return None
-    return tuple(float(code) if code in answers else None for code in codes)
+    return tuple(map(places.get, codes))
 
 
 def _counted(question: RawAnswer, code_R: IntArray, weight_R: FloatArray, groups: Groups) -> Iterator[RawAnswer]:
@@ -263,38 +245,28 @@ def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
     `references` are the substantive answers, then the refusals; `option_ordinal` covers the first part alone.
 
     Raises:
-        UserError: a file that is missing, unreadable or without a needed column.
+        UserError: a file that is missing, unreadable or without a needed column; else as `raw_answers`.
     """
-    people, info = read_frame(str(wave / "responses.csv")), read_frame(str(wave / "info.csv"))
-    meta = read_frame(str(wave / "metadata.csv"))
-    require(info, "key", "question", "references", "option_ordinal")
-    require(meta, "key")
-    weight = f"WEIGHT_{wave.name.rpartition('_')[2]}"
-    attributes = tuple(str(name) for name in meta.cells["key"] if name in people.cells.columns)
-    reading = Reading(reading.group_by or attributes, reading.weight or weight, reading.missing)
-    require(people, *reading.group_by, *{reading.weight} - {_UNWEIGHTED})
-    weight_R, _ = _weights(people, reading)
-    groups = {name: _groups(people, name, reading) for name in reading.group_by}
-    raws: list[RawAnswer] = []
-    unknown = 0
+    people, info, meta = (read_frame(str(wave / f"{name}.csv")) for name in ("responses", "info", "metadata"))
+    info.require("key", "question", "references", "option_ordinal")
+    meta.require("key")
+    columns = {*people.cells.columns}
+    options: dict[str, dict[str, float | None]] = {}
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
-        if (key := record["key"]) not in people.cells.columns:
-            continue
         try:
-            options = tuple(map(str, read_list(record["references"], Reason.BAD_OPTIONS)))
-            places = [float(place) for place in read_list(record["option_ordinal"], Reason.BAD_ORDINAL)]
-        except (Unusable, ValueError, TypeError) as error:
+            places = read_numbers(record["option_ordinal"], "option_ordinal is not a list of numbers", empty=None)
+            names = map(str, read_list(record["references"], "references are not a list of texts"))
+            options[record["key"]] = dict(zip(names, chain(places, repeat(None)), strict=False))
+        except Unusable as error:
             raise UserError(f"{info.source}: row {row}: {error}") from None
-        ordinal = (*places, *[None] * (len(options) - len(places)))[: len(options)]
-        index = {option: k for k, option in enumerate(options)}
-        cell_R, texts = _coded(people, key)
-        place_K = np.array([*(index.get(text, _NONE) for text in texts), _NONE], dtype=np.intp)
-        asked_K = np.array([*(text != "" for text in texts), False])
-        code_R = place_K[cell_R]
-        unknown += int(((code_R == _NONE) & asked_K[cell_R]).sum())
-        question = RawAnswer(int(row), key, record["question"], options, "", (), (), ordinal)
-        raws += _counted(question, code_R, weight_R, groups)
-    if unknown:
+    people.options = options
+    people.texts = dict(zip(info.cells["key"], info.cells["question"], strict=True))
+    people.skipped = frozenset(columns - options.keys())
+    attributes = tuple(name for name in meta.cells["key"] if name in columns)
+    weight = reading.weight or f"WEIGHT_{wave.name.rpartition('_')[2]}"
+    lists = ((people.cells[key].map(code_text), places) for key, places in options.items() if key in columns)
+    if unknown := sum(int((~cells.isin(["", *places])).sum()) for cells, places in lists):
         people.notes.append(f"{unknown} answers left out: they are not among their question's references")
+    raws = raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
     people.notes[:] = [f"{wave.name}: {note}" for note in people.notes]
     return raws, people

@@ -8,10 +8,10 @@ Axis letters: K answer options.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -20,10 +20,11 @@ import numpy as np
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey.names import group_name, same
-from appa_flwr.survey.nonanswers import kind_of, looks_missing
-from appa_flwr.survey.raw import NUM_SHOWN, SUM_TOLERANCE, RawAnswer, Reading, Reason, Unusable, some
+from appa_flwr.survey.nonanswers import Kind, looks_missing
+from appa_flwr.survey.raw import BAD_DISTRIBUTION, NEGATIVE, RawAnswer, Reading, Unusable, some
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, Question, Survey
 
+SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a hash
 # A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
 _ROUNDING: Final = 1e-9
@@ -31,21 +32,18 @@ _ROUNDING: Final = 1e-9
 _ALREADY_ONE: Final = 1e-12
 
 
-class _Place(NamedTuple):
-    """Options of a source, and what becomes of each.
+class _Plan(NamedTuple):
+    """What becomes of the options of a question's rows.
 
     Attributes:
         question: with the options that are left.
-        position_K: index of each of the source's options among them; `_REFUSED` or `_LEFT_OUT` where it is not there.
-        refusal_K: which options are refusals, kept or not.
+        place_K: each of the source's options' place among them; None where it is left out.
+        kind_K: what each is.
     """
 
     question: Question
-    position_K: tuple[int, ...]
-    refusal_K: tuple[bool, ...]
-
-
-_REFUSED, _LEFT_OUT = -1, -2
+    place_K: tuple[int | None, ...]
+    kind_K: tuple[Kind, ...]
 
 
 def question_hash(text: str, options: Sequence[str]) -> str:
@@ -59,10 +57,11 @@ class Settling:
     def __init__(self, source: str, reading: Reading) -> None:
         self.source, self.reading = source, reading
         self._first: dict[str, RawAnswer] = {}
-        self._places: dict[tuple[object, ...], _Place | Reason] = {}
         self._groups: dict[str, str] = {}
-        self._counted: dict[str, Counter[str]] = {"one": Counter(), "none": Counter(), "refusal": Counter()}
-        self._left_out: dict[Reason, list[RawAnswer]] = {}
+        self._noted: dict[str, list[str]] = {"one": [], "none": [], "refusal": []}
+        self._left_out: dict[str, list[RawAnswer]] = {}
+        self._plan = functools.cache(self._new_plan)
+        self._check_row = functools.cache(self._new_check)
 
     def survey(self, raws: Sequence[RawAnswer], groups: Sequence[str] | None) -> Survey:
         """Every usable answer of these groups, or of all.
@@ -89,18 +88,19 @@ class Settling:
         for raw in raws:
             group = self._group(raw.group) if raw.group else ""
             try:
-                if isinstance(raw.shares, Reason) and not (raw.options and raw.group):
-                    raise Unusable(raw.shares)
-                place = self._place(raw)
-                asked.setdefault(raw.question_id, place.question)
+                if raw.problem and not (raw.options and raw.group):
+                    raise Unusable(raw.problem)
+                self._check_row(raw.question_id, raw.text, raw.options)
+                plan = self._plan(raw.question_id)
+                asked.setdefault(raw.question_id, plan.question)
                 if group not in answers:
                     continue
                 if raw.question_id in answers[group]:
-                    raise Unusable(Reason.DUPLICATE)
-                shares, n, rate = self._answer(raw, place)
+                    raise Unusable("question already answered by this group")
+                shares, n, rate = self._answer(raw, plan)
             except Unusable as error:
                 if group in answers or not group:
-                    self._left_out.setdefault(error.reason, []).append(raw)
+                    self._left_out.setdefault(str(error), []).append(raw)
                 continue
             answers[group][raw.question_id] = shares
             people[group] |= {} if n is None else {raw.question_id: n}
@@ -117,151 +117,143 @@ class Settling:
             respondents={name: people[name] for name in answers},
             refusal_rates={name: rates[name] for name in answers},
             extra=tuple(question for key, question in asked.items() if key not in answered),
-            about=About(notes=tuple(self._decisions())),
+            about=About(notes=tuple(self._notes())),
         )
 
     def _group(self, name: str) -> str:
         first = self._groups.setdefault(same(name), name)
-        if first != name:
-            self._counted["one"][f"{name!r} is {first!r}"] += 1
+        self._note_one(name, first)
         return first
 
-    def _place(self, raw: RawAnswer) -> _Place:
-        """What becomes of the options of a row, which must be those of its question's first row.
+    def _note_one(self, name: str, first: str) -> None:
+        if name != first:
+            self._noted["one"].append(f"{name!r} is {first!r}")
+
+    def _new_check(self, question_id: str, text: str, options: tuple[str, ...]) -> None:
+        """Hold a row to its question's first one.
 
         Raises:
-            Unusable: they are not, or too few are left.
+            Unusable: it lacks a text, or has others than the first row.
         """
-        key = (raw.question_id, raw.text, raw.options, raw.codes)
-        if key not in self._places:
-            try:
-                self._places[key] = self._new_place(raw)
-            except Unusable as error:
-                self._places[key] = error.reason
-        place = self._places[key]
-        if isinstance(place, Reason):
-            raise Unusable(place)
-        return place
+        first = self._first[question_id]
+        if not clean(question_id):
+            raise Unusable("empty question_id")
+        if not clean(text) or not all(map(clean, options)):
+            raise Unusable("empty question or option text")
+        if same(text) != same(first.text):
+            raise Unusable("question text differs from the question's first row")
+        if [*map(same, options)] != [*map(same, first.options)]:
+            raise Unusable("options differ from the question's first row")
+        for label, ours in zip(map(clean, options), map(clean, first.options), strict=True):
+            self._note_one(label, ours)
 
-    def _new_place(self, raw: RawAnswer) -> _Place:
-        first = self._first[raw.question_id]
-        if not clean(raw.question_id):
-            raise Unusable(Reason.EMPTY_ID)
-        if not clean(raw.text) or not all(map(clean, raw.options)):
-            raise Unusable(Reason.EMPTY_TEXT)
-        if same(raw.text) != same(first.text):
-            raise Unusable(Reason.OTHER_TEXT)
-        if [*map(same, raw.options)] != [*map(same, first.options)]:
-            raise Unusable(Reason.OTHER_OPTIONS)
+    def _new_plan(self, question_id: str) -> _Plan:
+        """What becomes of the options of a question.
+
+        Raises:
+            Unusable: too few or too many are left.
+        """
+        first = self._first[question_id]
         index: dict[str, int] = {}
         options: list[str] = []
-        placed: list[float | None] = []
-        position_K: list[int] = []
-        refusal_K: list[bool] = []
+        scale: list[float | None] = []
+        place_K: list[int | None] = []
+        kind_K: list[Kind] = []
         for k, (label, code) in enumerate(zip(map(clean, first.options), first.codes or first.options, strict=True)):
-            kind = "none" if self.reading.missing.holds(raw.question_id, code, label) else kind_of(label)
-            refusal_K.append(kind == "refusal")
+            kind = self.reading.missing.kind(question_id, code, label)
+            kind_K.append(kind)
             if kind != "answer":
-                self._counted[kind][label] += raw is first
+                self._noted[kind].append(label)
             if kind == "none" or (kind == "refusal" and self.reading.refusals != "keep"):
-                position_K.append(_REFUSED if kind == "refusal" else _LEFT_OUT)
+                place_K.append(None)
                 continue
-            if (again := same(label)) in index:
-                same_label = options[index[again]]
-                note = f"{label!r} is {same_label!r}" if label != same_label else f"several codes are {label!r}"
-                self._counted["one"][note] += raw is first
-            else:
-                index[again] = len(options)
+            place = index.setdefault(same(label), len(options))
+            place_K.append(place)
+            if place == len(options):
                 options.append(label)
-                placed.append(first.ordinal[k] if first.ordinal else None)
-            position_K.append(index[again])
+                scale.append(first.ordinal[k] if first.ordinal else None)
+            elif label == options[place]:
+                self._noted["one"].append(f"several codes are {label!r}")
+            else:
+                self._note_one(label, options[place])
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            raise Unusable(Reason.NUM_OPTIONS)
+            raise Unusable(f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers")
         # No scale where one of the options left is not on it, or all share one place on it.
-        scale = tuple(place for place in placed if place is not None)
-        ordinal = scale if len(scale) == len(options) and len(set(scale)) > 1 else None
-        question = Question(clean(raw.question_id), clean(first.text), tuple(options), ordinal)
-        for label, ours in zip(map(clean, raw.options), map(clean, first.options), strict=True):
-            if label != ours:
-                self._counted["one"][f"{label!r} is {ours!r}"] += 1
-        return _Place(question, tuple(position_K), tuple(refusal_K))
+        known = tuple(place for place in scale if place is not None)
+        ordinal = known if len(known) == len(options) and len(set(known)) > 1 else None
+        question = Question(clean(question_id), clean(first.text), tuple(options), ordinal)
+        return _Plan(question, tuple(place_K), tuple(kind_K))
 
-    def _answer(self, raw: RawAnswer, place: _Place) -> tuple[FloatArray, float | None, float | None]:
+    def _answer(self, raw: RawAnswer, plan: _Plan) -> tuple[FloatArray, float | None, float | None]:
         """Shares over the options that are left, respondents, and the refusal rate.
 
         Raises:
             Unusable: why the answer does not count.
         """
-        if isinstance(raw.shares, Reason):
-            raise Unusable(raw.shares)
+        if raw.problem:
+            raise Unusable(raw.problem)
         if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
-            raise Unusable(Reason.BAD_DISTRIBUTION)
+            raise Unusable(BAD_DISTRIBUTION)
         if min(raw.shares) < 0.0:
-            raise Unusable(Reason.NEGATIVE)
+            raise Unusable(NEGATIVE)
+        nobody = "nobody gave an answer that counts"
         if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
-            raise Unusable(Reason.SUM if any(raw.shares) else Reason.ZERO)
+            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else nobody)
         n = raw.n
         if raw.people:  # who refused is not counted, whatever becomes of the refusals
-            n = float(
-                sum(
-                    number
-                    for number, at, refused in zip(raw.people, place.position_K, place.refusal_K, strict=True)
-                    if at >= 0 and not refused
-                )
-            )
+            n = float(sum(count for count, kind in zip(raw.people, plan.kind_K, strict=True) if kind == "answer"))
         if n is not None and n < self.reading.min_respondents:
-            raise Unusable(Reason.FEW_RESPONDENTS)
-        shares = np.zeros(len(place.question.options))
+            raise Unusable("fewer respondents than the minimum")
+        shares = np.zeros(len(plan.question.options))
         refused = 0.0
-        for share, at in zip(raw.shares, place.position_K, strict=True):
-            if at >= 0:
-                shares[at] += share
-            elif at == _REFUSED:
+        for share, place, kind in zip(raw.shares, plan.place_K, plan.kind_K, strict=True):
+            if place is not None:
+                shares[place] += share
+            elif kind == "refusal":
                 refused += share
         total = math.fsum(shares)
         if total <= 0.0:
-            raise Unusable(Reason.ZERO)
+            raise Unusable(nobody)
         rate = None
         if self.reading.refusals == "separate":
-            rate = refused / (total + refused) if _REFUSED in place.position_K else raw.refusal_rate
+            rate = refused / (total + refused) if "refusal" in plan.kind_K else raw.refusal_rate
         return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate
 
     def _refuse_doubtful_codes(self, raws: Iterable[RawAnswer]) -> None:
         """Raise the error about codes that look like missing ones, and that nobody has decided about."""
         missing = self.reading.missing
         doubtful: dict[str, list[str]] = {}
-        used: Counter[str] = Counter()  # code -> questions in which it is an answer beyond doubt
+        certain: set[str] = set()  # codes that are answers beyond doubt to some question
         for question_id, first in self._first.items():
-            codes = first.codes or first.options
             pairs = [
                 (code, label)
-                for code, label in zip(codes, first.options, strict=True)
-                if not missing.holds(question_id, code, label) and kind_of(label) == "answer"
+                for code, label in zip(first.codes or first.options, first.options, strict=True)
+                if missing.kind(question_id, code, label) == "answer"
             ]
             suspects = looks_missing([code for code, _ in pairs], unlabelled=[c for c, label in pairs if c == label])
             if suspects and not missing.settles(question_id):
                 doubtful[question_id] = suspects
-            used.update(code for code, _ in pairs if code not in suspects)
+            certain |= {code for code, _ in pairs} - {*suspects}
         if not doubtful:
             return
-        share: dict[tuple[str, str], list[float]] = {}
+        shares: dict[tuple[str, str], list[float]] = {}
         for raw in raws:
             codes = raw.codes or raw.options
-            if raw.question_id in doubtful and not isinstance(raw.shares, Reason) and len(raw.shares) == len(codes):
-                for code, value in zip(codes, raw.shares, strict=True):
-                    share.setdefault((raw.question_id, code), []).append(value)
+            if raw.question_id in doubtful and len(raw.shares) == len(codes):
+                for code, share in zip(codes, raw.shares, strict=True):
+                    shares.setdefault((raw.question_id, code), []).append(share)
         listed = [
             f"{name} "
-            + ", ".join(f"{code} ({np.mean(share.get((name, code), [0.0])):.1%} of answers)" for code in codes)
+            + ", ".join(f"{code} ({np.mean(shares.get((name, code), [0.0])):.1%} of answers)" for code in codes)
             for name, codes in doubtful.items()
         ]
         every = sorted({code for codes in doubtful.values() for code in codes}, key=lambda code: (len(code), code))
         proposed = ",".join(every)
-        if any(used[code] for code in every):
+        if certain & {*every}:
             proposed = ";".join(f"{name}={','.join(codes)}" for name, codes in doubtful.items())
-        more = f"; and {len(listed) - NUM_SHOWN} columns more" if len(listed) > NUM_SHOWN else ""
         raise UserError(
-            f"{self.source}: codes without a label that look like no answers: {'; '.join(listed[:NUM_SHOWN])}{more}. "
+            f"{self.source}: codes without a label that look like no answers: "
+            f"{some(listed, between='; ', more='columns ')}. "
             f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
         )
 
@@ -273,12 +265,12 @@ class Settling:
             for reason, raws in self._left_out.items()
         )
 
-    def _decisions(self) -> list[str]:
+    def _notes(self) -> list[str]:
         policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[self.reading.refusals]
         begin = {
             "one": "options and groups that are one",
             "none": "left out as no answers",
             "refusal": f"refusals, {policy} (data.refusals)",
         }
-        notes = [f"{begin[kind]}: {some(counted)}" for kind, counted in self._counted.items() if +counted]
+        notes = [f"{begin[kind]}: {some(names)}" for kind, names in self._noted.items() if names]
         return [*notes, f"answers left out: {self._causes()}"] if self._left_out else notes

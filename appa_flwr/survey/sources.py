@@ -6,22 +6,20 @@ Only `appa survey`, the launcher and a simulation's server come here; nodes read
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, split_names
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.survey import generate, respondents, store, tables
-from appa_flwr.survey.frames import Frame, read_frame
+from appa_flwr.survey.frames import Frame, objects, read_frame
 from appa_flwr.survey.nonanswers import Missing
 from appa_flwr.survey.raw import RawAnswer, Reading, Refusals
 from appa_flwr.survey.settle import Settling
 from appa_flwr.survey.types import About, Question, Survey
-
-_HUB_COLUMNS: Final = ("question", "selections", "options")
 
 
 def read_survey(
@@ -166,19 +164,11 @@ def _from_hub() -> Frame:
 
     try:
         loaded: Any = datasets.load_dataset(HUB_SURVEY, split="train")
-        return Frame(HUB_SURVEY, _numbered(loaded.select_columns(list(_HUB_COLUMNS)).to_list()))
+        rows = loaded.select_columns(["question", "selections", "options"]).to_list()
     # Whatever fails here, in any of the libraries below, means to the user that the hub gave no data.
     except Exception as error:
         raise UserError(
             f"{HUB_SURVEY}: cannot be had from the hub ({own_code.in_words(error)}); download its CSV and give "
             "survey = its path"
         ) from None
-
-
-def _numbered(rows: Iterable[dict[str, Any]]) -> Any:
-    import pandas as pd
-
-    listed = [*rows]
-    columns = list(dict.fromkeys(name for row in listed for name in row))
-    cells = [[row.get(name) for name in columns] for row in listed]
-    return pd.DataFrame(cells, index=range(1, len(listed) + 1), columns=columns, dtype=object)
+    return Frame(HUB_SURVEY, objects(dict(enumerate(rows, start=1))))

@@ -17,13 +17,14 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file, writing
-from appa_flwr.survey.types import About, FloatArray, Question, Survey
+from appa_flwr.survey.types import About, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER: Final = "appa-survey"
@@ -32,6 +33,8 @@ QUESTIONS_FILE: Final = "questions.jsonl"
 GROUPS_FOLDER: Final = "groups"
 MAX_SLUG_CHARS: Final = 60
 _TOLERANCE: Final = 1e-6
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+_Share = Annotated[float, Field(ge=0)]
 _NAMELESS: Final = "group"
 # Names that some systems keep for devices, with any extension.
 _DEVICE: Final = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
@@ -85,6 +88,38 @@ def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     return Exported(questions, files)
 
 
+class _Row(BaseModel):
+    """A line but the first."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    question_id: _Text
+    question: _Text
+    options: Annotated[list[str], Field(min_length=2)]
+    ordinal: list[float] | None = None
+    group: _Text | None = None
+    distribution: list[_Share] = []
+    n: _Share | None = None
+    refusal_rate: _Share | None = None
+    extra: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> _Row:
+        if self.ordinal is not None and len(self.ordinal) != len(self.options):
+            raise ValueError("ordinal has not one number for each option")
+        if self.group is not None and not self.extra:
+            if len(self.distribution) != len(self.options):
+                raise ValueError("distribution has not one share >= 0 for each option")
+            if abs(total := math.fsum(self.distribution) - 1.0) > _TOLERANCE:
+                raise ValueError(f"distribution sums to {1.0 + total:.4f}, not to 1")
+        return self
+
+    def public(self) -> Question:
+        """The question."""
+        ordinal = None if self.ordinal is None else tuple(self.ordinal)
+        return Question(self.question_id, self.question, tuple(self.options), ordinal)
+
+
 def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) -> Survey:
     """A survey from our own file: all of it, or the answers of some groups alone, in the order of the file.
 
@@ -95,55 +130,52 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
         UserError: there is no such file, it is no JSON lines of ours, or a line is wrong, with its number.
     """
     file = Path(path)
+    advice = f"`appa survey {path} --write FILE{SUFFIX}`"
     if file.suffix != SUFFIX:
-        raise UserError(f"{path}: is not in our own format; `appa survey {path} --write FILE{SUFFIX}` makes it so")
+        raise UserError(f"{path}: is not in our own format; {advice} makes it so")
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    about, asked, extra = About(), dict[str, Question](), dict[str, Question]()
-    answers: dict[str, dict[str, FloatArray]] = {}
-    numbers: dict[str, dict[str, dict[str, float]]] = {"n": {}, "refusal_rate": {}}
+    about, questions, asked = About(), dict[str, Question](), dict[str, Question]()
+    answers: dict[str, dict[str, _Row]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            if number == 1 and HEADER in row:
-                about = about_of(row)
-                answers = {name: {} for name in row.get("groups", ()) if groups is None or name in groups}
+            content = json.loads(line)
+            if number == 1 and HEADER in content:
+                about = about_of(content)
+                answers = {name: {} for name in content.get("groups", ())}
                 continue
-            question = _question(row, asked | extra if row.get("extra") else asked)
-            if row.get("extra"):
-                extra[question.question_id] = question
+            row = _Row.model_validate(content)
+            question = questions.setdefault(row.question_id, row.public())
+            if question != row.public():
+                raise ValueError(f"question {row.question_id!r} differs from an earlier line")
+            if row.extra:
                 continue
-            asked[question.question_id] = question
-            group = row.get("group")
-            if group is None or (groups is not None and group not in groups):
-                continue
-            mine = answers.setdefault(_text(row, "group"), {})
-            if question.question_id in mine:
-                raise ValueError(f"group {group!r} has answered question {question.question_id!r} before")
-            mine[question.question_id] = _shares(row, len(question.options))
-            for name, known in numbers.items():
-                if row.get(name) is not None:
-                    known.setdefault(group, {})[question.question_id] = float(row[name])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            cause = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise UserError(
-                f"{path}, line {number}: {cause}; `appa survey {path} --write FILE{SUFFIX}` says what can be used of it"
-            ) from None
-    answers = {name: mine for name, mine in answers.items() if mine}
+            asked[row.question_id] = question
+            if row.group is not None and answers.setdefault(row.group, {}).setdefault(row.question_id, row) is not row:
+                raise ValueError(f"group {row.group!r} has answered question {row.question_id!r} before")
+        except (ValueError, TypeError) as error:
+            cause = first_problem(error) if isinstance(error, ValidationError) else error
+            raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
     if not asked:
         raise UserError(f"{path}: holds no survey rows")
+    mine = {name: rows for name, rows in answers.items() if rows and (groups is None or name in groups)}
     return Survey(
         tuple(asked.values()),
-        answers,
-        respondents={name: numbers["n"].get(name, {}) for name in answers},
-        refusal_rates={name: numbers["refusal_rate"].get(name, {}) for name in answers},
-        extra=tuple(question for key, question in extra.items() if key not in asked),
+        {name: {key: np.array(row.distribution) for key, row in rows.items()} for name, rows in mine.items()},
+        respondents={name: _known(rows, "n") for name, rows in mine.items()},
+        refusal_rates={name: _known(rows, "refusal_rate") for name, rows in mine.items()},
+        extra=tuple(question for key, question in questions.items() if key not in asked),
         about=about,
     )
+
+
+def _known(rows: Mapping[str, _Row], column: str) -> dict[str, float]:
+    """A number of each answer that has it."""
+    return {key: value for key, row in rows.items() if (value := getattr(row, column)) is not None}
 
 
 def read_about(file: Path) -> About:
@@ -178,36 +210,6 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
             candidate = f"{slug}-{number}"
         taken[candidate] = name
     return {name: slug for slug, name in taken.items()}
-
-
-def _text(row: Mapping[str, Any], name: str) -> str:
-    text = row[name]
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{name} is no text")
-    return text
-
-
-def _question(row: Mapping[str, Any], known: Mapping[str, Question]) -> Question:
-    """The question of a row, which is the one that an earlier row has under its id."""
-    options, scale = row["options"], row.get("ordinal")
-    if not isinstance(options, list) or len(options) < 2 or not all(isinstance(text, str) for text in options):
-        raise ValueError("options are not a list of two texts or more")
-    ordinal = None if scale is None else tuple(map(float, scale))
-    question = Question(_text(row, "question_id"), _text(row, "question"), tuple(options), ordinal)
-    if ordinal is not None and len(ordinal) != len(options):
-        raise ValueError("ordinal has not one number for each option")
-    if known.get(question.question_id, question) != question:
-        raise ValueError(f"question {question.question_id!r} differs from an earlier line")
-    return known.get(question.question_id, question)
-
-
-def _shares(row: Mapping[str, Any], size: int) -> FloatArray:
-    shares = np.array(row["distribution"], dtype=np.float64)
-    if shares.shape != (size,) or not np.isfinite(shares).all() or (shares < 0.0).any():
-        raise ValueError("distribution has not one share >= 0 for each option")
-    if abs(total := math.fsum(shares) - 1.0) > _TOLERANCE:
-        raise ValueError(f"distribution sums to {1.0 + total:.4f}, not to 1")
-    return shares
 
 
 def _public(question: Question) -> dict[str, object]:

@@ -7,8 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Any
@@ -54,31 +54,31 @@ class Served:
         Raises:
             UserError: it was refused, or patience is at its end; the message says why.
         """
-        until, pause = time.monotonic() + self._patience, FIRST_PAUSE
+        started, pause = time.monotonic(), FIRST_PAUSE
         timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
         client, url = await client_of(self._url), f"{self._url}{path}"
-        async with said_to_be_silent(self._url) as failed:
-            while True:
-                wait = pause
-                try:
-                    reply = await client.request(method, url, json=body, headers=self._headers, timeout=timeout)
-                    if reply.is_success:
-                        content: dict[str, Any] = reply.json()
-                        return content
-                    if reply.status_code == 404:
-                        return None
-                    why = f"{reply.status_code}: {_reason(reply)}"
-                    if reply.status_code not in AGAIN:
-                        raise UserError(f"{url}: {why}")
-                    wait = min(LONGEST_PAUSE, retry_after(reply, pause))
-                except httpx.TransportError as error:
-                    why = failed["last"] = f"{type(error).__name__}: {error}"
-                    if isinstance(error, httpx.ReadTimeout):  # a round waits for those who are there
-                        wait = 0.0
-                if time.monotonic() + wait > until:
-                    raise UserError(f"{url}: no answer in {self._patience:.0f} s; the last: {why}")
-                await asyncio.sleep(wait)
-                pause = min(LONGEST_PAUSE, 2 * pause)
+        while True:
+            wait = pause
+            try:
+                reply = await client.request(method, url, json=body, headers=self._headers, timeout=timeout)
+                if reply.is_success:
+                    content: dict[str, Any] = reply.json()
+                    return content
+                if reply.status_code == 404:
+                    return None
+                why = f"{reply.status_code}: {_reason(reply)}"
+                if reply.status_code not in AGAIN:
+                    raise UserError(f"{url}: {why}")
+                wait = min(LONGEST_PAUSE, retry_after(reply, pause))
+            except httpx.TransportError as error:
+                why = f"{type(error).__name__}: {error}"
+                if isinstance(error, httpx.ReadTimeout):  # a round waits for those who are there
+                    wait = 0.0
+            if time.monotonic() + wait > started + self._patience:
+                raise UserError(f"{url}: no answer in {self._patience:.0f} s; the last: {why}")
+            say_silence(self._url, started, why)
+            await asyncio.sleep(wait)
+            pause = min(LONGEST_PAUSE, 2 * pause)
 
 
 async def client_of(url: str) -> httpx.AsyncClient:
@@ -125,31 +125,12 @@ def retry_after(reply: httpx.Response, otherwise: float) -> float:
         return otherwise
 
 
-@asynccontextmanager
-async def said_to_be_silent(url: str) -> AsyncIterator[dict[str, str]]:
-    """Within the block it is said on stderr, after seconds and then each minute, that this address has not answered.
-
-    Yields:
-        where the block puts the reason, as "last".
-    """
-    failed: dict[str, str] = {}
-    started = time.monotonic()
-
-    async def say() -> None:
-        pause = FIRST_WORD
-        while True:
-            await asyncio.sleep(pause)
-            pause, now = NEXT_WORD, time.monotonic()
-            if now - _last_word.get(url, -math.inf) >= NEXT_WORD:
-                _last_word[url] = now
-                why = f" ({failed['last']})" if failed else ""
-                print(f"{url}: no answer for {now - started:.0f} s{why}; waiting", file=sys.stderr, flush=True)
-
-    task = asyncio.create_task(say())
-    try:
-        yield failed
-    finally:
-        task.cancel()
+def say_silence(url: str, started: float, why: str) -> None:
+    """Say on stderr that an address has not answered since `started`: after some seconds, and then each minute."""
+    now = time.monotonic()
+    if now - started >= FIRST_WORD and now - _last_word.get(url, -math.inf) >= NEXT_WORD:
+        _last_word[url] = now
+        print(f"{url}: no answer for {now - started:.0f} s ({why}); waiting", file=sys.stderr, flush=True)
 
 
 def _reason(reply: httpx.Response) -> str:

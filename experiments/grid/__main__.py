@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from appa_flwr.config import Config, split_names
+from appa_flwr.config.sources import read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import find_app_folder
 from appa_flwr.launch.flower import launch
@@ -26,19 +27,23 @@ from experiments.grid.runner import plan_text, run_trials
 
 def main(
     grid_file: Annotated[Path, typer.Argument(help="TOML: datasets, tasks, models, rules, seeds.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE.toml] [KEY=VALUE]", help="Keys that come after the file's.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of runs and results; default runs/NAME.")] = None,
-    scale: Annotated[str, typer.Option(help="Use the keys of the file's table scale.NAME, such as small.")] = "",
     only: Annotated[str, typer.Option(help="Names, separated by commas, to which their axes are cut.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print trials, hours and disk, and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print trials and the time they take, and run nothing.")
+    ] = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="Write the results of what is done.")] = False,
 ) -> None:
     """Run every trial of a grid once; then tables, intervals and pictures."""
-    grid = read_grid(grid_file, scale=scale, only=split_names(only))
-    folder = output or Path("runs") / "-".join(filter(None, (grid_file.stem, scale)))
+    grid = read_grid(grid_file, last=read_words(words or ()), only=split_names(only))
+    folder = output or Path("runs") / grid_file.stem
     here = Path.cwd()
     planned = trials(grid, folder, here=here)
     if dry_run:
-        print(plan_text(grid, planned, folder))
+        print(plan_text(planned))
         return
     failed: dict[str, str] = {}
     if not tables_only:
@@ -47,7 +52,7 @@ def main(
             print(f"{config.run_name}:", flush=True)
             launch(config, app_folder=find_app_folder(here))
 
-        failed = run_trials(grid, planned, folder, launch=start, say=lambda text: print(text, flush=True)).failed
+        failed = run_trials(planned, folder, launch=start, say=lambda text: print(text, flush=True))
     path = write_results(grid, planned, folder)
     if path is None:
         raise UserError(f"{folder}: no trial of this grid is done, so there are no results")

@@ -1,4 +1,4 @@
-"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV, Markdown and LaTeX.
+"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV and Markdown.
 
 No axis letters: tables have names.
 """
@@ -20,11 +20,11 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, read, table
 from appa_flwr.run.records import LOOK_UPS
+from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import SUMMARY
 from experiments.grid import pictures
 from experiments.grid.pictures import PPO, Methods
 from experiments.grid.plan import Grid, Trial
-from experiments.grid.runner import done
 from experiments.study import interval
 
 FORMAT = "format"
@@ -38,29 +38,26 @@ Setting = tuple[str, str, str]
 
 
 def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | None:
-    """Write results.csv, results.md, results.tex and the pictures of all that is done; None where nothing is.
+    """Write results.csv, results.md and the pictures of all that is done; None where nothing is.
 
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
     """
-    ended = done(output, trials)
-    finished = [trial for trial in trials if trial.name in ended and trial.stage != "predictor"]
-    if not finished:
+    ended = [trial for trial in trials if trial.stage != "predictor" and finished(trial.folder)]
+    if not ended:
         return None
     paper = {} if grid.last else _paper()  # these are other models than the paper's
-    frames, sections, tex = [], [], []
+    frames, sections = [], []
     for setting in product(grid.axes["datasets"], grid.axes["tasks"], grid.axes["models"]):
-        methods = _methods(grid, [of for of in finished if (of.dataset, of.task, of.model) == setting])
+        methods = _methods(grid, [of for of in ended if (of.dataset, of.task, of.model) == setting])
         if not methods:
             continue
         found = pd.DataFrame(_levels(setting, methods, paper))
         compared = pd.DataFrame(_differences(setting, methods, grid.baseline))
         frames += [found, compared]
         sections.append(_markdown(setting, found, compared))
-        tex.append(_latex(setting, found))
         pictures.write(output, setting, methods)
     replace_file(output / "results.csv", pd.concat(frames).to_csv(index=False).encode())
-    replace_file(output / "results.tex", "\n".join(tex).encode())
     path = output / "results.md"
     replace_file(path, ("\n".join(sections)).encode())
     return path
@@ -191,17 +188,3 @@ def _level(line: pd.Series) -> str:
     if pd.notna(line["paper"]):
         text += f" [paper {line['paper']:.{decimals}f}, {line['value'] - line['paper']:+.{decimals}f}]"
     return text
-
-
-def _latex(setting: Setting, found: pd.DataFrame) -> str:
-    """A setting in the layout of the paper's tables: FI, Avg AS and Min AS by each metric, and the format score."""
-    of = found[found["against"] == PREDICTIONS]
-    texts = [f"{line['value']:.{_decimals(line)}f}" for _, line in of.iterrows()]
-    wide = of.assign(text=texts).pivot_table(
-        index="method", columns=["measure", "metric"], values="text", aggfunc="first", sort=False
-    )
-    columns = [(name, metric) for name in ("FI", "Avg AS", "Min AS") for metric in dict.fromkeys(of["metric"])]
-    if FORMAT in wide:
-        columns.append((FORMAT, of["metric"].iloc[0]))
-    shown = wide[columns].fillna("-").rename_axis(None).set_axis(pd.MultiIndex.from_tuples(columns), axis="columns")
-    return str(shown.style.to_latex(hrules=True, multicol_align="c", caption=", ".join(setting)))

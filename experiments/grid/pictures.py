@@ -1,4 +1,4 @@
-"""A grid's pictures, as the paper has them: spider plots, fairness against the worst group, and training by rule.
+"""A grid's pictures, as the paper has them: fairness against the worst group, and training by rule.
 
 Axis letters: I iterations.
 """
@@ -6,7 +6,7 @@ Axis letters: I iterations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import style
-from appa_flwr.report.plots import LEAST_SPIDER_GROUPS, spider
 from appa_flwr.report.style import RULE_STYLE
 from appa_flwr.run.records import Iteration, SummaryRow
 from appa_flwr.run.run_files import METRICS, SUMMARY
@@ -51,10 +50,6 @@ def _pictures(methods: Methods, *, title: str) -> Iterator[tuple[str, bytes]]:
     metric = config.reward_metric
     shown = [name for name in (*SHOWN_FIRST, *rules) if name in methods]
     scores = {name: summary_rows(*methods[name], metric) for name in shown}
-    groups = tuple(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
-    per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
-    if len(groups) >= LEAST_SPIDER_GROUPS:
-        yield "groups", spider(per_group, groups, title=f"Alignment score per group ({metric})")
     yield "trade-off", trade_off(scores, metric=metric, title=title)
     lines = {rule: [METRICS.read(trial.folder) or () for trial in trials.values()] for rule, trials in rules.items()}
     yield "fairness", by_iteration(lines, lambda line: line.fairness_index, axis="Fairness index", title=title)
@@ -66,11 +61,6 @@ def summary_rows(method: str, trials: Mapping[int, Trial], metric: str) -> list[
     """A method's scores in each of its trials."""
     found = (row for trial in trials.values() for row in SUMMARY.read(trial.folder) or ())
     return [row for row in found if (row.method, row.metric) == (method, metric)]
-
-
-def _mean_by_group(rows: list[SummaryRow], groups: Sequence[str]) -> dict[str, float]:
-    known = {group: [row.per_group[group] for row in rows if group in row.per_group] for group in groups}
-    return {group: float(np.mean(values)) for group, values in known.items() if values}
 
 
 def _weight_range(line: Iteration) -> float:

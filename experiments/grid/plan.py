@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.config.sources import assemble, flatten, on_its_preset
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.run.resume import FREE_KEYS
 from appa_flwr.run.run_files import SFT_MODEL, WEIGHTS_FILE
 
@@ -35,6 +35,8 @@ SHOWING = ("report", "launch")
 HASH_DIGITS = 8
 TRIALS = "trials"
 CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
+
+PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
 
 Keys = Mapping[str, Scalar]
 _Tables = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
@@ -77,8 +79,6 @@ class _File(BaseModel):
     seeds: Annotated[list[StrictInt], Field(min_length=1)] = [0]
     baseline: str = ""
     keys: dict[str, Any] = {}
-    hours: dict[str, dict[Stage, float]] = {}
-    scale: dict[str, dict[str, Any]] = {}
     datasets: _Tables
     tasks: _Tables
     models: _Tables
@@ -92,8 +92,7 @@ class Grid:
     Attributes:
         axes: axis -> name -> keys.
         baseline: the rule that others are compared with.
-        hours: model, or "all" -> hours of a trial of each stage, for the estimate.
-        last: keys that come after all others: those of [scale.NAME], which change what runs.
+        last: keys that come after all others, from the command line.
     """
 
     path: Path
@@ -101,16 +100,15 @@ class Grid:
     axes: Mapping[str, Mapping[str, Keys]]
     seeds: Sequence[int]
     baseline: str
-    hours: Mapping[str, Mapping[Stage, float]]
     last: Keys
 
 
-def read_grid(path: Path, *, scale: str = "", only: Collection[str] = ()) -> Grid:
+def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = ()) -> Grid:
     """Read a grid file.
 
     Args:
         path: of the file.
-        scale: names one of its [scale.NAME] tables, whose keys come last.
+        last: keys that come after all of the file's.
         only: names of datasets, tasks, models and rules; an axis that is named in it keeps these alone.
 
     Raises:
@@ -118,9 +116,6 @@ def read_grid(path: Path, *, scale: str = "", only: Collection[str] = ()) -> Gri
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
-    try:
         for name in content:
             _check("table", name, valid=_File.model_fields)
         file = _File.model_validate(content)
@@ -129,27 +124,25 @@ def read_grid(path: Path, *, scale: str = "", only: Collection[str] = ()) -> Gri
         _check("baseline", baseline, valid=file.rules)
         for name in only:
             _check("name", name, valid=[name for table in tables.values() for name in table])
-        if scale:
-            _check("scale", scale, valid=file.scale)
         axes = {
-            axis: {name: _keys(f"{axis}.{name}", keys) for name, keys in table.items()}
+            axis: {
+                name: _keys(f"{axis}.{name}", keys)
+                for name, keys in table.items()
+                if name in only or not table.keys() & set(only)
+            }
             for axis, table in tables.items()
         }
         keys = _keys("keys", file.keys)
-        last = _keys(f"scale.{scale}", file.scale[scale]) if scale else {}
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+        raise UserError(f"{path}: {first_problem(error)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    kept = {
-        axis: {name: keys for name, keys in table.items() if name in only or not table.keys() & set(only)}
-        for axis, table in axes.items()
-    }
-    rules = {rule: {"rule": rule, **keys} for rule, keys in kept["rules"].items()}
-    if baseline not in rules:
-        baseline = next(iter(rules))
-    return Grid(path, keys, {**kept, "rules": rules}, file.seeds, baseline, file.hours, last)
+    axes["rules"] = {rule: {"rule": rule, **keys} for rule, keys in axes["rules"].items()}
+    if baseline not in axes["rules"]:
+        baseline = next(iter(axes["rules"]))
+    return Grid(path, keys, axes, file.seeds, baseline, on_its_preset(last or {}))
 
 
 def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
@@ -202,9 +195,6 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
             for rule in grid.axes["rules"]:
                 add("rule", seed, dataset, task, model, rule, needs=sft)
     return found
-
-
-PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
 
 
 def _config(

@@ -5,142 +5,110 @@ Several processes may work on one output folder, one for each GPU say: a trial t
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import lock, replace_file
+from appa_flwr.core.files import lock
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import CONFIG_FILE, dumps, read
-from experiments.grid.plan import STAGES, Grid, Stage, Trial
+from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS
+from experiments.grid.plan import STAGES, Stage, Trial
 
-DONE, LOCKS = "done", "locks"
+LOCKS = "locks"
 PAUSE_SECONDS = 5.0
-HOUR = 3600
+MINUTE = 60
 
 Say = Callable[[str], None]
 Launch = Callable[[Config], object]
 
 
-@dataclass
-class Outcome:
-    """The seconds of each trial that is done, and why each other one failed; those that needed it among them."""
-
-    done: dict[str, float]
-    failed: dict[str, str] = field(default_factory=dict)
-
-
-def mark(output: Path, trial: Trial) -> Path:
-    """The file that says a trial is done, with its seconds."""
-    return output / DONE / f"{trial.name}.json"
+def done(trials: Sequence[Trial]) -> dict[str, float]:
+    """The trials that are done -> minutes from their last start to their end."""
+    return {
+        trial.name: ((trial.folder / PROGRESS.name).stat().st_mtime - (trial.folder / CONFIG_FILE).stat().st_mtime)
+        / MINUTE
+        for trial in trials
+        if finished(trial.folder)
+    }
 
 
-def done(output: Path, trials: Sequence[Trial]) -> dict[str, float]:
-    """The trials that are done -> their seconds."""
-    found = {trial.name: _seconds(output, trial) for trial in trials}
-    return {name: seconds for name, seconds in found.items() if seconds is not None}
+def run_trials(trials: Sequence[Trial], output: Path, *, launch: Launch, say: Say) -> dict[str, str]:
+    """Run what is not done yet, and wait for what other processes are running.
 
-
-def _seconds(output: Path, trial: Trial) -> float | None:
-    found = read(mark(output, trial), dict[str, float])
-    return None if found is None else found["seconds"]
-
-
-def run_trials(grid: Grid, trials: Sequence[Trial], output: Path, *, launch: Launch, say: Say) -> Outcome:
-    """Run what is not done yet, and wait for what other processes are running."""
-    outcome = Outcome(done(output, trials))
-    say(f"{len(outcome.done)} of {len(trials)} trials are done")
-    left = [trial for trial in trials if trial.name not in outcome.done]
+    Returns:
+        Why each trial that is not done failed; those that needed it among them.
+    """
+    failed: dict[str, str] = {}
+    say(f"{len(done(trials))} of {len(trials)} trials are done")
+    left = [trial for trial in trials if not finished(trial.folder)]
     (output / LOCKS).mkdir(parents=True, exist_ok=True)
     while left:
         before = len(left)
         for trial in list(left):
             try:
-                seconds = _run(trial, outcome, output, launch=launch)
-            except (RunFailed, UserError) as error:
-                outcome.failed[trial.name] = str(error).splitlines()[0]
-                say(f"{trial.name}: FAILED: {outcome.failed[trial.name]}")
-            else:
-                if seconds is None:
+                if trial.needs is not None and trial.needs.name in failed:
+                    raise RunFailed(f"needs {trial.needs.name}")
+                if trial.needs in left or not _run(trial, output, launch=launch):
                     continue
-                outcome.done[trial.name] = seconds
-                hours_left = _duration(sum(hours(grid, trials, outcome.done).values()))
-                say(f"{trial.name}: done; {len(outcome.done)} of {len(trials)} trials, about {hours_left} left")
+            except (RunFailed, UserError) as error:
+                failed[trial.name] = str(error).splitlines()[0]
+                say(f"{trial.name}: FAILED: {failed[trial.name]}")
+            else:
+                ended = done(trials)
+                time_left = _duration(expected(trials, ended).values())
+                say(f"{trial.name}: done; {len(ended)} of {len(trials)} trials, about {time_left} left")
             left.remove(trial)
         if len(left) == before:  # all of them are run elsewhere, or need one that is
             time.sleep(PAUSE_SECONDS)
-    return outcome
+    return failed
 
 
-def _run(trial: Trial, outcome: Outcome, output: Path, *, launch: Launch) -> float | None:
-    """Run the trial if it can be run, and return its seconds; None where it is for later."""
-    needed = trial.needs
-    if needed is not None and needed.name in outcome.failed:
-        raise RunFailed(f"needs {needed.name}")
-    if needed is not None and needed.name not in outcome.done:
-        return None
+def _run(trial: Trial, output: Path, *, launch: Launch) -> bool:
+    """Run the trial; False where another process does."""
     try:
         held = lock(output / LOCKS / trial.name)
     except UserError:
-        return None
+        return False
     try:
-        if (seconds := _seconds(output, trial)) is None:
-            started = time.monotonic()
-            if not finished(trial.folder):  # killed between its end and its mark
-                # The launcher's first file: it starts nothing new where there is one, were the server never begun.
-                resume = (trial.folder / CONFIG_FILE).exists()
-                launch(Config.load({**trial.config.flat(), "run.resume": resume}))
-            seconds = round(time.monotonic() - started, 1)
-            replace_file(mark(output, trial), dumps({"seconds": seconds}).encode(), parents=True)
-        return seconds
+        if not finished(trial.folder):
+            # The launcher's first file: it starts nothing new where there is one, were the server never begun.
+            resume = (trial.folder / CONFIG_FILE).exists()
+            launch(Config.load({**trial.config.flat(), "run.resume": resume}))
+        return True
     finally:
         held.release()
 
 
-def hours(grid: Grid, trials: Sequence[Trial], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Trial not done -> hours it may take: the mean of those like it, else what the grid file says, else NaN."""
+def expected(trials: Sequence[Trial], ended: Mapping[str, float]) -> dict[str, float]:
+    """Trial not done -> minutes it may take: the mean of those like it that are done, else NaN."""
     measured: dict[tuple[Stage, str], list[float]] = {}
     for trial in trials:
-        if trial.name in seconds:
-            measured.setdefault((trial.stage, trial.model), []).append(seconds[trial.name] / HOUR)
-    found = {}
-    for trial in trials:
-        if trial.name not in seconds:
-            said = grid.hours.get(trial.model or "all", {}).get(trial.stage, float("nan"))
-            found[trial.name] = fmean(measured.get((trial.stage, trial.model), [said]))
-    return found
+        if trial.name in ended:
+            measured.setdefault((trial.stage, trial.model), []).append(ended[trial.name])
+    return {
+        trial.name: fmean(measured.get((trial.stage, trial.model), [math.nan]))
+        for trial in trials
+        if trial.name not in ended
+    }
 
 
-def _duration(hours: float) -> str:
-    if hours != hours:
-        return "an unknown time"
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+def _duration(minutes: Collection[float]) -> str:
+    """All of these minutes, as far as they are known."""
+    known = [value for value in minutes if not math.isnan(value)]
+    unknown = f", and {len(minutes) - len(known)} trials of unknown time" if len(known) < len(minutes) else ""
+    return f"{sum(known):.0f} min{unknown}"
 
 
-def plan_text(grid: Grid, trials: Sequence[Trial], output: Path) -> str:
+def plan_text(trials: Sequence[Trial]) -> str:
     """Output of `--dry-run`: a line a trial, and what all of them will take."""
-    ended = done(output, trials)
-    expected = hours(grid, trials, ended)
-    lines = [
-        f"{name}: {_duration(expected[name]) if name in expected else 'done'}" for name in (t.name for t in trials)
-    ]
-    known = [value for value in expected.values() if value == value]
-    total = f"{_duration(sum(known))}" + ("" if len(known) == len(expected) else " and those of unknown time")
-    disk = sum(FOLDER_GIBIBYTES[trial.config.policy.tuning == "full"][trial.stage] for trial in trials)
+    ended = done(trials)
+    times = expected(trials, ended)
+    lines = [f"{trial.name}: {'done' if trial.name in ended else _duration([times[trial.name]])}" for trial in trials]
     counts = ", ".join(f"{sum(trial.stage == stage for trial in trials)} {stage}" for stage in STAGES)
-    lines.append(f"{len(trials)} trials ({counts}), {len(ended)} done; left: {total}; disk: about {disk:.1f} GiB")
+    lines.append(f"{len(trials)} trials ({counts}), {len(ended)} done; left: {_duration(times.values())}")
     return "\n".join(lines)
-
-
-FOLDER_GIBIBYTES: Mapping[bool, Mapping[Stage, float]] = {
-    # adapters of 2 to 3 billion parameters at rank 16: SFT's on all layers; policy, value, Adam's two and the export
-    False: {"predictor": 0.01, "sft": 0.1, "rule": 0.4},
-    # whole models, of the tiny one: a whole run has 17 MB
-    True: {"predictor": 0.01, "sft": 0.01, "rule": 0.02},
-}
-"""A trial's models on disk, by whether PPO trains all of the model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,6 @@ datasets = { globalqa = { data.num-questions = 40 }, two = { data.num-questions 
 tasks = { dpa = { task = "dpa" } }
 models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
 rules = { average = {}, open = { rule = "appa", appa.fairness-threshold = 2.0 } }
-hours = { all = { predictor = 0.5 }, gemma-2-2b = { sft = 1, rule = 2 } }
 """
 ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}'
 # What made-up runs score: method or rule -> reward of each group on each question.
@@ -106,12 +106,16 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         assert set(names(planned()).values()).isdisjoint(first.values())
     with pytest.raises(UserError, match=r"grid\.toml: unknown table 'rule': did you mean 'rules'"):
         planned(TEXT.replace("rules", "rule"))
+    with pytest.raises(UserError, match=r"grid\.toml: seeds\.0: "):
+        planned(TEXT.replace("[0, 1]", '["0"]'))
     assert {c.dataset for c in planned(only=["two", "open"])} == {"two"}
+    assert {c.config.ppo.num_iterations for c in planned(last={"ppo.num-iterations": 9})} == {9}
     command.main(file, output=out, dry_run=True)
-    assert "28 trials (4 predictor, 8 sft, 16 rule), 0 done; left: 22.0 h and those" in capsys.readouterr().out
+    total = "28 trials (4 predictor, 8 sft, 16 rule), 0 done; left: 0 min, and 28 trials of unknown time"
+    assert total in capsys.readouterr().out
 
     # Killed twice, it goes on with what it was in; a failed trial stops only those that need it, and is tried again.
-    write_run(trials[0].config)  # it had ended, but was not marked
+    write_run(trials[0].config)
     for killed_at in (3, 10):  # noqa: B007 `launch` reads it
         with pytest.raises(KeyboardInterrupt):
             command.main(file, output=out)
@@ -120,7 +124,8 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
 
     def pause(seconds):
         write_run(predictor.config)
-        runner.mark(out, predictor).write_text('{"seconds": 60}')
+        config_time = (predictor.folder / "config.json").stat().st_mtime
+        os.utime(predictor.folder / "progress.jsonl", (0, config_time + 540))
         held.release()
 
     monkeypatch.setattr(runner.time, "sleep", pause)
@@ -133,6 +138,14 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert failed.pop(sft_name) == failed.pop(rule.name) == "the disk is full"
     assert failed == dict.fromkeys(of_sft, f"needs {sft_name}")
     fails = ()
+    late = predictor.folder.with_name("later")
+    predictor.folder.rename(late)
+    command.main(file, output=out, dry_run=True)
+    # three predictors took no time; with the one of nine minutes the mean is 2.25
+    assert f"{predictor.name}: 0 min" in (lines := capsys.readouterr().out.splitlines())
+    assert sum(line.endswith(": done") for line in lines) == 28 - 1 - len(dict.fromkeys([sft_name, *of_sft, rule.name]))
+    late.rename(predictor.folder)
+    assert sum(runner.done(planned()).values()) == pytest.approx(9.0, abs=0.5)
     command.main(file, output=out)
     starts, resumed = [n for n, _ in started], [n for n, again in started if again]
     assert set(starts) == {trial.name for trial in trials} - {trials[0].name, predictor.name}

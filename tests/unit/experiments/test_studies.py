@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from appa_flwr.analysis.aggregation import make
-from experiments import beside_trl, rules, study
-from experiments.pluralllm import report as tables
+from appa_flwr.core.errors import UserError
+from experiments import beside_trl, predictor, rules
 
 
 def cells(line: str) -> list[str]:
@@ -21,7 +21,7 @@ def cells(line: str) -> list[str]:
 def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeypatch, tmp_path):
     monkeypatch.setattr(rules, "DISAGREEMENT", (2.0,))
     tried = {"average": make("average"), "appa": make("appa"), "mix": make("mix", worst_share=1.0)}
-    monkeypatch.setattr(study, "RULES", tried)
+    monkeypatch.setattr(rules, "RULES", tried)
     given = {"visits": 600, "questions": 16, "groups": 4, "output": tmp_path}
     rules.main(seeds=2, **given)
     frame = pd.read_csv(tmp_path / "rules.csv")
@@ -43,16 +43,16 @@ def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeyp
 
 
 def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
-    recipe, small = tables.recipe, ("pluralllm.rounds=2",)
-    monkeypatch.setattr(tables, "recipe", lambda *given: recipe(*small, *given))
-    monkeypatch.setattr(tables, "TABLES", {"ours": (tables.DEFAULT, tables.TableRow("pooled", central=True))})
-    monkeypatch.setattr(tables, "SIZES", (4,))
-    tables.main("ours", datasets="generated", seeds="0")
-    out = capsys.readouterr().out
-    rows = [cells(line) for line in out.splitlines() if line.startswith("|")]
-    names = [tables.DEFAULT.name, "pooled", "4 context questions", "uniform", "nearest-question", "mean-of-others"]
-    assert [row[0] for row in rows] == ["", "---", *names] * 3
-    assert float(rows[2][1][:5]) > float(rows[5][1][:5])  # the uniform answer's
+    monkeypatch.setattr(predictor, "SHORT_ROUNDS", ("pluralllm.strategy=fedadam", "pluralllm.rounds=2"))
+    monkeypatch.setattr(predictor, "SIZES", (4,))
+    predictor.main("variants", datasets="generated", seeds="0")
+    rows = [cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows] == 3 * [
+        "predictor", "---", "n-grams", "4 context questions", "uniform", "nearest-question", "mean-of-others",
+    ]  # fmt: skip
+    assert float(rows[2][1][:5]) > float(rows[4][1][:5])  # the uniform answer's
+    with pytest.raises(UserError, match="did you mean 'gss'"):
+        predictor.main("variants", datasets="gs")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from flwr.common.config import flatten_dict
 
 from appa_flwr.config import KEYS, SECTIONS, Config, split_names
 from appa_flwr.config.keys import to_toml_table
-from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
 
 GEMMA = {"model": "google/gemma-2-2b-it"}
@@ -139,12 +138,6 @@ def test_a_groups_own_optimizer_follows_the_strategy(strategy):
     adam, sgd = ("adam", 0.003), ("sgd", 0.1)
     assert chosen(0.0) == (adam if strategy in ("fedavg", "fedprox") else sgd)
     assert chosen(0.5) == (chosen(0.0)[0], 0.5)
-
-
-@pytest.mark.parametrize("preset", ["paper", "paper-oqa"])
-def test_the_paper_s_presets_have_its_predictor(preset):
-    settings = assemble(["preset=" + preset], folder=None).pluralllm
-    assert (settings.architecture, settings.strategy, settings.num_context_questions) == ("attention", "fedavg", 16)
 
 
 def test_a_run_without_a_name_gets_one_that_says_what_it_is():

@@ -21,7 +21,6 @@ from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, deploy, flower
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
-from appa_flwr.survey.raw import Reason
 
 REPO = Path(__file__).parents[4]
 
@@ -182,7 +181,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0
     first = capsys.readouterr().out
-    assert f"{Reason.BAD_GROUP}, first row 5\n" in first
+    assert "with a semicolon, which stands between the names of several, first row 5\n" in first
     assert own in first
     assert other not in first
     assert re.search(r"valid until \d{4}-\d\d-\d\d", first)

@@ -86,7 +86,7 @@ def test_an_endpoint_of_this_machine_is_asked_without_a_proxy_and_its_silence_sa
     endpoint, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
-    monkeypatch.setattr(client, "FIRST_WORD", 0.1)
+    monkeypatch.setattr(client, "FIRST_WORD", 0.0)
     monkeypatch.setattr(evaluation, "PAUSES", (0.3, 0.0))
     endpoint.faults[:] = [503]
     assert len(evaluated(endpoint, tmp_path)[0]["answers"]) == 3

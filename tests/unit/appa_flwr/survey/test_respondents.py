@@ -114,8 +114,6 @@ def test_one_weight_several_or_none(tmp_path):
     assert read_survey(one, group_by=["g"]).answers["x"]["q"].tolist() == [0.25, 0.75]
     assert read_survey(one, group_by=["g"], weight="none").answers["x"]["q"].tolist() == [0.5, 0.5]
     refused("has no column w9", read_survey, one, group_by=["g"], weight="w9")
-    same = csv(tmp_path / "b.csv", "g,q,pweight\nx,Yes,2\nx,No,2\ny,No,1\ny,Yes,1\n")
-    assert "the same within each group" in notes(read_survey(same, group_by=["g"]))
     none = csv(tmp_path / "c.csv", "g,q\nx,Yes\nx,No\n")
     assert "every respondent counts once" in notes(read_survey(none, group_by=["g"]))
     two = csv(tmp_path / "d.csv", "g,q,S017,W_WEIGHT\nx,Yes,1,2\nx,No,1,1\n")
@@ -181,6 +179,6 @@ def test_opinionqa_as_published(tmp_path):
     assert survey.respondents["D"] == {"SAFE": 2.0}
     assert survey.answers["R"]["SAFE"].tolist() == [0.0, 1.0]
     assert "W26: 1 answers left out" in notes(survey)
-    refused("missing column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
+    refused("has no column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
     (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")
-    refused("info.csv: row 2: options are not a list", read_survey, tmp_path)
+    refused("info.csv: row 2: references are not a list", read_survey, tmp_path)

@@ -1,1 +1,0 @@
-"""PluralLLM by itself on real surveys: training in one process, honest scores, results."""

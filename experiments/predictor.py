@@ -1,0 +1,319 @@
+"""PluralLLM by itself on real surveys, beside what costs nothing: surveys x seeds x rows of a table.
+
+    python -m experiments.predictor main              # strategies, the paper's architecture, context sizes
+    python -m experiments.predictor variants          # n-grams
+    python -m experiments.predictor countries --datasets globalqa   # how many train
+
+Groups are seen (they train) or unseen (they bring context only); questions are for training or held out from everyone's
+training. A part is which groups are scored on which questions. Seen groups on training questions are no part: these the
+network knows by heart. Every command prints Markdown, means over seeds with the lowest and highest.
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+
+from appa_flwr.analysis.group_differences import deviations
+from appa_flwr.config import Config, split_names
+from appa_flwr.config.sources import assemble, preset
+from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.files import cache_folder
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.asks import VALIDATION, Ask
+from appa_flwr.protocol.rewards import js, js_distance
+from appa_flwr.survey.generate import generate
+from appa_flwr.survey.sources import read_survey
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Survey
+from client_app import predictor
+from experiments import entry, study
+from experiments.federation import LocalGroups, flower_task
+from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
+from pluralllm.embedding import embed_questions
+from pluralllm.encoders import encoder
+from pluralllm.network import PluralLLM
+from pluralllm.prediction import predict_targets
+from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, group_sums, mean_from_sums, nearest_question
+from pluralllm.training import build
+from server_app.predictor.pretraining import initial_weights, pretrain
+
+SHORT_ROUNDS = (
+    "pluralllm.strategy=fedadam",
+    "pluralllm.rounds=100",
+    "pluralllm.local-steps=2",
+    "pluralllm.learning-rate=0.0",
+)
+"""Of the tables that were measured on real surveys, and of preset smollm2."""
+ATTENTION = ("pluralllm.architecture=attention", "pluralllm.num-context-questions=16")
+
+SURVEYS = "APPA_SURVEYS"
+REAL = {"globalqa": "globalqa.jsonl", "gss": "gss_demographics.jsonl", "opinionqa": "opinionqa.jsonl"}
+DATASETS = (*REAL, "generated")
+SEEN_COUNTRIES = split_names(str(preset("paper")["groups"]))
+UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
+NUM_SEEN = {"gss": 13, "generated": 6}
+OPINIONQA_FOLDS = 3
+UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT = "unseen/held-out", "unseen/training", "seen/held-out"
+MEASURES = ("js", "js_distance", "r", "r2", "order")
+SIZES = (1, 4, 16, 64, 128)
+"""Numbers of context questions with which a table's first row is scored too."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One line of a table: its name, and all that decides its scores but the survey and the seed.
+
+    A prediction is the mean over `draws` contexts.
+    """
+
+    name: str
+    keys: tuple[str, ...] = ()
+    embedding: str = "minilm"
+    num_training: int | None = None
+    draws: int = 1
+
+
+TABLES: dict[str, tuple[TableRow, ...]] = {
+    "main": (
+        TableRow("residual, FedAdam"),
+        TableRow("residual, FedAvg", ("pluralllm.strategy=fedavg",)),
+        TableRow("attention, FedAdam", ATTENTION, draws=4),
+    ),
+    "variants": (TableRow("n-grams", embedding="ngrams"),),
+    "countries": (TableRow("110 countries", num_training=110),),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Groups with the answers their predictions rest on, and the answers these are compared with, both (G,)."""
+
+    context: tuple[GroupData, ...]
+    truth: tuple[GroupData, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data to train on, and data to score.
+
+    Attributes:
+        embedding: the public table, of all questions.
+        training: the seen groups' answers to training questions.
+        validation: the same groups' answers that choose among rounds; none of them are trained on.
+        trained_Q: which questions are for training.
+        parts: name -> what is scored.
+    """
+
+    embedding: OptionEmbedding
+    training: tuple[GroupData, ...]
+    validation: tuple[GroupData, ...]
+    trained_Q: BoolArray
+    parts: Mapping[str, Part]
+
+
+def survey_file(name: str, folder: Path | None) -> Path:
+    """A real survey's file, in that folder or the one that APPA_SURVEYS names.
+
+    Raises:
+        UserError: it is not there, or no folder is named.
+    """
+    folder = folder or (Path(os.environ[SURVEYS]) if os.environ.get(SURVEYS) else None)
+    if folder is None or not (folder / REAL[name]).is_file():
+        where = f" in {folder}" if folder else ""
+        raise UserError(f"no {REAL[name]}{where}; name its folder by --surveys DIR or by the variable {SURVEYS}")
+    return folder / REAL[name]
+
+
+@functools.cache
+def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str, num_training: int | None) -> Problem:
+    """Read a survey from `survey_file`, or generate one, and part its groups and questions by this seed.
+
+    Refusals are left out. GlobalQA's seen groups are the paper's eight countries, those of GSS (13 of 22) and of the
+    generated survey (6 of 8) are drawn with the seed, OpinionQA leaves out one of three thirds, by seed modulo 3.
+    `num_training` takes so many countries of GlobalQA instead, the eight first, then those with the most answers.
+    """
+    wanted = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" and num_training is None else None
+    if name == "generated":
+        survey = generate(seed=seed)
+    else:
+        survey = read_survey(survey_file(name, folder), groups=wanted, refusals="drop")
+    names = sorted(survey.groups)
+    if name == "globalqa":
+        others = [group for group in names if group not in (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES)]
+        others.sort(key=lambda group: -len(survey.answers[group]))
+        seen: Sequence[str] = (*SEEN_COUNTRIES, *others)[: num_training or len(SEEN_COUNTRIES)]
+        survey = replace(survey, answers={group: survey.answers[group] for group in (*seen, *UNSEEN_COUNTRIES)})
+    elif name == "opinionqa":
+        seen = [group for place, group in enumerate(names) if place % OPINIONQA_FOLDS != seed % OPINIONQA_FOLDS]
+    else:
+        order = np.random.default_rng(seed).permutation(len(names))
+        seen = [names[place] for place in order[: NUM_SEEN[name]]]
+    embedding = embed_questions(survey.questions, encoder=encoder(encoder_name, cache=cache_folder()))
+    return split_problem(survey, embedding, seen=seen, seed=seed)
+
+
+def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[str], seed: int) -> Problem:
+    """A survey's groups, those of `seen` and the others, and its questions by the split of this seed."""
+    split = split_questions(survey.questions, seed=seed)
+
+    def answers(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:
+        return tuple(
+            group_data(group, survey.answers[group], embedding=embedding, question_ids=question_ids) for group in groups
+        )
+
+    unseen = [group for group in sorted(survey.groups) if group not in seen]
+    training, held_out = answers(seen, split.train), answers(seen, split.test)
+    context = answers(unseen, split.train)
+    parts = {
+        UNSEEN_HELD_OUT: Part(context, answers(unseen, split.test)),
+        UNSEEN_TRAINING: Part(context, context),
+        SEEN_HELD_OUT: Part(training, held_out),
+    }
+    return Problem(embedding, training, held_out, np.isin(embedding.question_ids, split.train), parts)
+
+
+def train(problem: Problem, config: Config) -> PluralLLM:
+    """Train a fresh network as a run's server does, every group on a node of its own, all of them in this process."""
+    model = build(config.pluralllm.architecture)
+    pairs = {data.group: (data, held_out) for data, held_out in zip(problem.training, problem.validation, strict=True)}
+
+    def numbers(ask: Ask, group: str) -> dict[str, Any]:
+        weight_P, (data, held_out) = ask.array("weights", np.float32, axes=1), pairs[group]
+        if ask.kind == VALIDATION:
+            ours = predictor.load(config, weight_P, problem.embedding, problem.trained_Q)
+            return {"answers": [len(held_out)], "error": ours.errors(data, held_out)}
+        settings: dict[str, Any] = {"round_number": int(ask.number("round")), "proximal": ask.number("proximal")}
+        after_P, loss = predictor.train(config, weight_P, data, problem.embedding, **settings, secret="")
+        step_P = after_P.astype(np.float64) - weight_P
+        return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
+
+    with flower_task():
+        groups = LocalGroups(config, [*pairs], numbers)
+        trained = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
+    model.load_state_dict(OrderedDict(trained.weights.to_torch_state_dict()))
+    return model
+
+
+def measure(
+    predicted: Sequence[FloatArray], truth: Sequence[GroupData], embedding: OptionEmbedding
+) -> dict[str, float]:
+    """Compare (G,) tables of predictions (Q, K) with the groups' answers to questions of at least two options.
+
+    Returns:
+        Means over answers: "js", 1 - Jensen-Shannon divergence, base 2, in [0, 1]; "js_distance", 1 - the distance with
+        natural logarithms, as in the papers of GPO and PluralLLM; "r", "r2" and "order" of predicted and true
+        deviations, as in `appa_flwr.analysis.group_differences`. NaN where a measure does not apply.
+    """
+    option_QK = embedding.option_QK
+    truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
+    agreement, distance = [], []
+    for table_QK, prediction_QK, data in zip(truth_GQK, predicted, truth, strict=True):
+        rows = data.question_N[option_QK[data.question_N].sum(axis=1) > 1]
+        table_QK[data.question_N] = data.answer_NK
+        case = prediction_QK[rows], table_QK[rows], option_QK[rows]
+        agreement.append(js(*case))
+        distance.append(js_distance(*case, base=np.e))
+    captured = deviations(np.stack(predicted), truth_GQK, option_QK)
+    means = {
+        name: float(np.concatenate(parts).mean()) for name, parts in (("js", agreement), ("js_distance", distance))
+    }
+    return means | {name: getattr(captured, name) for name in ("r", "r2", "order")}
+
+
+def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
+    """Baselines that need no training, a table a group.
+
+    The mean of the others reads what the seen groups answered to the very question, held-out ones too: no predictor of
+    a new question knows that. Where nobody else answered it is the uniform answer.
+    """
+    embedding = problem.embedding
+    uniform_QK = embedding.option_QK / embedding.option_QK.sum(axis=1, keepdims=True)
+    means = []
+    for data in part.truth:
+        others = [other for other in (*problem.training, *problem.validation) if other.group != data.group]
+        mean_QK = mean_from_sums(*group_sums(others, embedding), min_groups=1)
+        means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
+    return {
+        UNIFORM: [uniform_QK] * len(part.truth),
+        NEAREST: [nearest_question(data, embedding) for data in part.context],
+        MEAN_OF_OTHERS: means,
+    }
+
+
+def scores(dataset: str, row: TableRow, seed: int, folder: Path | None, *, first: bool) -> Iterator[dict[str, Any]]:
+    """Train once and score all parts; a table's first row also has other numbers of context questions and baselines.
+
+    N-grams stand in for MiniLM on the generated survey, whose words they know.
+    """
+    encoder_name = "ngrams" if dataset == "generated" else row.embedding
+    config = assemble((*SHORT_ROUNDS, *row.keys, f"pluralllm.encoder={encoder_name}", f"seed={seed}"), folder=None)
+    problem = load_problem(dataset, seed=seed, folder=folder, encoder_name=encoder_name, num_training=row.num_training)
+    begin = time.process_time()
+    model = train(problem, config)
+    seconds = time.process_time() - begin
+
+    def tables(part: Part, size: int) -> list[FloatArray]:
+        table = functools.partial(
+            predict_targets,
+            model,
+            embedding=problem.embedding,
+            num_context=size,
+            seed=child_seed(seed, "context", 0),
+            trained=problem.trained_Q,
+        )
+        return [np.mean([table(data, draw=draw) for draw in range(row.draws)], axis=0) for data in part.context]
+
+    for name, part in problem.parts.items():
+        predicted = {row.name: tables(part, config.pluralllm.num_context_questions)}
+        if first:
+            predicted |= {f"{size} context questions": tables(part, size) for size in SIZES}
+            predicted |= baselines(problem, part)
+        for label, by_group in predicted.items():
+            numbers = measure(by_group, part.truth, problem.embedding)
+            took = {"CPU s of training": seconds if label == row.name else np.nan}
+            yield {"part": name, "predictor": label, "seed": seed, **numbers, **took}
+
+
+def main(
+    table: Annotated[str, typer.Argument(help=", ".join(TABLES))],
+    datasets: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(DATASETS),
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
+    rows: Annotated[int, typer.Option(min=0, help="Only so many of the table's rows; 0 = all.")] = 0,
+    surveys: Annotated[Path | None, typer.Option(help=f"Folder of the real files; else {SURVEYS}.")] = None,
+) -> None:
+    """Train every row of a table with every seed and print it, survey by survey and part by part."""
+    if table not in TABLES:
+        raise unknown_name("table", table, valid=TABLES)
+    torch.set_num_threads(1)
+    chosen = TABLES[table][: rows or None]
+    for dataset in split_names(datasets):
+        if dataset not in DATASETS:
+            raise unknown_name("data set", dataset, valid=DATASETS)
+        numbers = pd.DataFrame(
+            line
+            for row in chosen
+            for seed in map(int, split_names(seeds))
+            for line in scores(dataset, row, seed, surveys, first=row is chosen[0])
+        )
+        for part, of_part in numbers.groupby("part", sort=False):
+            indexed = of_part.set_index(["predictor", "seed"]).drop(columns="part")
+            shown = study.table({str(name): (indexed[name], study.extremes) for name in indexed})
+            print(f"\n### {dataset}, {part}\n\n{shown}", flush=True)
+
+
+if __name__ == "__main__":
+    entry.run(main)

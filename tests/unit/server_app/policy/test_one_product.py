@@ -20,8 +20,11 @@ IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
 
 
 def adapted(architecture="llama", *, size=0.1):
-    """A model with two adapters in force on some layers and one on others, all factors random."""
+    """A model with two adapters in force on some layers and one on others, all factors random, and some biases."""
     model = tiny_causal_lm(architecture, window=WIDE_WINDOW)
+    for layer in model.base_model.layers:
+        projection = layer.self_attn.q_proj
+        projection.bias = torch.nn.Parameter(torch.linspace(-1, 1, projection.out_features))
     dropout = {"lora_dropout": 0.5}
     peft = get_peft_model(
         model, LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "up_proj"], **dropout), "first"
@@ -65,7 +68,7 @@ def test_results_and_gradients_are_those_of_pefts_layers(architecture):
 def test_a_part_under_half_of_the_last_digit_counts():
     """One layer, 16 bits: what the adapter adds is, over many outputs, what it should be, and with PEFT's layer 0."""
     torch.manual_seed(0)
-    layer = torch.nn.Sequential(torch.nn.Linear(64, 512)).to(torch.bfloat16)
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 512, bias=False)).to(torch.bfloat16)
     peft = get_peft_model(layer, LoraConfig(r=2, lora_alpha=2, target_modules=["0"]))
     adapter = peft.base_model.model[0]
     adapter.lora_B["default"].weight.data.fill_(2e-4)

@@ -284,8 +284,15 @@ def test_optimizer_steps_are_epochs_times_mini_batches_and_their_gradients_cut(
     steps, epochs, mini_batches, count, monkeypatch
 ):
     monkeypatch.setattr(engine_module, "MAX_GRAD_NORM", 1e-3)
-    iterate(make(epochs=epochs, num_mini_batches=mini_batches), some_scores())
+    engine, rows = make(epochs=epochs, num_mini_batches=mini_batches), []
+    gradients = engine._gradients
+    monkeypatch.setattr(engine, "_gradients", lambda *given: rows.extend(given[2].tolist()) or gradients(*given))
+    iterate(engine, some_scores())
     assert len(steps) == count  # 12 rollouts give at most 12 mini-batches
+    every = list(range(len(BATCH)))
+    orders = [rows[start : start + len(BATCH)] for start in range(0, len(rows), len(BATCH))]
+    assert all(sorted(order) == every != order for order in orders)
+    assert len(set(map(tuple, orders))) == epochs  # each epoch shuffles anew
     norms = [float(torch.cat([g.flatten() for g in gradients]).norm()) for gradients in steps[0][1]]
     assert norms == pytest.approx([1e-3, 1e-3], rel=1e-2)
 

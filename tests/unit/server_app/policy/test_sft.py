@@ -67,7 +67,7 @@ RECIPE = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, 
 QUESTIONS = tuple(
     Question(text, text, ("Yes", "No")) for text in ("Tea?", "More bread and butter?", "War", "Is it late?")
 )
-ANSWERS = ["0.10,0.90", "0.80,0.20", "0.50,0.50", "1.00,0.00"]
+ANSWERS = ["0.10,0.90", "0.80,0.20", "0.50,0.25,0.25", "1.00"]
 KEYS = {
     "sft.batch-size": 4,
     "sft.steps": 3,
@@ -113,6 +113,7 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
     assert [(step, of) for step, of, _ in steps] == [(n, 100) for n in range(10, 101, 10)]
     assert steps[-1][2] < 0.5 < 2 < steps[0][2]
     _, base, prompts = start
+    assert tuned.generation_config.eos_token_id == list(base.stop_ids)
     for prompt, answer in zip(prompts, ANSWERS, strict=True):
         taught = [*base.tokenizer(answer)["input_ids"], base.end_id]
         labels = torch.tensor([[-100] * len(prompt) + taught])
@@ -120,10 +121,37 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
             assert tuned(torch.tensor([prompt + taught]), labels=labels).loss < 0.5
 
 
+@pytest.fixture
+def passes(monkeypatch):
+    """The passes of a trainer so far: for each, whether the model was in training, as dropout needs it."""
+    made, step = [], sft._LeanTrainer.training_step
+
+    def counted(trainer, model, *given, **named):
+        loss = step(trainer, model, *given, **named)
+        made.append(model.training)
+        return loss
+
+    monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
+    return made
+
+
 @pytest.mark.parametrize("steps", [2, 20])  # the last step breaks it, or an early one
-def test_a_step_that_breaks_the_model_ends_sft(steps, tune):
+def test_a_step_that_breaks_the_model_ends_sft(steps, tune, passes):
     with pytest.raises(NotFinite, match=r"sft\.learning-rate"):
         tune(**{"sft.learning-rate": 1e30, "sft.steps": steps, "policy.tuning": "lora"})
+    assert len(passes) < 20
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_step_in_several_passes_is_the_step_in_one(tune, tuning, monkeypatch):
+    """Of answers of unequal length, so that a mean of the passes' means would be another."""
+    monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
+    found = []
+    for rows in (4, 1):
+        monkeypatch.setattr(sft, "MAX_PASS", rows)
+        found.append(tune(anew=True, **{"policy.tuning": tuning, "sft.steps": 2})[0])
+    for ours, theirs in zip(*(model.parameters() for model in found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
@@ -140,16 +168,9 @@ def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
         assert torch.equal(kept, old)
 
 
-def test_without_steps_every_row_is_taught_once(tune, monkeypatch):
-    seen, step = [], sft._LeanTrainer.training_step
-
-    def counted(*given, **named):
-        seen.append(1)
-        return step(*given, **named)
-
-    monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
+def test_without_steps_every_row_is_taught_once(tune, passes):
     tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
-    assert len(seen) == 2  # four by twos: they are those of all passes over the questions already
+    assert passes == [True, True]  # four by twos: they are those of all passes over the questions already
 
 
 def rows_of(scores_QK, **keys):

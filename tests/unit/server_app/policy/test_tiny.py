@@ -85,8 +85,16 @@ def test_a_counted_corpus_has_every_number_of_options_about_equally_often(task):
 
 
 def test_a_step_has_the_same_gradient_in_one_pass_and_in_many(monkeypatch):
-    recipe = dataclasses.replace(COUNTED, batch_size=16, steps=1)
-    whole, _ = tiny.build(recipe, QUESTIONS)
+    recipe, score, ends = dataclasses.replace(COUNTED, batch_size=16, steps=1), tiny.response_logprobs, set()
+
+    def scored(model, rows, **keys):
+        last_J1 = rows.mask_JT.sum(1, keepdim=True) - 1
+        ends.update(rows.response_JT.gather(1, last_J1).flatten().tolist())
+        return score(model, rows, **keys)
+
+    monkeypatch.setattr(tiny, "response_logprobs", scored)
+    whole, tokenizer = tiny.build(recipe, QUESTIONS)
+    assert ends == {tokenizer.eos_token_id}
     monkeypatch.setattr(tiny, "TOKENS_PER_PASS", 60)
     parts, _ = tiny.build(recipe, QUESTIONS)
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):

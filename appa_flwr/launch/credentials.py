@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from trustme import CA
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
@@ -27,6 +26,8 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     Raises:
         UserError: something cannot be written, or the authority that is there cannot be used.
     """
+    from trustme import CA  # a group's machine lacks it
+
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists():
         try:

@@ -22,6 +22,7 @@ from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
+from server_app.federation import grid
 from server_app.federation.answers import parse_answers
 from server_app.federation.ask import HalfOpened, TooFew
 from server_app.federation.ask_grid import AskGrid
@@ -246,7 +247,8 @@ def test_a_missing_group_is_null_and_keeps_its_history():
     np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
 
 
-def test_a_failed_quorum_updates_and_reports_nothing():
+def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
+    monkeypatch.setattr(grid, "LATE_TTL", 0.0)
     nodes = scoring_nodes()
     for node in (1, 2):
         nodes[node] = silent_after_joining(nodes[node], from_request=1)

@@ -155,18 +155,18 @@ def missing(run: RunFiles) -> Iterator[str]:
 
 
 def shown_config(run: RunFiles) -> dict[str, str]:
-    """Every key with its value, and with what it came to where it left a choice to the run."""
-    config, came_to = run.config, dict(run.auto)
-    came_to["metric"] = config.reward_metric if config.metric in AUTO_METRICS else ""
+    """Every key with its value, and with what the run chose where the key leaves that open."""
+    config, chosen = run.config, dict(run.auto)
+    chosen["metric"] = config.reward_metric if config.metric in AUTO_METRICS else ""
     if not config.pluralllm.learning_rate:
-        came_to["pluralllm.learning-rate"] = str(config.pluralllm.local_learning_rate)
+        chosen["pluralllm.learning-rate"] = str(config.pluralllm.local_learning_rate)
     if run.groups and not config.group_names:
-        came_to["groups"] = f"all {len(run.groups)}"
+        chosen["groups"] = f"all {len(run.groups)}"
     if not run.iterations.empty and not config.ppo.num_iterations:
-        came_to["ppo.num-iterations"] = str(run.iterations["num_iterations"].iloc[-1])
+        chosen["ppo.num-iterations"] = str(run.iterations["num_iterations"].iloc[-1])
     values = config.flat()
     return {
-        key: f"{values[key]} (here {came_to[key]})".strip() if came_to.get(key) else f"{values[key]}".strip()
+        key: f"{values[key]} (here {chosen[key]})".strip() if chosen.get(key) else f"{values[key]}".strip()
         for key in dict.fromkeys((*FIRST_KEYS, *sorted(values)))
     }
 

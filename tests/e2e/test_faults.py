@@ -44,16 +44,19 @@ if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
     from flwr.app import Array
     from flwr.clientapp import ClientApp
 
-    honest = ClientApp.__call__
+    def lie(app):
+        honest = app.__call__
 
-    def lying(self, *args, **kwargs):
-        reply = honest(self, *args, **kwargs)
-        if not reply.has_error() and args[0].content.config_records["head"].get("kind") == "rewards":
-            arrays = reply.content["arrays"]
-            arrays["numbers"] = Array(np.ones_like(arrays["numbers"].numpy()))
-        return reply
+        def lying(self, message, context):
+            reply = honest(self, message, context)
+            if not reply.has_error() and message.content.config_records["head"].get("kind") == "rewards":
+                arrays = reply.content["arrays"]
+                arrays["numbers"] = Array(np.ones_like(arrays["numbers"].numpy()))
+            return reply
 
-    ClientApp.__call__ = lying
+        app.__call__ = lying
+
+    ClientApp.__init_subclass__ = classmethod(lie)
 """
 
 

@@ -259,6 +259,7 @@ SMALL = {
     "data.num-questions": 40,
     "data.num-groups": 3,
     "data.extra-questions": "",  # a deployment has the questions that its groups answered
+    "policy.prompt-style": "compact",  # its survey is a file, for which "auto" has another style
     "seed": 1,
     "pluralllm.rounds": 3,
     # in more and longer rounds the order in which nodes are added up shows

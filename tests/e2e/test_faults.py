@@ -49,7 +49,8 @@ if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
 
         def lying(self, message, context):
             reply = honest(self, message, context)
-            if not reply.has_error() and message.content.config_records["head"].get("kind") == "rewards":
+            head = message.content.config_records.get("head", {{}})
+            if not reply.has_error() and head.get("kind") == "rewards":
                 arrays = reply.content["arrays"]
                 arrays["numbers"] = Array(np.ones_like(arrays["numbers"].numpy()))
             return reply

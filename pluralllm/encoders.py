@@ -48,6 +48,7 @@ NOT_READ = ("onnx/*", "openvino/*", "original/*")  # the same weights in formats
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"  # of a sentence-transformers model
 MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
+TEXTS_AT_ONCE = 256  # between two lines of progress
 MODEL_SETTINGS = {"dtype": "float32"}
 # The library would put a text into the chat template of a model that has one.
 PLAIN_TEXT: dict[str, Any] = {
@@ -63,7 +64,7 @@ def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: Non
     Args:
         name: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a causal LM.
         cache: folder that keeps what a pretrained model computed; made if it does not exist.
-        progress: called with (texts done, texts) before and after a pretrained model computes.
+        progress: called with (texts done, texts) while a pretrained model computes.
 
     Raises:
         UserError: "minilm", and its package is not installed.
@@ -116,10 +117,12 @@ class PretrainedEncoder:
         path = self.cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
         vector_UH = _read(path, len(texts))
         if vector_UH is None:
-            loaded = _load(self.model, folder)
-            self.progress(0, len(texts))
-            vector_UH = loaded.encode(list(texts), show_progress_bar=False)
+            loaded, parts = _load(self.model, folder), []
+            for done in range(0, len(texts), TEXTS_AT_ONCE):
+                self.progress(done, len(texts))
+                parts.append(loaded.encode(list(texts[done : done + TEXTS_AT_ONCE]), show_progress_bar=False))
             self.progress(len(texts), len(texts))
+            vector_UH = np.concatenate(parts)
             if not np.isfinite(vector_UH).all():
                 wrong = "its vectors are not finite; are its weights damaged?"
                 raise UserError(f"pluralllm.encoder = {self.model}: {wrong}")

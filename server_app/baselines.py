@@ -253,8 +253,8 @@ def _rules(
     }
 
     def scored(against_GQK: FloatArray) -> dict[str, Numbers]:
-        found = ends(destinations, against_GQK, option_QK, metric=metric)
-        return {name: {**vars(end), "over_average": astuple(end.over_average)} for name, end in found.items()}
+        by_rule = ends(destinations, against_GQK, option_QK, metric=metric)
+        return {name: {**vars(end), "over_average": astuple(end.over_average)} for name, end in by_rule.items()}
 
     predicted = scored(target_GQK)
     survey = {} if truth_GQK is None else scored(truth_GQK)

@@ -73,7 +73,7 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
 def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> Catalogue:
     """Questions, split and features, as every group gets them.
 
-    `progress` is called with (texts done, texts) before and after a pretrained model embeds them.
+    `progress` is called with (texts done, texts) while a pretrained model embeds them.
 
     Raises:
         UserError: the survey or the embedding model cannot be read.

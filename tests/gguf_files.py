@@ -53,6 +53,7 @@ def write(
     pre: str = "gpt-2",
     change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]] = lambda tensors: tensors,
     packed: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    parts: int = 1,
 ) -> Path:
     """Write the model in the folder; one layer's tensors in blocks where `packed` says so."""
     model = AutoModelForCausalLM.from_pretrained(folder).config
@@ -82,6 +83,8 @@ def write(
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_add_bos_token(True)
     writer.add_chat_template(tokenizer.chat_template)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     for name, weight in change(tensors_of(folder)).items():
         kind = (packed or {}).get(name)
         data = weight if kind is None else gguf.quants.quantize(weight, kind)

@@ -85,7 +85,7 @@ class Iteration(RuleRound):
     """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
 
     Attributes:
-        group_reward: mean alignment reward over the groups that answered; None in older runs.
+        group_reward: mean alignment reward over the groups that answered.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
@@ -93,7 +93,7 @@ class Iteration(RuleRound):
     """
 
     num_iterations: int
-    group_reward: float | None = None
+    group_reward: float
     policy_loss: float
     value_loss: float
     clip_fraction: float

@@ -56,13 +56,16 @@ class OverlapGrid:
         self._late: dict[int, tuple[str, float]] = {}  # node -> the message that it has to answer, and its end
 
     def online(self) -> frozenset[int]:
-        """The nodes that Flower knows to be there, without late ones that still have a message to answer."""
+        """All nodes that Flower knows to be there."""
+        with _superlink():
+            return frozenset(self._grid.get_node_ids())
+
+    def busy(self) -> frozenset[int]:
+        """The late nodes that still have a message to answer, and are to get no other."""
         for node, (key, _) in list(self._late.items()):
             self._note_answers(self._pull([key], {key: node}))
         now = time.monotonic()
-        busy = {node for node, (_, ends) in self._late.items() if now < ends}
-        with _superlink():
-            return frozenset(self._grid.get_node_ids()) - busy
+        return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""

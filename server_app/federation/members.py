@@ -91,6 +91,7 @@ class Members:
         self.names: tuple[str, ...] = ()
         self._node_of: dict[str, int] = {}
         self._nodes: dict[int, Node] = defaultdict(Node)
+        self._busy: frozenset[int] = frozenset()  # late nodes, which keep their groups and are not asked
         self._catalogue: Catalogue | None = None
         self._setup: dict[str, RecordDict] = {}  # what a node must have been sent before it is asked
         self._digests: dict[str, str] = {}  # of that
@@ -171,11 +172,11 @@ class Members:
         A node that Flower knows by its key keeps its id; another one gets a new id, which may speak for a group only
         while the group's own node is not there.
         """
-        online = self.grid.online()
+        online, self._busy = self.grid.online(), self.grid.busy()
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         hosts, away = set(self._node_of.values()), not self.names or len(self._node_of) < len(self.names)
         # Others that have answered are not asked again: deployed, each question starts a process there.
-        nodes = [node for node in online if (not self._nodes[node].held if node in hosts else away)]
+        nodes = [node for node in online - self._busy if (not self._nodes[node].held if node in hosts else away)]
         brought: list[str] = []
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if not self.names or name in self.names]
@@ -247,7 +248,8 @@ class Members:
         """
         self._meet(timeout=self.config.run.reply_timeout)
         for place, (kind, content) in enumerate(self._setup.items(), start=1):
-            lacking = sorted({node for node in self._node_of.values() if self._nodes[node].held == place})
+            hosts = {*self._node_of.values()} - self._busy
+            lacking = sorted(node for node in hosts if self._nodes[node].held == place)
             replies = self._send(kind, dict.fromkeys(lacking, content))
             for number in lacking:
                 node = self._nodes[number]
@@ -264,7 +266,7 @@ class Members:
 
     def _hosts(self) -> dict[str, int]:
         """Group -> its node, of groups that can be asked."""
-        node_of = {name: self._node_of[name] for name in self.present}
+        node_of = {name: node for name in self.present if (node := self._node_of[name]) not in self._busy}
         return {name: node for name, node in node_of.items() if self._nodes[node].held > len(self._setup)}
 
     # --- messages ---------------------------------------------------------------------------------------------------

@@ -92,8 +92,15 @@ def _read(model: str, path: Path) -> tuple[PreTrainedModel, Tokenizer]:
         unpacking = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
         try:
             metadata, _ = read_gguf_metadata(str(path))
+            if (parts := metadata.get("split.count", 1)) not in (0, 1):
+                raise UserError(
+                    f"model = {model}: {path.name} is one part of {parts}; join them first, by "
+                    "`llama-gguf-split --merge FIRST-PART WHOLE`, and give the whole"
+                )
             tokenizer = AutoTokenizer.from_pretrained(**source)
             plain, loaded = AutoModelForCausalLM.from_pretrained(**source, **unpacking, output_loading_info=True)
+        except UserError:
+            raise
         # What a damaged file leads its readers to has no one class, and Rust's panics are no `Exception`.
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -12,6 +12,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import uvicorn
@@ -127,7 +128,8 @@ def serve(run: RunInputs) -> None:
 
         def closed(name: str, last: ServedRound) -> None:
             text = f"run {name}, round {last.round}: {last.size} answers, "
-            phase.step(last.iteration, last.iteration, text + round_in_words(last, f"{last.seconds:.2f} s"))
+            mean = fmean(reward for reward in last.rewards.values() if reward is not None)
+            phase.step(last.iteration, last.iteration, text + round_in_words(last, mean, f"{last.seconds:.2f} s"))
 
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"

@@ -280,12 +280,15 @@ def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keys = {"data.num-questions": 6, "data.num-groups": 2}
     model = {"pluralllm.encoder": str(folders["bert"])}
+    monkeypatch.setattr(encoders, "TEXTS_AT_ONCE", 5)
     calls = []
     catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch(calls))
     grams = build_catalogue(Config.load(keys))
     assert catalogue.embedding_QKE.shape == grams.embedding_QKE.shape
     assert not np.allclose(catalogue.embedding_QKE, grams.embedding_QKE)
-    assert calls[-1][0] == calls[-1][1] > 6
+    texts = calls[-1][1]
+    assert [done for done, _ in calls] == [*range(0, texts, 5), texts]
+    assert texts > 6
     assert len(kept(tmp_path / "appa-flwr")) == 1
 
 

@@ -18,7 +18,7 @@ from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards
-from appa_flwr.run.records import ScoreRecord, SummaryRow
+from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
 from server_app.inputs import PolicyInputs, RunInputs
@@ -36,6 +36,22 @@ def groups():
 
 def run_of(groups):
     return RunInputs(Config.load({}), None, groups, CATALOGUE)
+
+
+def test_a_round_in_the_log_compares_the_worst_group_with_the_groups_mean():
+    line = RuleRound(
+        iteration=1,
+        fairness_index=0.9,
+        fell_back=False,
+        weights={},
+        history={},
+        rewards={"A": 0.2, "B": 0.4, "C": None},
+        reward=0.05,  # the rule's, on a scale of its own
+        format_score=1.0,
+        missing_groups=("C",),
+    )
+    words = evaluation.round_in_words(line, 0.3, "KL 0.10")
+    assert words == "reward 0.300, worst group 0.200, FI 0.9000, format 1.000, KL 0.10; MISSING: C"
 
 
 def test_a_method_s_rows(groups):

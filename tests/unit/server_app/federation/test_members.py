@@ -182,6 +182,21 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none(warnings):
     assert messages.ASK not in thief
 
 
+def test_a_late_node_is_not_asked_and_keeps_its_group(warnings):
+    groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
+    node, asked = grid.nodes[2], []
+    grid.nodes[2] = lambda message: asked.append(message.metadata.message_type)
+    grid.nodes[7], thief = living("B")
+    for _ in range(3):
+        assert np.isnan(again(groups)[1]).all()
+    assert asked == [messages.ASK]
+    assert thief == []
+    groups.grid._late.clear()  # it has answered
+    grid.nodes[2] = node
+    np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
+    assert "back: B" in warnings()
+
+
 def test_a_node_that_comes_back_for_another_group_loses_its_own():
     groups, grid = working({1: living("A")[0], 2: living("B")[0]})
     grid.nodes[2], asked = living("Z")

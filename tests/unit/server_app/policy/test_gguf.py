@@ -192,6 +192,7 @@ def without_one(tensors):
         (lambda path, _: path.write_bytes(ENDLESS), "damaged"),
         (lambda path, _: cut(path, 0.99), "damaged"),
         (lambda path, folder: gguf_files.write(path, folder, architecture="soon"), "damaged, or .*soon is not"),
+        (lambda path, folder: gguf_files.write(path, folder, parts=3), "is one part of 3; join them first"),
         (
             lambda path, folder: gguf_files.write(path, folder, change=without_one),
             "1 weights are missing or do not fit, model.layers.1.mlp.up_proj.weight first",

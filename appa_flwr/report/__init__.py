@@ -52,13 +52,15 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
             plots.worst_group(intervals, rule=run.config.rule),
             "score of the worst-off group by method",
         )
-    by_group = frames.by_group(run, against=PREDICTIONS).dropna(axis=1, how="all")
-    per_group = by_group.rename(
+    kinds = {kind: frames.by_group(run, against=kind).dropna(axis=1, how="all") for kind in frames.TARGETS}
+    against = next((kind for kind, known in kinds.items() if not known.empty), PREDICTIONS)
+    per_group = kinds[against].rename(
         columns=lambda method: method if method in style.METHOD_STYLE else frames.method_name(method)
     )
     if not per_group.empty and len(run.groups) >= plots.LEAST_SPIDER_GROUPS:
-        title = f"Alignment score per group ({run.metric})"
-        yield "spider", plots.spider(per_group, run.groups, title=title), "alignment score per group"
+        title = f"Alignment score per group ({run.metric}), against {frames.TARGETS[against]}"
+        picture = plots.spider(per_group, run.groups, title=title, rule=run.config.rule)
+        yield "spider", picture, "alignment score per group"
     if not run.iterations.empty:
         if run.iterations.columns.str.startswith("held_out/").any():
             yield "learning_curve", plots.learning_curve(run.iterations), "scores of the policy while it learns"

@@ -24,7 +24,7 @@ from appa_flwr.report.style import METHOD_STYLE
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.predictions import of_question
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
-from appa_flwr.run.records import CEILINGS, MODEL, PPO
+from appa_flwr.run.records import CEILINGS, LOOK_UPS, MODEL, PPO
 
 COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
 TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
@@ -136,22 +136,31 @@ def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataF
 
 
 def headline(intervals: pd.DataFrame, rule: str) -> str:
-    """Whether PPO serves the worst-off group better than by the baseline's rule, or than SFT; by how much."""
+    """Whether PPO serves the worst-off group better than by the baseline's rule, or than SFT; then, than a look-up."""
     of_ppo = intervals[(intervals["method"] == PPO) & (intervals["measure"] == "Min AS")]
     other = next((less for less in of_ppo["less"] if less.startswith(PPO + BY)), "sft")
     rows = of_ppo[of_ppo["less"] == other]
     if rows.empty:
         return "The policy after PPO has no scores that it can be compared with."
-    against, gain = rows["against"].iloc[0], Interval(*rows[["value", "low", "high"]].to_numpy(float)[0])
+    against = rows["against"].iloc[0]
+    target = "the groups' survey answers" if against == SURVEY else "PluralLLM's predictions of the groups' answers"
+    surely, gain = _verdict(rows)
+    first = f"{method_name(PPO, rule)} serves the worst-off group {surely} {method_name(other)}, by {target}: {gain}."
+    tables = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
+    if tables.empty:
+        return first
+    surely, gain = _verdict(tables)  # what PPO has least more than is the best look-up
+    return f"{first} It is {surely} the best look-up ({method_name(tables['less'].iloc[0])}): {gain}."
+
+
+def _verdict(rows: pd.DataFrame) -> tuple[str, str]:
+    """In words, what the first row's interval of a difference tells, and the interval."""
+    gain = Interval(*rows[["value", "low", "high"]].to_numpy(float)[0])
     surely = (
         "better than" if gain.low > 0 else "worse than" if gain.high < 0 else "neither surely better nor worse than"
     )
-    target = "the groups' survey answers" if against == SURVEY else "PluralLLM's predictions of the groups' answers"
     span = f"95 %: {gain.low:+.3f} to {gain.high:+.3f}" if np.isfinite(gain.low) else "how surely is not known"
-    return (
-        f"{method_name(PPO, rule)} serves the worst-off group {surely} {method_name(other)}, by {target}: "
-        f"Min AS {gain.value:+.3f} ({span})."
-    )
+    return surely, f"Min AS {gain.value:+.3f} ({span})"
 
 
 def all_metrics(run: RunFiles) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
 from appa_flwr.report.frames import method_name, spans
+from appa_flwr.run.records import PPO
 
 LEAST_SPIDER_GROUPS = 3
 MOST_UPRIGHT_NAMES = 12
@@ -77,12 +78,14 @@ def dots(spans: pd.DataFrame, *, title: str) -> Figure:
 
 
 @style.picture
-def spider(per_group: Mapping[str, Mapping[str, float]] | pd.DataFrame, groups: Sequence[str], *, title: str) -> Figure:
+def spider(
+    per_group: Mapping[str, Mapping[str, float]] | pd.DataFrame, groups: Sequence[str], *, title: str, rule: str = ""
+) -> Figure:
     """Per-group alignment scores of several methods on one polar picture.
 
     Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
     scores differ by a few hundredths. `per_group` is method or rule (column) -> group -> score in [0, 1], a gap where
-    there is none; `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
+    there is none; `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top; `rule` is that of PPO.
     """
     upright = len(groups) <= MOST_UPRIGHT_NAMES
     figure = style.figure(6.5 if upright else 8.0, width=9.0)
@@ -99,6 +102,7 @@ def spider(per_group: Mapping[str, Mapping[str, float]] | pd.DataFrame, groups: 
             "-",
         )
         look: style.Look = {"color": colour, "linestyle": dash, "marker": marker}
+        name = method_name(PPO, rule) if method == PPO else name
         axes.plot(angles_G[round_trip], scores_G.to_numpy()[round_trip], label=name, **look)
     step = 0.05
     low, high = np.nanmin(scores_GM), np.nanmax(scores_GM)
@@ -112,7 +116,7 @@ def spider(per_group: Mapping[str, Mapping[str, float]] | pd.DataFrame, groups: 
     axes.set_xticks(angles_G, [])
     for angle, group in zip(angles_G, groups, strict=True):
         _name_spoke(axes, style.label(group), angle=float(angle), rim=top, upright=upright)
-    figure.suptitle(f"{title}; the centre is {floor:.2f}, the rim {top:.2f}")
+    figure.suptitle(f"{title}\nThe centre is {floor:.2f}, the rim {top:.2f}")
     style.legend(figure, axes)
     return figure
 

@@ -47,6 +47,20 @@ def test_the_headline_says_which_rule_is_better_or_that_it_cannot_be_told(above,
     )
 
 
+def test_the_headline_compares_with_the_look_up_that_leaves_ppo_the_least():
+    rows = [("sft", 0.03, 0.01, 0.05), ("option-list", 0.03, 0.01, 0.05), ("nearest-questions", 0.004, -0.018, 0.032)]
+    at = {"method": "ppo", "metric": "js", "against": "survey", "measure": "Min AS"}
+    intervals = pd.DataFrame(
+        [{**at, "less": less, "value": v, "low": low, "high": high} for less, v, low, high in rows]
+    )
+    first, second = frames.headline(intervals, "appa").split(". It is ")
+    assert "better than SFT" in first
+    assert second == (
+        "neither surely better nor worse than the best look-up (Look-up, 3 nearest): "
+        "Min AS +0.004 (95 %: -0.018 to +0.032)."
+    )
+
+
 def test_the_intervals_are_the_bootstraps_and_are_kept_in_the_run_s_folder(tmp_path):
     run = two_rules(tmp_path, above=0.05)
     build(run)

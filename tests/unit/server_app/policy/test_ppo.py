@@ -331,8 +331,7 @@ def test_what_an_update_reports():
     assert abs(stats["kl"]) > 1e-3
     assert stats["entropy"] == pytest.approx(-sum(map(sum, new)) / tokens, abs=1e-5)
     assert 0.0 <= stats["clip_fraction"] <= 1.0
-    assert stats["value_loss"] > 0.0
-    assert stats["approximate_kl"] > 0.0
+    assert min(stats["value_loss"], stats["approximate_kl"]) > 0.0
 
 
 @pytest.mark.parametrize(

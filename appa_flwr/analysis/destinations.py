@@ -41,10 +41,10 @@ MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 def rules(config: Config) -> dict[str, Rule]:
     """The config's rule and every other but `alpha`, with its parameters; APPA as printed and without threshold too."""
     names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
-    found = {name: configured(name, config.appa) for name in names}
+    own = {name: configured(name, config.appa) for name in names}
     variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER}}
-    made = {name: found["appa"].model_copy(update=changes) for name, changes in variants.items()}
-    return found | {name: rule for name, rule in made.items() if rule != found["appa"]}
+    made = {name: own["appa"].model_copy(update=changes) for name, changes in variants.items()}
+    return own | {name: rule for name, rule in made.items() if rule != own["appa"]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,14 +125,17 @@ class End:
 
 
 def ends(
-    found: Mapping[str, Destination], target_GQK: FloatArray, option_QK: BoolArray, *, metric: str
+    destinations: Mapping[str, Destination], target_GQK: FloatArray, option_QK: BoolArray, *, metric: str
 ) -> dict[str, End]:
     """Rule -> its end against these targets, which may be others than those that the answers followed.
 
-    Rule `average` is among those found. Targets are shares (G, Q, K), rows of NaN where a group has none; groups
+    Rule `average` is among `destinations`. Targets are shares (G, Q, K), rows of NaN where a group has none; groups
     without any take no part.
     """
-    scores = {rule: shared_rewards(one.answer_QK, target_GQK, option_QK, metric=metric) for rule, one in found.items()}
+    scores = {
+        rule: shared_rewards(reached.answer_QK, target_GQK, option_QK, metric=metric)
+        for rule, reached in destinations.items()
+    }
     there_G = known_targets(target_GQK, option_QK).any(axis=1)
     ended = {}
     for rule, score_GQ in scores.items():

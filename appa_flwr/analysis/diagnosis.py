@@ -91,12 +91,12 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
         raise UserError("no question was answered by two groups, so there is nothing to compare")
     drawn = drawn_questions(*target_GQK.shape[:2], seed=seed)
     tried = (target_GQK[:, drawn], option_QK[drawn])
-    found = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
+    reached = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
     return Diagnosis(
         metric=metric,
         differences=group_differences(target_GQK, option_QK, metric=metric),
-        destinations=found,
-        ends=ends(found, *tried, metric=metric),
+        destinations=reached,
+        ends=ends(reached, *tried, metric=metric),
         tried=len(drawn),
         without=_without(survey.groups, target_GQK, option_QK, known_GQ, metric=metric),
         compared=int(compared_Q.sum()),
@@ -111,10 +111,10 @@ def _without(
     """Group -> its answers, and the others' gap; nothing for two groups, which leave one, and for very many."""
     if not COMPARED < len(groups) <= MOST_LEFT_OUT:
         return {}
-    found = {}
+    gaps = {}
     for g, name in enumerate(groups):
         others_Q = np.delete(known_GQ, g, axis=0).sum(axis=0) >= COMPARED
         left_GQK = np.delete(target_GQK, g, axis=0)[:, others_Q]
         gap = group_differences(left_GQK, option_QK[others_Q], metric=metric).gap if others_Q.any() else float("nan")
-        found[name] = int(known_GQ[g].sum()), gap
-    return found
+        gaps[name] = int(known_GQ[g].sum()), gap
+    return gaps

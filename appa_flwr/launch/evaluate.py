@@ -78,24 +78,24 @@ def evaluate(
     """
     if samples > 1 and not temperature:
         raise UserError("--samples above 1 needs a --temperature above 0: greedy answers are all the same")
-    asked = asyncio.run(served.ask("GET", "/v1/held-out"))
-    if asked is None:
+    held_out = asyncio.run(served.ask("GET", "/v1/held-out"))
+    if held_out is None:
         raise UserError("the served run judges no models; it has to be one of appa serve")
-    questions, tokens = asked["questions"], int(asked["answer_tokens"])
+    questions, tokens = held_out["questions"], int(held_out["answer_tokens"])
     ask: Ask
     if endpoint:
-        found = Endpoint(endpoint, model, plain=plain, most=concurrency, tokens=tokens, temperature=temperature)
-        ask = found.answers
+        remote = Endpoint(endpoint, model, plain=plain, most=concurrency, tokens=tokens, temperature=temperature)
+        ask = remote.answers
     else:
         ask = functools.partial(_local, model=model, tokens=tokens, temperature=temperature)
-    jobs = [Job(one["question_id"], one["prompt"], sample) for one in questions for sample in range(samples)]
+    jobs = [Job(row["question_id"], row["prompt"], sample) for row in questions for sample in range(samples)]
     same_for_all = [model, endpoint.rstrip("/"), _files_of(model), plain, temperature, tokens]
     by_key = {hashlib.sha256(json.dumps([*same_for_all, *job]).encode()).hexdigest()[:16]: job for job in jobs}
     texts = _texts(kept, by_key, ask, lambda line: say(f"{name}: {line}"))
-    answers: dict[str, list[str]] = {one["question_id"]: [] for one in questions}
+    answers: dict[str, list[str]] = {row["question_id"]: [] for row in questions}
     for job, text in zip(jobs, texts, strict=True):
         answers[job.question_id].append(text)
-    if samples > 1 and all(len(set(of_one)) == 1 for of_one in answers.values()):
+    if samples > 1 and all(len(set(samples_of)) == 1 for samples_of in answers.values()):
         say(f"{name}: NOTE: all samples of each question are the same; does the endpoint sample at all?")
     judged = asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
     assert judged is not None
@@ -113,31 +113,31 @@ def _files_of(model: str) -> str:
 
 
 def _texts(kept: Path, jobs: Mapping[str, Job], ask: Ask, say: Say) -> list[str]:
-    """What came of each job; asked is what the file does not have."""
+    """The answer to each job; only those that the file lacks are asked."""
     keep_lines(kept)
-    found: dict[str, str] = {}
+    text_of: dict[str, str] = {}
     for number, line in enumerate(kept.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             row = json.loads(line)
             if row["key"] in jobs:
-                found[row["key"]] = row["found"]
+                text_of[row["key"]] = row["found"]
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{kept}: line {number} is no answer that appa eval has kept; move the file away") from None
-    started, before = time.monotonic(), len(found)
+    started, before = time.monotonic(), len(text_of)
     say(f"{len(jobs)} answers" + (f", {before} of them from before; {kept} has them" if before else ""))
 
     def put(key: str, text: str) -> None:
-        found[key] = text
+        text_of[key] = text
         with writing(kept), kept.open("a", encoding="utf-8") as file:
             row = {"question_id": jobs[key].question_id, "sample": jobs[key].sample, "key": key, "found": text}
             file.write(json.dumps(row) + "\n")
-        if len(found) % max(1, len(jobs) // LINES) == 0:
-            seconds = (time.monotonic() - started) / (len(found) - before) * (len(jobs) - len(found))
-            say(f"{len(found)}/{len(jobs)}" + (f" ({duration(seconds)} left)" if seconds else ""))
+        if len(text_of) % max(1, len(jobs) // LINES) == 0:
+            seconds = (time.monotonic() - started) / (len(text_of) - before) * (len(jobs) - len(text_of))
+            say(f"{len(text_of)}/{len(jobs)}" + (f" ({duration(seconds)} left)" if seconds else ""))
 
-    if len(found) < len(jobs):
-        ask({key: job for key, job in jobs.items() if key not in found}, put)
-    return [found[key] for key in jobs]
+    if len(text_of) < len(jobs):
+        ask({key: job for key, job in jobs.items() if key not in text_of}, put)
+    return [text_of[key] for key in jobs]
 
 
 def _local(jobs: Mapping[str, Job], put: Put, *, model: str, tokens: int, temperature: float) -> None:

@@ -104,9 +104,9 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
     from appa_flwr.report.frames import diagnosis
     from appa_flwr.report.tables import show as table
 
-    found = diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
-    yield from (table(frame, sign=True) for frame in diagnosis(found))
-    yield from found.sentences(threshold=config.appa.fairness_threshold)
+    result = diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
+    yield from (table(frame, sign=True) for frame in diagnosis(result))
+    yield from result.sentences(threshold=config.appa.fairness_threshold)
 
 
 @export.command("lm-eval")
@@ -116,10 +116,10 @@ def lm_eval(
     out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
 ) -> None:
     """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
-    chosen, found = _surveyed(source, words)
+    config, survey = _surveyed(source, words)
     from appa_flwr.launch.lm_eval import export_task
 
-    path = export_task(found, chosen, out)
+    path = export_task(survey, config, out)
     typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
 
 

@@ -187,10 +187,10 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.rand
 
 def _parse_distribution(text: str, num_options: int) -> Parsed:
     read = text[:MAX_CHARACTERS]
-    found = _first_complete(read, _NUMBER.findall, lambda numbers: len(numbers) == num_options)
-    if not found:
+    numbers = _first_complete(read, _NUMBER.findall, lambda line: len(line) == num_options)
+    if not numbers:
         return Parsed(None, 0.0, parsed=False)
-    values = np.array([float(number) for number in found])
+    values = np.array([float(number) for number in numbers])
     is_complete = values.size == num_options
     is_bare = is_complete and len(text) <= MAX_CHARACTERS and _DECIMALS.fullmatch(read.strip()) is not None
     in_range = ((values >= 0.0) & (values <= 1.0)).all()
@@ -203,8 +203,8 @@ def _parse_distribution(text: str, num_options: int) -> Parsed:
 
 def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
     index_of = {label: index for index, label in enumerate(labels)}
-    found = _first_complete(text[:MAX_CHARACTERS], _LETTERS.findall, lambda tokens: sorted(tokens) == sorted(labels))
-    ranked = [index_of[token] for token in dict.fromkeys(found) if token in index_of]
+    tokens = _first_complete(text[:MAX_CHARACTERS], _LETTERS.findall, lambda line: sorted(line) == sorted(labels))
+    ranked = [index_of[token] for token in dict.fromkeys(tokens) if token in index_of]
     prediction = None
     if len(ranked) == len(labels):
         prediction = np.empty(len(labels))
@@ -218,9 +218,9 @@ def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Ca
     Models like to explain themselves before or behind an answer that is right in itself.
     """
     for line in text.splitlines():
-        found = find(line)
-        if is_complete(found):
-            return found
+        tokens = find(line)
+        if is_complete(tokens):
+            return tokens
     return find(text)
 
 

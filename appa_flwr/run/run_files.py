@@ -190,5 +190,5 @@ def parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
         raise UserError(f"{where} is not JSON ({context['error'].replace('line 1 ', '')})")
     places = (f"row {place + 1}" if isinstance(place, int) else f"key {place[:_SHOWN]!r}" for place in problem["loc"])
     message = str(context["error"]) if problem["type"] == "value_error" else problem["msg"]
-    found = "" if problem["type"] == "missing" else f", found {json.dumps(problem['input'], default=str)[:_SHOWN]}"
-    raise UserError(f"{', '.join((where, *places))}: {message[0].lower()}{message[1:]}{found}")
+    value = "" if problem["type"] == "missing" else f", found {json.dumps(problem['input'], default=str)[:_SHOWN]}"
+    raise UserError(f"{', '.join((where, *places))}: {message[0].lower()}{message[1:]}{value}")

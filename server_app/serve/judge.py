@@ -55,13 +55,13 @@ class Judge:
         if other := sorted(set(ids) ^ set(answers)):
             problem = "not answered" if other[0] in ids else "no held-out question"
             raise HTTPException(422, f"answers: '{other[0]}' is {problem}")
-        texts = [[given] if isinstance(given := answers[asked], str) else list(given) for asked in ids]
+        texts = [[own] if isinstance(own := answers[question_id], str) else list(own) for question_id in ids]
         samples = len(texts[0])
-        if not samples or any(len(given) != samples for given in texts):
+        if not samples or any(len(own) != samples for own in texts):
             raise HTTPException(422, "answers: every question needs as many samples as the others")
         run, config, method = self._run, self._run.config, f"{MODEL}{name}"
         question_J = np.repeat(self._test_J, samples)
-        parsed = parse_answers(config.task, [text for given in texts for text in given], question_J, run.catalogue)
+        parsed = parse_answers(config.task, [text for own in texts for text in own], question_J, run.catalogue)
         kept = list(SUMMARY.read(run.folder.path) or ())
         if not kept:
             majority_QK = None

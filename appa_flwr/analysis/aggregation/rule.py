@@ -160,17 +160,17 @@ class Rule(BaseModel, ABC):
             return self.combine(reward_GJ, past)
         rule = f'rule "{type(self).__module__}:{type(self).__name__}"'
         try:
-            given = Combination(*self.combine(reward_GJ, past))
-            aggregate_J, weight_G = (np.asarray(array, dtype=np.float64) for array in given[:2])
+            combined = Combination(*self.combine(reward_GJ, past))
+            aggregate_J, weight_G = (np.asarray(array, dtype=np.float64) for array in combined[:2])
         except Exception as error:  # whatever its code does
             raise UserError(f"{rule}: fails ({own_code.in_words(error)})") from error
         for what, array, size in zip(
             ("rewards", "weights"), (aggregate_J, weight_G), reward_GJ.shape[::-1], strict=True
         ):
             if array.shape != (size,) or not np.isfinite(array).all():
-                found = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
-                raise UserError(f"{rule}: gives {found}; it has to give ({size},), all finite")
-        return Combination(aggregate_J, weight_G, given.fell_back)
+                wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
+                raise UserError(f"{rule}: gives {wrong}; it has to give ({size},), all finite")
+        return Combination(aggregate_J, weight_G, combined.fell_back)
 
 
 def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

@@ -34,8 +34,6 @@ TENTH = 10
 def check_run(party: Party) -> None:
     """Refuse a run whose config asks for what the owner's policy lets not leave, before it starts."""
     policy, target = party.policy, party.config.sft.target
-    if not policy.allows(party.config.reward_metric):
-        raise Refused(refusals.METRIC)
     if target == "mean" and not policy.may("answers"):
         raise Refused(refusals.MAY_NOT_LEAVE["answers"])
     if target == "predicted-mean" and not (policy.may("predictions") or policy.roster):
@@ -64,8 +62,6 @@ def check(ask: Ask, task: Task, party: Party) -> None:
     # Within a sum over groups that the owner knows a prediction tells no more than a vote.
     if not policy.may(key) and not (masked and key == "predictions" and policy.may("votes")):
         raise Refused(refusals.MAY_NOT_LEAVE[key])
-    if "metrics" in ask.settings and not all(map(policy.allows, ask.texts("metrics"))):
-        raise Refused(refusals.METRIC)
     appa = ask.kind == asks.TERMS and ask.text("rule") == "appa"
     if appa and party.config.appa.temperature < policy.least_temperature:
         raise Refused(refusals.LOW_TEMPERATURE)

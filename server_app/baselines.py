@@ -179,7 +179,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
-    metrics = metrics_of(config.task, config.reward_metric)
+    metrics = metrics_of(config.task)
 
     def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> Scored:
         return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)

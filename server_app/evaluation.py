@@ -126,7 +126,7 @@ def evaluate(
 
 def metric_names(config: Config) -> list[str]:
     """What a model is scored by, the training metric first: the examples in the report show its rewards."""
-    return sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
+    return sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
 
 
 def in_words(row: SummaryRow) -> str:

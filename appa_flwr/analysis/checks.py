@@ -1,4 +1,4 @@
-"""Checks of a run's rules, metric and groups, for whatever starts a run."""
+"""Checks of a run's rules and groups, for whatever starts a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config, check_groups
-from appa_flwr.protocol import rewards
 from appa_flwr.secure.rule_sums import check_config
 
 
@@ -18,13 +17,12 @@ def check_methods(config: Config, groups: Sequence[str] = ()) -> None:
         groups: names of all that take part; while none are known, what needs them is left unchecked.
 
     Raises:
-        UserError: a rule or the metric cannot be used, keys do not fit the groups, or secure sums cannot be over them.
+        UserError: a rule cannot be used, keys do not fit the groups, or secure sums cannot be over them.
     """
     for name in config.rules:
         rule = aggregation.configured(name, config.appa)
         if groups:
             aggregation.try_out(rule, num_groups=len(groups))
-    rewards.try_out(config.reward_metric, config.task)
     check_config(config, groups=len(groups) or None)
     if groups:
         check_groups(config, groups)

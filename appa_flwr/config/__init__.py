@@ -34,8 +34,7 @@ OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
 """A module and what it holds: code of the user's own."""
 RuleName = Literal["appa", "average", "min", "alpha", "mix"] | OwnName
 """A rule of ours, or the module and the class of another (`aggregation.find`)."""
-MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] | OwnName
-"""A metric of ours, or the module and the function of another (`rewards.find`)."""
+MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"]
 
 
 class Config(Section):
@@ -57,8 +56,7 @@ class Config(Section):
     )
     metric: MetricName = key(
         "auto",
-        "alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for opa; "
-        "MODULE:FUNCTION is one of your own",
+        "alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for opa",
     )
     seed: int = key(0, "the one seed every random stream is derived from", ge=0, lt=2**31)
     run_name: str = key("", "name of the run's folder in run.output-dir; empty = task, rule, seed and time")
@@ -215,7 +213,7 @@ def _check_count(config: Config, count: int) -> None:
 def _check_keys(config: Config) -> None:
     """Check what no single key can tell; messages name the key to change."""
     policy, ppo = config.policy, config.ppo
-    if ":" not in config.metric and config.reward_metric not in TASK_METRICS[config.task]:
+    if config.reward_metric not in TASK_METRICS[config.task]:
         fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
         raise UserError(f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}')
     if not re.fullmatch("([A-Za-z0-9][A-Za-z0-9._-]*)?", config.run_name):

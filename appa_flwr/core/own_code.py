@@ -1,4 +1,4 @@
-"""Code of the user's own, by "module:name": aggregation rules and reward metrics."""
+"""Code of the user's own, by "module:name": aggregation rules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NAME: Final = rf"{_WORD}(\.{_WORD})*:{_WORD}"
 """Pattern of a module that can be imported, and of what it holds."""
 
 
-def load(kind: str, name: str) -> object:
-    """What a module holds under a name, None where nothing; `kind` says in errors which key named it.
+def load(name: str) -> object:
+    """What a module holds under the name of a rule, None where nothing.
 
     Raises:
         UserError: the module cannot be imported.
@@ -24,7 +24,7 @@ def load(kind: str, name: str) -> object:
     except (Exception, SystemExit) as error:  # whatever its code does
         there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
         advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
-        raise UserError(f'{kind} "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error
+        raise UserError(f'rule "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error
 
 
 def in_words(error: BaseException) -> str:

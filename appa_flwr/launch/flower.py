@@ -89,8 +89,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
-        named = (config.rule, config.baseline_rule, config.metric)
-        own = (own_code(name, Path.cwd()) for name in named)
+        own = (own_code(name, Path.cwd()) for name in config.rules)
         command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.

@@ -69,13 +69,6 @@ class OwnerPolicy(BaseModel):
     bundle: str = Field("", pattern=rf"^\s*({_SHA256}\s*)*$")
     """Fingerprint (SHA-256) of the program that may run here, or several: `appa group bundle` prints that of a copy
     which you trust, and the start script lets no other run. Empty = any that the server sends."""
-    metrics: str | None = Field("", pattern=r"^\s*([\w.]+:\w+(\s+|$))*$")
-    """Ways to score answers that may be used beside those of appa-flwr, MODULE:FUNCTION, or several; their code has to
-    be installed here."""
-
-    def allows(self, metric: str) -> bool:
-        """True if answers may be scored by a metric: one of ours, or one that the owner names; in a simulation any."""
-        return ":" not in metric or self.metrics is None or metric in self.metrics.split()
 
     def may(self, name: str) -> bool:
         """True if numbers of this kind, a word of `may-leave`, may leave."""
@@ -88,7 +81,6 @@ SIMULATION = OwnerPolicy(
     training_replies=0,
     least_temperature=0.0,
     own_score=2**31,
-    metrics=None,
 )
 """Everything, and no limits."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from appa_flwr.core.errors import UserError
 
 FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102
-METRIC, SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(110, 117)
+SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(111, 117)
 ONLY_SUMS, NO_ROSTER, OTHER_WORLD, SEVERAL_GROUPS, LOW_TEMPERATURE, FEW_OWN, BAD_REQUEST = range(117, 124)
 MAY_NOT_LEAVE = {
     name: code for code, name in enumerate(("votes", "training", "rewards", "predictions", "answers"), 130)
@@ -19,7 +19,6 @@ OTHER_REFERENCE, PAST, NOT_ON_ROSTER = range(147, 150)
 REFUSALS = {
     FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
     UNKNOWN_MESSAGE: "it knows no such message",
-    METRIC: "metric is not one of appa-flwr, and its owner's policy does not name it (metrics)",
     SPENT: "it has given as many scores of a question as its owner's policy allows (scores-per-question)",
     REPLIES_SPENT: "as many of its replies rest on a question as its owner's policy allows (training-replies,"
     " own-score)",

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from appa_flwr.config import ranges
 from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, TASK_METRICS
-from appa_flwr.core import own_code
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.errors import unknown_name
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -30,8 +29,6 @@ Metric = Callable[..., FloatArray]
 
 _BASE_OF_UNIT_RANGE = 2.0
 _LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
-_ROUNDING = 1e-9  # by which a reward may lie outside [0, 1]
-_MOST_TRIED, _NUM_TRIED = 6, 64  # options and answers that a metric of the user's own is tried on
 
 
 def _metric(function: Metric) -> Metric:
@@ -136,81 +133,22 @@ METRICS: dict[str, Metric] = {
 """Metrics by the name they have in config and reports."""
 
 
-def metrics_of(task: str, also: str = "") -> tuple[str, ...]:
+def metrics_of(task: str) -> tuple[str, ...]:
     """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
-
-    `also`, such as a run's metric of the user's own, stands behind them.
 
     Raises:
         UserError: an unknown task.
     """
     if task not in TASK_METRICS:
         raise unknown_name("task", task, valid=TASK_METRICS)
-    return tuple(dict.fromkeys(filter(None, (*TASK_METRICS[task], also))))
+    return TASK_METRICS[task]
 
 
 def find(name: str) -> Metric:
-    """The metric of that name: one of `METRICS`, or for "module:function" that function, held to its promises.
-
-    It is called with rows (N, K) that are not missing, 0 on padding, and has to give N rewards in [0, 1]; the metric
-    raises a `UserError` where it does not.
-
-    Raises:
-        UserError: an unknown metric, a module that cannot be imported, or no function of that name in it.
-    """
-    if name in METRICS:
-        return METRICS[name]
-    module, colon, held = name.partition(":")
-    if not colon:
+    """The metric of that name, one of `METRICS`; a UserError for another name."""
+    if name not in METRICS:
         raise unknown_name("metric", name, valid=METRICS)
-    function = own_code.load("metric", name)
-    if not callable(function):
-        raise UserError(f'metric "{name}": {module} has no function {held}(prediction, target, options)')
-    return _of_ones_own(name, function)
-
-
-def try_out(name: str, task: str) -> None:
-    """Let a metric of the user's own score answers such as a run's, so that it fails before the run does.
-
-    Raises:
-        UserError: see `find`; or it fails, or gives something else than rewards in [0, 1].
-    """
-    rng = np.random.default_rng(0)
-    option_NK = np.arange(_MOST_TRIED) < rng.integers(2, _MOST_TRIED + 1, size=(_NUM_TRIED, 1))
-    answer_2NK = rng.dirichlet(np.full(_MOST_TRIED, 0.3), size=(2, _NUM_TRIED)) * option_NK + 1e-3 * option_NK
-    answer_2NK[:, :_MOST_TRIED] = np.eye(_MOST_TRIED)[0]  # all agree
-    answer_2NK[0, 1] = np.eye(_MOST_TRIED)[1]  # disjoint
-    answer_2NK /= answer_2NK.sum(axis=-1, keepdims=True)
-    answer_2NK[0, _NUM_TRIED // 2 :] *= 1.5  # a model's shares need not have the sum 1
-    if task == "opa":
-        place_2NK = np.argsort(ranking(answer_2NK, option_NK), axis=-1)
-        answer_2NK = (option_NK.sum(axis=-1, keepdims=True) - place_2NK) * option_NK
-    find(name)(answer_2NK[0], answer_2NK[1], option_NK)
-
-
-def _of_ones_own(name: str, function: Metric) -> Metric:
-    """A function of rows (N, K) as a metric of any shape, which holds it to its promises."""
-
-    def scored(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
-        arrays = np.broadcast_arrays(prediction, target, options)
-        prediction_NK, target_NK, option_NK = (array.reshape(-1, array.shape[-1]) for array in arrays)
-        known_N = ~np.isnan(prediction_NK + target_NK).any(axis=1)
-        reward_N = np.full(len(option_NK), np.nan)
-        if known_N.any():
-            try:
-                output = function(prediction_NK[known_N], target_NK[known_N], option_NK[known_N])
-                reward = np.asarray(output, dtype=np.float64)
-            except Exception as error:  # whatever its code does
-                raise UserError(f'metric "{name}": fails ({own_code.in_words(error)})') from error
-            if reward.shape != (known_N.sum(),):
-                what = f"array of shape {reward.shape} for {known_N.sum()} answers"
-                raise UserError(f'metric "{name}": gives an {what}; it has to give one reward each')
-            if (wrong := reward[~((reward >= -_ROUNDING) & (reward <= 1.0 + _ROUNDING))]).size:
-                raise UserError(f'metric "{name}": gives {wrong[0]:.6g}; a reward lies in [0, 1], 1 is best')
-            reward_N[known_N] = reward
-        return reward_N.reshape(arrays[2].shape[:-1])
-
-    return _metric(scored)
+    return METRICS[name]
 
 
 def training_reward(

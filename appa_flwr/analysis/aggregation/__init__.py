@@ -66,7 +66,7 @@ def find(name: str) -> type[Rule]:
     module, _, class_name = name.partition(":")
     if not class_name:
         raise unknown_name("rule", name, valid=RULES)
-    rule = own_code.load("rule", name)
+    rule = own_code.load(name)
     if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
         raise UserError(
             f'rule "{name}": {module} has no class {class_name} that extends appa_flwr.analysis.aggregation.Rule and '

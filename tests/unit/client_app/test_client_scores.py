@@ -1,8 +1,6 @@
-"""Which scores of answers an owner lets leave: how many of a question, own ones, and by foreign metrics."""
+"""Which scores of answers an owner lets leave: how many of a question, and own ones."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
@@ -93,36 +91,3 @@ def test_own_scores_end_with_the_allowance(limit, given, tmp_path):
     assert node.send(messages.TARGETS, messages.pack_weights(other)).has_content()
     got = [own_score(node, shares(node, [1.0 - n / 10, n / 10], [1.0], [1.0]), [0, 1, 2])[1] for n in range(3)]
     assert got == given
-
-
-# --- foreign metrics ----------------------------------------------------------------------------------------------
-
-FOREIGN = "their_metric:half"
-
-
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """A metric of somebody's own that says when it is imported, and is at hand on the group's machine."""
-    (tmp_path / "their_metric.py").write_text(
-        f"open({str(tmp_path / 'imported')!r}, 'w')\n\ndef half(prediction, target, options):\n"
-        "    return 0.5 * (target[:, 0] >= 0)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path / "imported"
-    sys.modules.pop("their_metric", None)
-
-
-def test_a_foreign_metric_is_never_imported_without_the_owner(tmp_path, installed):
-    for policy in ("", 'metrics = "their_metric:other os:abort"'):
-        node = Owned(tmp_path, policy, metric=FOREIGN)
-        assert node.take(node.cut(training=20, held_out=10)) == refusals.METRIC
-        # A server that asks for it while the run's config names another is refused too.
-        node = Owned(tmp_path / "other", policy).ready(training=20, held_out=10)
-        assert rewards(node, shares(node, [1.0]), [0], metrics=(FOREIGN,)) == refusals.METRIC
-        assert not installed.exists()
-
-
-def test_a_foreign_metric_scores_where_the_owner_names_it(tmp_path, installed):
-    node = Owned(tmp_path, f'metrics = "{FOREIGN} another:one"', metric=FOREIGN).ready(training=20, held_out=10)
-    left = rewards(node, shares(node, [1.0]), [0], metrics=(FOREIGN,))
-    assert left[f"{FOREIGN} targets reward"].tolist() == [0.5]

@@ -32,12 +32,6 @@ def test_a_file_decides_what_it_names_and_no_more(tmp_path):
     assert [SIMULATION.may(kind) for kind in kinds] == [True] * 6
 
 
-def test_the_owner_names_metrics_of_others(tmp_path):
-    policy = read_owner_policy(written(tmp_path, 'metrics = "mine:score other.part:fit"'))
-    assert [policy.allows(name) for name in ("js", "mine:score", "mine:scores")] == [True, True, False]
-    assert SIMULATION.allows("mine:scores")
-
-
 def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     assert owner_policy_of({"partition-id": 0}) is SIMULATION
     assert owner_policy_of({"group": "Avaria"}) == OwnerPolicy()
@@ -59,7 +53,6 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
         ("least-cohort = 2", "least-cohort = 2: Input should be greater than or equal to 3"),
         ("least-temperature = -0.1", "least-temperature = -0.1: "),
         ('roster = "abc"', "roster = 'abc': String should match pattern"),
-        ('metrics = "js"', "metrics = 'js': String should match pattern"),
         ("own-score =", "is not a TOML file"),
         (None, "cannot be read (No such file"),
     ],
@@ -71,7 +64,7 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
 
 
 def test_every_key_says_what_it_decides(tmp_path):
-    assert len(described()) == 11
+    assert len(described()) == 10
     assert all(described().values())
     text = owner_policy_file(bundle="ab" * 32)
     assert read_owner_policy(written(tmp_path, text)) == OwnerPolicy(bundle="ab" * 32)

@@ -23,7 +23,7 @@ from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 from client_app.main import app
 from pluralllm.embedding import embed_questions
-from server_app.federation.ask import Answer
+from server_app.federation.ask import Replies
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 
@@ -52,11 +52,11 @@ class LocalGroups(Groups):
         super().__init__(LocalGrid((), lambda _: None), config)
         self.names, self._numbers = tuple(names), numbers
 
-    def ask(self, ask: Ask, **_: object) -> Answer:
+    def ask(self, ask: Ask, **_: object) -> Replies:
         """See `Groups.ask`."""
         rows = [self._numbers(ask, name) for name in self.names]
         shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
-        return Answer(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]), "")
+        return Replies(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]), "")
 
 
 class Deployed:

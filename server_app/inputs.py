@@ -15,7 +15,7 @@ from appa_flwr.protocol import formats, votes
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
 from appa_flwr.run.run_files import QUESTIONS
 from appa_flwr.survey.types import Question
-from server_app.federation.ask import Answer
+from server_app.federation.ask import Replies
 from server_app.federation.groups import Groups
 from server_app.policy import sft
 from server_app.policy.base import Base
@@ -97,18 +97,18 @@ def ask_votes(run: RunInputs) -> VoteResult:
     """
     config, groups, option_QK = run.config, run.groups, run.catalogue.option_QK
     kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
-    answer = groups.ask(Ask(kind))
+    replies = groups.ask(Ask(kind))
     if groups.plain:
-        return _count(config, answer.each("votes"), option_QK)
+        return _count(config, replies.each("votes"), option_QK)
 
-    def targets(votes: Answer, target: str) -> FloatArray:
+    def targets(votes: Replies, target: str) -> FloatArray:
         return sft.targets_of_mean(votes.mean("votes"), option_QK, target=target, num_groups=len(votes.groups))
 
     majority_QK = None
     if config.task == "dpa":  # the most frequent ranking is no sum
-        majority_QK = targets(answer if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
-    sentence = f"{len(answer.groups)} groups voted; their sums are known"
-    return VoteResult(targets(answer, config.sft.target), majority_QK, sentence)
+        majority_QK = targets(replies if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
+    sentence = f"{len(replies.groups)} groups voted; their sums are known"
+    return VoteResult(targets(replies, config.sft.target), majority_QK, sentence)
 
 
 def _count(config: Config, votes_GQK: FloatArray, option_QK: BoolArray) -> VoteResult:

@@ -20,7 +20,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import asks
 from appa_flwr.run.served import read_rounds
 from client_app.numbers import score
-from server_app.federation.ask import Answer, TooFew
+from server_app.federation.ask import Replies, TooFew
 from server_app.serve import app
 from server_app.serve.requests import Item, ScoreRequest
 from server_app.serve.rounds import Rounds
@@ -57,7 +57,7 @@ class Groups:
             raise TooFew("only 0 of 2 groups (none) could give rewards")
         scored = [score(request, TABLES[name], CATALOGUE.option_QK)["wasserstein"] for name in there]
         rows = [flat(rewards_of(("wasserstein", asks.TARGET_SIDE), reward_J), numbers) for reward_J in scored]
-        return Answer(there, numbers, np.stack(rows), "")
+        return Replies(there, numbers, np.stack(rows), "")
 
 
 class Served:

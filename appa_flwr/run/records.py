@@ -116,14 +116,15 @@ class ServedRound(RuleRound):
         held_out: whether it has questions that are held out; such a round changes no history.
         seconds: that the groups took.
         group_seconds: that each took which answered.
-        history, answered, lead: the rule's state after the round by group, see `appa_flwr.analysis.aggregation.State`.
+        history, answered, log_weight: the rule's state after the round by group, see
+            `appa_flwr.analysis.aggregation.State`.
     """
 
     round: int
     size: int
     held_out: bool
     answered: dict[str, bool]
-    lead: dict[str, float]
+    log_weight: dict[str, float]
     seconds: float
     group_seconds: dict[str, float] = {}
 

@@ -28,13 +28,13 @@ class TooFew(UserError):
     """Fewer groups answered than the run needs; nothing has changed."""
 
 
-class HalfOpened(UserError):
-    """Some groups have opened a sum and others stay away: what was asked for is lost, and must be asked otherwise."""
+class LostSum(UserError):
+    """Some groups have opened a secure sum and others stay away: its total is lost, and this request with it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """Groups' numbers.
+class Replies:
+    """The groups' replies to one request for numbers.
 
     Attributes:
         groups: over whom, in the order of the run's groups.
@@ -63,14 +63,14 @@ class Answer:
         return asks.split(self.data, self.numbers)[name]
 
     def rows(self, name: str, names: Sequence[str]) -> FloatArray:
-        """The arrays of these groups, NaN for one that did not answer."""
+        """The arrays of these groups, NaN for one that did not replies."""
         array_of = dict(zip(self.groups, self.each(name), strict=True))
         missing = np.full(self.numbers[name].shape, np.nan)
         return np.stack([array_of.get(group, missing) for group in names])
 
 
-def kept_answer(path: Path, numbers: Mapping[str, Number]) -> Answer:
-    """An answer that `keep_answer` has written, to a request with these arrays.
+def kept_replies(path: Path, numbers: Mapping[str, Number]) -> Replies:
+    """The replies that `keep_replies` has written, to a request with these arrays.
 
     Raises:
         UserError: the file cannot be read.
@@ -81,11 +81,11 @@ def kept_answer(path: Path, numbers: Mapping[str, Number]) -> Answer:
         asks.split(data, numbers)
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise UserError(f"{path}: cannot be read ({error}); without it the groups are asked again") from None
-    return Answer(groups, numbers, data, task)
+    return Replies(groups, numbers, data, task)
 
 
-def keep_answer(path: Path, answer: Answer) -> None:
-    """Write an answer down; a UserError where that fails."""
+def keep_replies(path: Path, replies: Replies) -> None:
+    """Write replies down; a UserError where that fails."""
     content = io.BytesIO()
-    np.savez(content, groups=np.array(answer.groups), data=answer.data, task=np.array(answer.task))
+    np.savez(content, groups=np.array(replies.groups), data=replies.data, task=np.array(replies.task))
     replace_file(path, content.getvalue(), parents=True)

@@ -18,7 +18,7 @@ from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import ASK, join_weights, split_weights
 from pluralllm.training import choices
-from server_app.federation.ask import Answer, FloatArray, HalfOpened
+from server_app.federation.ask import FloatArray, LostSum, Replies
 from server_app.federation.groups import Groups
 
 TRAIN = "train"
@@ -37,12 +37,12 @@ class AskMessage(Message):
         self.ask = ask
 
 
-class AnswerMessage(Message):
+class RepliesMessage(Message):
     """The reply to it."""
 
-    def __init__(self, answer: Answer, request: AskMessage) -> None:
+    def __init__(self, replies: Replies, request: AskMessage) -> None:
         super().__init__(RecordDict(), reply_to=request)
-        self.answer = answer
+        self.replies = replies
 
 
 class AskGrid(Grid):
@@ -80,7 +80,7 @@ class AskGrid(Grid):
         if not sent:
             return []
         if isinstance(sent[0], AskMessage):
-            return [AnswerMessage(self._groups.ask(sent[0].ask, meanwhile=meanwhile), sent[0])]
+            return [RepliesMessage(self._groups.ask(sent[0].ask, meanwhile=meanwhile), sent[0])]
         content = sent[0].content
         weights = {"weights": join_weights(content.array_records["arrays"])}
         if sent[0].metadata.message_type == TRAIN:
@@ -97,23 +97,23 @@ class AskGrid(Grid):
             if (place := message.metadata.dst_node_id) in own
         ]
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _answer(self, ask: Ask) -> Replies:
         """The groups' numbers; where a sum is lost, those of another round with the same weights."""
         for attempt in range(1, TRIES):
             try:
                 return self._groups.ask(ask)
-            except HalfOpened as error:
+            except LostSum as error:
                 log.warning("%s; asked anew", error)
                 ask = replace(ask, settings={**ask.settings, "attempt": attempt})
         return self._groups.ask(ask)
 
-    def _by_place(self, answer: Answer) -> dict[int, dict[str, FloatArray]]:
+    def _by_place(self, replies: Replies) -> dict[int, dict[str, FloatArray]]:
         """The arrays of each node, by its place."""
-        rows = {1: answer.data}
-        if answer.data.ndim > 1:
-            places = (self._groups.names.index(name) + 1 for name in answer.groups)
-            rows = dict(zip(places, answer.data, strict=True))
-        return {place: asks.split(row_N, answer.numbers) for place, row_N in rows.items()}
+        rows = {1: replies.data}
+        if replies.data.ndim > 1:
+            places = (self._groups.names.index(name) + 1 for name in replies.groups)
+            rows = dict(zip(places, replies.data, strict=True))
+        return {place: asks.split(row_N, replies.numbers) for place, row_N in rows.items()}
 
 
 def _trained(sent: RecordDict, own: Mapping[str, FloatArray]) -> RecordDict:

@@ -19,7 +19,7 @@ from appa_flwr.protocol.asks import Ask, Catalogue, Number, Task
 from appa_flwr.secure import masks
 from appa_flwr.secure.masks import SEED_BYTES, Words
 from server_app.federation import faults
-from server_app.federation.ask import Answer, FloatArray, HalfOpened, keep_answer, kept_answer
+from server_app.federation.ask import FloatArray, LostSum, Replies, keep_replies, kept_replies
 from server_app.federation.foreign import listed
 from server_app.federation.members import Members
 
@@ -72,15 +72,15 @@ class Groups(Members):
         self._prepare()
         self._require(self._hosts(), what)
 
-    def ask(self, ask: Ask, *, meanwhile: Meanwhile = None) -> Answer:
+    def ask(self, ask: Ask, *, meanwhile: Meanwhile = None) -> Replies:
         """Ask all groups for numbers, unless the run has had them before.
 
         `meanwhile` is computed here while the groups work.
 
         Raises:
             TooFew: fewer groups answered than `run.min-groups`, or under sums than three.
-            HalfOpened: a sum that can no longer be had, or in which a group's part was wrong.
-            UserError: an answer cannot be kept, or one that was kept cannot be read.
+            LostSum: a sum that can no longer be had, or in which a group's part was wrong.
+            UserError: the replies cannot be kept, or kept ones cannot be read.
         """
         assert self._catalogue is not None
         setup = (self._digests.get(kind, "") for kind in (messages.CATALOGUE, messages.TARGETS))
@@ -94,7 +94,7 @@ class Groups(Members):
         if path is not None and path.exists():
             if meanwhile is not None:
                 meanwhile()
-            return kept_answer(path, numbers)
+            return kept_replies(path, numbers)
         for node in self._nodes.values():
             node.error = 0
         before = self._hosts().items()
@@ -102,16 +102,16 @@ class Groups(Members):
         if back := sorted(name for name, _ in self._hosts().items() - before):
             log.warning("back: %s", ", ".join(back))
         if summed and not self.simulated:
-            answer = self._sum(ask, numbers, world, meanwhile)
+            replies = self._sum(ask, numbers, world, meanwhile)
         else:
-            answer = self._rows(ask, numbers, world, meanwhile)
+            replies = self._rows(ask, numbers, world, meanwhile)
             if summed:
-                answer = replace(answer, data=answer.data.sum(axis=0))
+                replies = replace(replies, data=replies.data.sum(axis=0))
         if path is not None:
-            keep_answer(path, answer)
-        return answer
+            keep_replies(path, replies)
+        return replies
 
-    def _rows(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Answer:
+    def _rows(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
         """Every group's numbers; a group with a fault in its own counts as missing."""
         content = messages.pack_ask(ask, Task(self.config.run_name, request=asks.request_digest(ask, world)))
         contents = dict.fromkeys(self._hosts().values(), content)
@@ -126,9 +126,9 @@ class Groups(Members):
         faults.warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
         self._require(row_of, f"give {ask.kind}")
-        return Answer(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
+        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
 
-    def _sum(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Answer:
+    def _sum(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
         """The sum over a cohort that shrinks until all of it have sent masked numbers, which they open then."""
         hosts, size = self._hosts(), (len(asks.scales(numbers)),)
         cohort = tuple(hosts)
@@ -154,8 +154,8 @@ class Groups(Members):
                 opened = {closed[node]: reply.fields["seed"] for node, reply in replies.items()}
                 seeds |= {name: seed for name, seed in opened.items() if len(seed) == SEED_BYTES}
         if silent := ", ".join(name for name in cohort if name not in seeds):
-            raise HalfOpened(f"secure sum of {ask.kind}: all but {silent} have opened it")
-        return Answer(cohort, numbers, _total(numbers, task, words, seeds), task.digest.hex())
+            raise LostSum(f"secure sum of {ask.kind}: all but {silent} have opened it")
+        return Replies(cohort, numbers, _total(numbers, task, words, seeds), task.digest.hex())
 
 
 def _total(numbers: Numbers, task: Task, words: Mapping[str, Words], seeds: Mapping[str, bytes]) -> FloatArray:
@@ -164,10 +164,10 @@ def _total(numbers: Numbers, task: Task, words: Mapping[str, Words], seeds: Mapp
     try:
         total_N = masks.total(task, words, seeds) * asks.scales(numbers)
     except UserError as error:
-        raise HalfOpened(str(error)) from None
+        raise LostSum(str(error)) from None
     for name, sums in asks.split(total_N, numbers).items():
         least, most = numbers[name].least, numbers[name].most
         slack = ROUNDING * max(abs(least), abs(most))
         if (sums < count * (least - slack)).any() or (sums > count * (most + slack)).any():
-            raise HalfOpened(f"secure sum: a group has sent a wrong part of {name}, and nobody can tell which")
+            raise LostSum(f"secure sum: a group has sent a wrong part of {name}, and nobody can tell which")
     return total_N

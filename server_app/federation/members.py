@@ -21,7 +21,7 @@ from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.secure.roster import LEAST_GROUPS
-from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
@@ -329,7 +329,7 @@ class Members:
             f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]
         )
         lost = codes[refusals.OTHER_COHORT]
-        raise (HalfOpened if lost else TooFew)(
+        raise (LostSum if lost else TooFew)(
             f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}, and "
             f"{self._least} must (run.min-groups). {refused or 'Their own logs say why'}"
         )

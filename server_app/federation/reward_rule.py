@@ -21,13 +21,13 @@ from appa_flwr.protocol.rewards import training_reward
 from appa_flwr.secure import rule_sums
 from appa_flwr.secure.rule_sums import FromSums, SumState
 from server_app.federation.answers import Answers
-from server_app.federation.ask import Answer
+from server_app.federation.ask import Replies
 
 FloatArray = npt.NDArray[np.float64]
 RuleState = State | SumState
 
-_STATE = ("history", "answered", "lead")
-"""Of a rule on single rewards, by group; False or 0 for one that has never answered."""
+_STATE = ("history", "answered", "log_weight")
+"""The fields of `State`, without the ending for groups; each is False or 0 for a group that has never answered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,13 @@ class Aggregated:
     """One iteration's outcome.
 
     Attributes:
-        aggregate_J: the reward of each answer.
+        aggregate_J: the reward of each replies.
         state: for the next iteration.
         fairness_index: of this iteration, in [0, 1].
         fell_back: whether the fairness threshold made the rule a plain mean; None for rules without one.
         group_reward: mean alignment reward over the groups that answered.
-        missing: groups that did not answer.
-        weights: group -> its weight; empty where only sums are known, as the two after it.
+        missing: groups that did not replies.
+        weights: group -> its weight; like `history` and `rewards`, empty where only sums are known.
         history: group -> the moving average of its rewards.
         rewards: group -> its mean reward, None for a missing group.
     """
@@ -91,16 +91,21 @@ class RewardRule:
             completed=list(state.completed),
         )
 
-    def result(self, state: RuleState, answers: Answers, answer: Answer) -> Aggregated:
-        """Each answer's reward from the groups' numbers (Algorithm appa)."""
+    def result(self, state: RuleState, answers: Answers, replies: Replies) -> Aggregated:
+        """Each answer's reward from the groups' replies (Algorithm appa).
+
+        A group's training reward for an answer is 0.85 times its alignment reward plus 0.15 times the answer's format
+        score (Equation 20, with `appa.alignment-weight`), and 0 for an answer that nobody can parse. The rule combines
+        the training rewards; Fairness Index and histories are computed from the alignment rewards.
+        """
         rule, settings, by_group = self.config.rule, self.config.appa, dict[str, Any]()
         result: aggregation.Result | FromSums
         if isinstance(state, SumState):
-            sums, groups = {name: answer.sum(name) for name in answer.numbers}, len(answer.groups)
-            result = rule_sums.combine(rule, settings, state, sums, groups=groups, task=answer.task)
+            sums, groups = {name: replies.sum(name) for name in replies.numbers}, len(replies.groups)
+            result = rule_sums.combine(rule, settings, state, sums, groups=groups, task=replies.task)
             group_reward = float(sums["reward"].mean()) / groups
         else:
-            reward_GJ = answer.rows(f"{self.config.reward_metric} {asks.TARGET_SIDE} reward", self.names)
+            reward_GJ = replies.rows(f"{self.config.reward_metric} {asks.TARGET_SIDE} reward", self.names)
             weight, format_J, parsed_J = settings.alignment_weight, answers.format_score_J, answers.parsed_J
             training_GJ = training_reward(reward_GJ, format_J, parsed_J, alignment_weight=weight)
             result = self._rule.apply(state, reward_GJ, training_GJ)
@@ -119,7 +124,7 @@ class RewardRule:
             result.fairness_index,
             result.fell_back,
             group_reward,
-            missing=tuple(name for name in self.names if name not in answer.groups),
+            missing=tuple(name for name in self.names if name not in replies.groups),
             **by_group,
         )
 
@@ -131,7 +136,7 @@ class RewardRule:
         return {name: dict(zip(self.names, values, strict=True)) for name, values in arrays.items()}
 
     def restored(self, saved: Mapping[str, Any]) -> RuleState:
-        """The state again: a group that is new has never answered."""
+        """The state that `saved` gave; a group that it does not name has never answered."""
         if self.config.run.sums != "plain":
             return SumState(saved["reference"], tuple(saved["completed"]))
         return State(**{f"{name}_G": np.array([saved[name].get(group, 0) for group in self.names]) for name in _STATE})

@@ -17,7 +17,7 @@ from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.secure.rule_sums import fairness_of_sums
-from server_app.federation.ask import Answer, TooFew
+from server_app.federation.ask import Replies, TooFew
 from server_app.federation.groups import Groups
 
 FloatArray = npt.NDArray[np.float64]
@@ -55,13 +55,13 @@ def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], Group
 
     Under sums each group whose owner lets it gives its own score beside them.
     """
-    answer, names = groups.ask(request.ask(asks.REWARDS)), groups.names
+    replies, names = groups.ask(request.ask(asks.REWARDS)), groups.names
     if groups.plain:
-        return {key: of_rewards(names, _rewards(answer, " ".join(key), names)) for key in request.keys}
-    own: Answer | None = None
+        return {key: of_rewards(names, _rewards(replies, " ".join(key), names)) for key in request.keys}
+    own: Replies | None = None
     with suppress(TooFew):  # whose owners all keep theirs
         own = groups.ask(request.ask(asks.OWN_SCORES))
-    return {key: _of_sums(answer, own, " ".join(key), names) for key in request.keys}
+    return {key: _of_sums(replies, own, " ".join(key), names) for key in request.keys}
 
 
 def of_rewards(names: Sequence[str], reward_GJ: FloatArray) -> GroupScores:
@@ -79,14 +79,14 @@ def of_rewards(names: Sequence[str], reward_GJ: FloatArray) -> GroupScores:
     return GroupScores(scored.avg_as, scored.min_as, own, mean_J, fairness, reward_GJ)
 
 
-def _rewards(answer: Answer, name: str, names: Sequence[str]) -> FloatArray:
-    reward_GJ, known_GJ = answer.rows(f"{name} reward", names), answer.rows(f"{name} known", names)
+def _rewards(replies: Replies, name: str, names: Sequence[str]) -> FloatArray:
+    reward_GJ, known_GJ = replies.rows(f"{name} reward", names), replies.rows(f"{name} known", names)
     return np.where(known_GJ == 1.0, reward_GJ, np.nan)
 
 
-def _of_sums(answer: Answer, own: Answer | None, name: str, names: Sequence[str]) -> GroupScores:
-    sum_J, square_J, count_J = (answer.sum(f"{name} {what}") for what in ("reward", "square", "known"))
-    count_J, number = np.round(count_J), round(float(answer.sum(f"{name} groups")[0]))
+def _of_sums(replies: Replies, own: Replies | None, name: str, names: Sequence[str]) -> GroupScores:
+    sum_J, square_J, count_J = (replies.sum(f"{name} {what}") for what in ("reward", "square", "known"))
+    count_J, number = np.round(count_J), round(float(replies.sum(f"{name} groups")[0]))
 
     def fairness(used_J: BoolArray) -> float:
         if not used_J.any():
@@ -98,7 +98,7 @@ def _of_sums(answer: Answer, own: Answer | None, name: str, names: Sequence[str]
     if own is not None:
         known = {group: float(score) for group, (score, has) in zip(own.groups, own.each(name), strict=True) if has}
     return GroupScores(
-        avg_as=float(answer.sum(f"{name} own")[0]) / number if number else math.nan,
+        avg_as=float(replies.sum(f"{name} own")[0]) / number if number else math.nan,
         min_as=min(known.values()) if known and len(known) >= number else math.nan,
         per_group={group: known.get(group, math.nan) for group in names},
         mean_J=np.divide(sum_J, count_J, out=np.full_like(sum_J, np.nan), where=count_J > 0),

@@ -25,10 +25,10 @@ from server_app.policy.last_layer import computing_only
 from server_app.policy.sequences import Sequences
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
-"""Numbers in a block of logits, by device: fewer would starve the matrix product. On a GPU they are 262 tokens of
-Gemma: from there on the product is bound by arithmetic. With gradients a number takes some 24 bytes.
+"""Most numbers in a block of logits, by device; a smaller block would slow the matrix product down. On a GPU they are
+262 tokens of Gemma. With gradients a number takes some 24 bytes.
 """
-FEWEST_TOKENS = 64  # of a pass: where memory does not hold these, a smaller pass would not help
+FEWEST_TOKENS = 64  # of a pass; if memory does not hold 64, the run ends
 PROBE_TOKENS = 6
 
 Layers = Sequence[tuple[Tensor, Tensor]]
@@ -53,10 +53,10 @@ class TokenBudget:
         self.tokens = tokens
 
     def run(self, passes: Callable[[int], _T]) -> _T:
-        """`passes(tokens)`, from the start again with half as many as often as it takes.
+        """`passes(tokens)`; when memory runs out, again from the start with half as many tokens.
 
         Raises:
-            torch.OutOfMemoryError: the memory does not hold the fewest, either.
+            torch.OutOfMemoryError: memory does not hold `FEWEST_TOKENS`.
         """
         while True:
             try:
@@ -73,8 +73,8 @@ class TokenBudget:
 def shared_prefix(trunk: nn.Module, prefix_C: Tensor) -> Iterator[Layers]:
     """The keys and values of the tokens that all rows begin with, under the weights now in force.
 
-    Within the block rows are scored after them, and what goes backward leaves its gradient there. The end of the block,
-    which comes before the optimizer's step, sends the sum through the prefix once.
+    The keys and values are detached leaves: each row's backward pass adds its gradient to theirs. When the block ends,
+    one backward pass sends these sums through the pass that computed the prefix; the optimizer's step comes after it.
 
     Raises:
         ValueError: the model keeps no keys and values, as with gradient checkpointing while it trains.
@@ -121,7 +121,7 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
 
 
 def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
-    """Logits from the last hidden states, by the model's own forward: (S, V)."""
+    """Logits (S, V) from the last hidden states; `base.check_model` compares them with the model's own forward."""
     logits_SV: Tensor = model.get_output_embeddings()(hidden_SH)
     cap = getattr(model.config, "final_logit_softcapping", None)  # Gemma
     return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)

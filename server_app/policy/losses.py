@@ -137,7 +137,7 @@ def value_loss(
 ) -> Tensor:
     """Equation 9, value loss: sum_t 1/2 (V_t - return_t)^2, or the clipped value's error where that is larger.
 
-    The clipped value is at most `clip_range` from `old_value_JT`, the one at rollout time; further out nothing pulls.
+    The clipped value is V_t cut to at most `clip_range` from `old_value_JT`, the value at rollout time.
     The returns of `gae` stand for the paper's sum of discounted rewards.
     """
     _check(mask_JT, axes=2, value_JT=value_JT, old_value_JT=old_value_JT, return_JT=return_JT)
@@ -152,7 +152,7 @@ def entropy(logprob_JT: Tensor, mask_JT: Tensor) -> Tensor:
 
 
 def _check(mask: Tensor, *, axes: int | None = None, **tensors: Tensor) -> None:
-    """Shapes and types only, which a GPU tells without being waited for."""
+    """Check shapes and types, which needs no wait for a GPU."""
     if mask.dtype != torch.bool or (axes is not None and mask.ndim != axes):
         raise ValueError(f"expected a bool mask{f' of {axes} axes' if axes else ''}, got {mask.dtype} {_shape(mask)}")
     for name, tensor in tensors.items():

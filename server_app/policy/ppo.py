@@ -31,7 +31,7 @@ from server_app.policy.sample import Decoding, Rollout, sample
 from server_app.policy.sequences import Sequences
 
 DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
-MAX_GRAD_NORM = 1.0  # to which each model's gradient is scaled down; not in the paper
+MAX_GRAD_NORM = 1.0  # of each model's gradient, which is scaled down to it; not in the paper
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
 
@@ -52,7 +52,7 @@ class ReferencePass:
 
 @dataclass(frozen=True)
 class _Targets:
-    """What an update's losses compare its passes with; (J, T) each.
+    """Fixed values in the losses of an update; (J, T) each.
 
     Attributes:
         old_JT: log pi before the update.
@@ -79,7 +79,7 @@ class PPOEngine:
     Args:
         models: policy, reference and value.
         settings: the numbers of rollouts and update.
-        num_iterations: over which the step size falls.
+        num_iterations: of the run; the step size falls linearly to 0 over them.
         stop_ids: tokens that end an answer.
         seed: of sampling and of the order within an update.
     """
@@ -115,7 +115,7 @@ class PPOEngine:
 
     @torch.no_grad()
     def reference_pass(self, sequences: Sequences) -> ReferencePass:
-        """Reference log-probabilities and values of a rollout batch, and in 16 bits the policy's own once more."""
+        """Reference log-probabilities and values of a rollout batch; for a 16-bit model also the policy's own."""
         models, policy_JT = self.models, None
         logprobs = partial(response_logprobs, temperature=self.settings.temperature)
         with models.reference() as reference:
@@ -124,7 +124,7 @@ class PPOEngine:
         if models.head is not None:
             with models.value() as trunk:
                 value_JT = self._scored(sequences, trunk, partial(response_values, trunk, models.head))
-        # In 16 bits a generation's steps round otherwise than a pass over whole rows.
+        # In 16 bits, sampling token by token rounds differently from a pass over whole rows.
         if models.policy().dtype.itemsize < torch.float32.itemsize:
             policy_JT = self._scored(sequences, models.policy().base_model, partial(logprobs, models.policy()))
         return ReferencePass(reference_JT, value_JT, policy_JT)
@@ -151,10 +151,11 @@ class PPOEngine:
             score_J: the aggregated reward of each rollout.
 
         Returns:
-            Means over the update: policy_loss, value_loss, clip_fraction, approximate_kl; and of the batch: kl (to the
-            reference), entropy (of the sampled tokens: mean -log pi), response_length, in tokens. Where the policy
-            was scored once more: sampler_spread, the standard deviation of log pi - log pi_sampler over the tokens,
-            and sampler_outside_clip, the share of tokens whose ratio lies outside the clip range before any step.
+            Means per token over all steps of the update: policy_loss, value_loss, clip_fraction and approximate_kl.
+            Of the batch before the update: kl, the mean over answers of the summed log pi - log pi_ref; entropy, the
+            mean -log pi of the sampled tokens; response_length, the mean in tokens. For a 16-bit model: sampler_spread,
+            the standard deviation of log pi - log pi_sampler over the tokens, and sampler_outside_clip, the share of
+            tokens whose ratio is outside the clip range before any step.
 
         Raises:
             NotFinite: one of these, or the policy after its last step, is infinite or NaN.
@@ -199,9 +200,12 @@ class PPOEngine:
             kl_coefficient=self.settings.kl_coefficient,
         )
         if self.models.head is None:
-            # Whitened over answers: over tokens, answers that tell nothing would not stay at 0.
+            # ppo.baseline = question. Whitened over answers and not over tokens: the answers to a question that all
+            # earn the same have advantage 0, and a mean over tokens would shift them away from it.
             reward_J = losses.leave_one_out(reward_JT.sum(1), per_question=self.settings.answers_per_question)
-            advantage_JT = return_JT = losses.whiten(reward_J, mask_JT[:, 0])[:, None] * mask_JT
+            advantage_JT = return_JT = (
+                losses.whiten(reward_J, torch.ones_like(reward_J, dtype=torch.bool))[:, None] * mask_JT
+            )
         else:
             advantage_JT, return_JT = losses.gae(
                 reward_JT, reference.value_JT, mask_JT, gamma=DISCOUNT, gae_lambda=GAE_LAMBDA
@@ -251,7 +255,7 @@ class PPOEngine:
         return sums
 
     def _micro_batches(self, sequences: Sequences, rows: Tensor, tokens: int) -> list[Tensor]:
-        # On a CPU a pass costs what its tokens cost; a GPU gains more by more rows at once.
+        # On a CPU the cost of a pass grows with its tokens, so rows share their prompt; a GPU wants more rows at once.
         by_prompt = self.settings.answers_per_question > 1 and rows.device.type == "cpu"
         return sequences.micro_batches(rows, tokens=tokens, by_prompt=by_prompt)
 
@@ -277,7 +281,7 @@ class PPOEngine:
         here, there = self._generator.device.type, state["device"]
         if here != there:
             raise ValueError(
-                f"it was written on a {there} device, and this machine's is {here}: go on on one of its kind"
+                f"it was written on a {there} device and this machine has {here}; resume on a {there} device"
             )
         trained = {"policy": self.models.policy_parameters, "value": self.models.value_parameters}
         for name, parameters in trained.items():

@@ -19,8 +19,8 @@ from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import logits, shared_prefix
 from server_app.policy.sequences import Sequences, split_prompts, window_of
 
-COMPACT_BELOW = 0.75  # share of live rows under which the others leave the batch
-LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens; to see which rows have ended makes the host wait for the GPU
+COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two looks at which rows have ended: a look waits for the GPU
 
 Prompts = tuple[Tensor, Tensor, Tensor]
 """What all prompts begin with (C,), the rest of each and its mask, (J, P)."""
@@ -93,7 +93,7 @@ def sample(
         decoding: how.
         generator: source of randomness on the model's device; None only for greedy decoding.
 
-    What memory does not hold is sampled in halves, whose random numbers are other than the whole's.
+    A batch that does not fit into memory is sampled in two halves, with other random numbers than the whole batch.
 
     Returns:
         Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
@@ -147,7 +147,7 @@ def _decode(
         if live < COMPACT_BELOW * len(live_A):
             token_A1, position_A, seen_AL, row_A = (x[live_A] for x in (token_A1, position_A, seen_AL, row_A))
             cache.batch_select_indices(live_A)
-            live_A = live_A[live_A]
+            live_A = torch.ones_like(row_A, dtype=torch.bool)
         seen_AL = torch.nn.functional.pad(seen_AL, (0, 1), value=True)
         position_A = position_A + 1
         hidden_AH = trunk(
@@ -179,7 +179,7 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
         ).last_hidden_state[:, -1]
     cache.batch_select_indices(question_J)
     capacity, window = seen_QL.shape[1] + new_tokens, window_of(model)
-    if window is None or capacity <= window:  # beyond it a layer forgets, as a buffer does not
+    if window is None or capacity <= window:  # a layer with a window drops old keys, and the buffer keeps all
         states = [(layer.keys, layer.values) for layer in cache.layers]
         cache = Cache(layers=[_BufferLayer(capacity) for _ in states])
         for number, layer in enumerate(states):

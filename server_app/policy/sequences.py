@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-MOST_PADDED = 1.25  # tokens of a pass for each real one
-MIN_TOKENS = 8  # a shorter prefix costs a pass of its own and saves next to nothing
+MOST_PADDED = 1.25  # most tokens of a pass, padding included, for each real token
+MIN_TOKENS = 8  # of a prefix: for a shorter one, a separate pass costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,17 @@ class Sequences:
 
     @property
     def common_prompt(self) -> int:
-        """How many tokens of their one prompt the rows share: 0 where they differ in it, or it does not pay."""
+        """Number of prompt tokens after the prefix that one pass can serve for all rows.
+
+        0 where the rows' prompts differ, where these tokens are too few, or where there is no prefix, because the
+        model's window may be too short for one. The last token of the prompt is not shared: its hidden state predicts
+        each row's first response token.
+        """
         own = self.prompt_JP.shape[1]
         same = len(self.prompt_JP) > 1 and bool(
             self.prompt_mask_JP.all() and (self.prompt_JP == self.prompt_JP[0]).all()
         )
-        return own - 1 if same and own > MIN_TOKENS and len(self.prefix_C) else 0  # the last is run to be followed
+        return own - 1 if same and own > MIN_TOKENS and len(self.prefix_C) else 0
 
     def after(self, tokens: int) -> Sequences:
         """The same rows without the first `tokens` tokens of their one prompt."""
@@ -67,24 +72,24 @@ class Sequences:
         return Sequences(self.prefix_C, *rest, self.response_JT, self.mask_JT)
 
     def micro_batches(self, rows: Tensor, *, tokens: int, by_prompt: bool = False) -> list[Tensor]:
-        """The given rows by length, in chunks of at most `tokens` tokens, a fifth of it padding at most.
+        """The given rows, sorted by length, in chunks of at most `tokens` tokens, padding included.
 
-        A longer row stands alone. With `by_prompt`, rows of one prompt stand in chunks of their own, which need its
-        tokens once.
+        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is a chunk. With `by_prompt`, a chunk
+        has rows of one prompt, whose tokens are counted once.
         """
         if not by_prompt:
             return _chunks(rows, self.length_J[rows], tokens=tokens)
         marked_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
         _, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
-        alone, chunks = [], []
+        mixed, chunks = [], []
         for prompt in range(int(prompt_J.max()) + 1):
             members = rows[prompt_J == prompt]
             if common := self.rows(members).common_prompt:
                 chunks += _chunks(members, self.length_J[members] - common, tokens=tokens)
             else:
-                alone.append(members)
-        if alone:
-            others = torch.cat(alone)
+                mixed.append(members)
+        if mixed:
+            others = torch.cat(mixed)
             chunks += _chunks(others, self.length_J[others], tokens=tokens)
         return chunks
 
@@ -146,11 +151,16 @@ def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longe
         longest: tokens of the longest prompt and answer together.
 
     Returns:
-        0, or at least `MIN_TOKENS` and less than the shortest prompt: the last token has to be run to be followed.
+        0, or at least `MIN_TOKENS` and less than the shortest prompt, whose last token predicts the first one of the
+        answer.
     """
     if window is not None and longest > window:
-        return 0  # padding behind the prefix would count as distance, and a full window forgets its first tokens
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # what these two share, all between them share
+        # Padding after the prefix would count as distance within the window, and a full window drops the prefix.
+        return 0
+    first, last = (
+        min(map(list, prompts)),
+        max(map(list, prompts)),
+    )  # in sorted order, all others share what these two share
     differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     common = min(next(differ, len(first)), min(map(len, prompts)) - 1)
     return common if common >= MIN_TOKENS else 0

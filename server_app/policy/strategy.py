@@ -25,8 +25,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
 from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.ask import HalfOpened
-from server_app.federation.ask_grid import AnswerMessage, AskGrid, AskMessage
+from server_app.federation.ask import LostSum
+from server_app.federation.ask_grid import AskGrid, AskMessage, RepliesMessage
 from server_app.federation.groups import Groups
 from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.federation.scores import scores
@@ -37,32 +37,32 @@ from server_app.policy.sample import Rollout
 IntArray = npt.NDArray[np.int64]
 
 TRIES = 3
-"""Batches of rollouts in an iteration whose rewards are lost before the run ends."""
+"""Most batches of rollouts that an iteration samples where secure sums are lost; then the run ends."""
 
 log = logging.getLogger("appa.server")
 
 
 class QuestionOrder:
-    """Endless shuffled passes over the training questions, of which `taken` have come."""
+    """Endless shuffled passes over the training questions; `num_taken` have been used."""
 
     def __init__(self, questions: IntArray, seed: int) -> None:
         self._questions, self._rng = questions, np.random.default_rng(seed)
         self._left: list[int] = []
-        self.taken = 0
+        self.num_taken = 0
 
     def take(self, count: int) -> IntArray:
         """The next `count` questions."""
-        self.taken += count
-        taken: list[int] = []
-        while len(taken) < count:
+        self.num_taken += count
+        questions: list[int] = []
+        while len(questions) < count:
             if not self._left:
                 self._left = self._rng.permutation(self._questions).tolist()
-            taken.append(self._left.pop())
-        return np.array(taken)
+            questions.append(self._left.pop())
+        return np.array(questions)
 
 
-def questions_of(order: QuestionOrder, settings: PPOSection) -> IntArray:
-    """The next batch's question for each rollout: the answers to one question side by side."""
+def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
+    """Take the next batch's questions: one for each rollout, rollouts of a question side by side."""
     number = settings.answers_per_question
     return np.repeat(order.take(settings.batch_size // number), number)
 
@@ -88,8 +88,8 @@ class AppaStrategy(Strategy):
         groups: who score.
         engine: who samples and learns.
         rule: how the groups' rewards become one.
-        config: `task`, `metric`, the batch size and whether contexts are drawn anew.
-        base: tokenizer.
+        config: the run's.
+        base: decodes the rollouts.
         catalogue: the public questions.
         prompts: token ids of every question's prompt, by catalogue position.
         order: which questions come next.
@@ -146,12 +146,12 @@ class AppaStrategy(Strategy):
         return result
 
     def _scored(self, server_round: int, arrays: ArrayRecord, grid: AskGrid, *, timeout: float) -> Iterable[Message]:
-        """A round's replies; where a sum was opened by some groups only, those to rollouts of the next questions."""
+        """A round's replies; where a secure sum is lost, the next questions are answered and scored instead."""
         for tries_left in reversed(range(TRIES)):
             messages = self.configure_train(server_round, arrays, ConfigRecord(), grid)
             try:
                 replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
-            except HalfOpened as error:
+            except LostSum as error:
                 if not tries_left:
                     raise
                 log.warning("iteration %d: %s; the next questions are answered instead", server_round, error)
@@ -166,7 +166,7 @@ class AppaStrategy(Strategy):
         """Sample answers to the next questions; ask the groups for their rewards."""
         seconds = dict[str, float]()
         with timed(seconds, "rollout"):
-            question_J = questions_of(self._order, self._config.ppo)
+            question_J = next_questions(self._order, self._config.ppo)
             rollout = self._engine.rollout([self._prompts[q] for q in question_J])
             texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
@@ -184,8 +184,8 @@ class AppaStrategy(Strategy):
         now = self._round
         assert now.reference is not None
         (reply,) = replies
-        assert isinstance(reply, AnswerMessage)
-        aggregated = self._rule.result(self._state, now.answers, reply.answer)
+        assert isinstance(reply, RepliesMessage)
+        aggregated = self._rule.result(self._state, now.answers, reply.replies)
         with timed(now.seconds, "update"):
             device = now.rollout.logprob_JT.device
             score_J = torch.tensor(aggregated.aggregate_J, dtype=torch.float32, device=device)
@@ -213,11 +213,11 @@ class AppaStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Nothing: the learning curve is no message of its own."""
+        """Unused: the policy's answers for the learning curve are scored in `aggregate_train`."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Nothing, likewise."""
+        """Unused."""
 
     def _is_evaluated(self, server_round: int) -> bool:
         every = self._config.eval.every
@@ -241,12 +241,12 @@ class AppaStrategy(Strategy):
         )
 
     def summary(self) -> None:
-        """Nothing that the run's own log lacks."""
+        """Unused: the run's log has everything."""
 
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add how long something took, by its name."""
+    """Measure the seconds of the block, under a name."""
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started

@@ -43,12 +43,12 @@ def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dic
     Raises:
         UserError: too few groups answered.
     """
-    answer = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
+    replies = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
     if not groups.plain:
-        return {"scores": tables(answer.sum("scores")), "groups": {}}
+        return {"scores": tables(replies.sum("scores")), "groups": {}}
     sizes = {TRAINING_PART: int(catalogue.train_Q.sum()), HELD_OUT_PART: int(catalogue.held_out_Q.sum())}
     usable: dict[str, FloatArray] = {}
-    for name, score_2L in zip(answer.groups, answer.each("scores"), strict=True):
+    for name, score_2L in zip(replies.groups, replies.each("scores"), strict=True):
         if why := fault(score_2L, sizes, unseen=name in unseen):
             log.warning("group %s: its scores of PluralLLM are left out: %s", name, why)
         else:

@@ -244,8 +244,8 @@ class Rounds:
         self._num_asked, started = self._num_asked + 1, time.monotonic()
         state = self._rule.restored(vars(last)) if last else self._rule.first()
         ask = self._rule.ask(state, answers, self._num_asked if config.pluralllm.fresh_contexts else 0)
-        answer = groups.ask(ask)
-        result = self._rule.result(state, answers, answer)
+        replies = groups.ask(ask)
+        result = self._rule.result(state, answers, replies)
         held_out = bool(catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
         record = ServedRound(
             iteration=last.iteration + 1 if last else 1,
@@ -263,7 +263,7 @@ class Rounds:
             group_seconds=dict(groups.seconds),
             **self._rule.saved(state if held_out else result.state),
         )
-        alignment_J = answer.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
+        alignment_J = replies.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
         numbers_J = np.array((result.aggregate_J, alignment_J, answers.format_score_J)).T.tolist()
         scored = (
             ServedAnswer(id=key, digest=item.digest, reward=row[0], components={"alignment": row[1], "format": row[2]})

@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.config import ranges
-from appa_flwr.config.ranges import EMA_DECAY, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
-
-_ALPHA_LOST_IN_ROUNDING = float(np.finfo(np.float64).eps)
+from appa_flwr.config.ranges import EMA_DECAY
 
 
 def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
@@ -45,11 +43,7 @@ def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
 
 
 def adaptive_aggregate(
-    reward_GJ: npt.ArrayLike,
-    weight_G: npt.ArrayLike,
-    *,
-    fairness: float,
-    fairness_threshold: float = PAPER_FAIRNESS_THRESHOLD,
+    reward_GJ: npt.ArrayLike, weight_G: npt.ArrayLike, *, fairness: float, fairness_threshold: float
 ) -> FloatArray:
     """Equation 3, adaptive aggregation: mean_g r_gj where FI >= tau, else log mean_g exp(alpha_g r_gj).
 
@@ -81,7 +75,7 @@ def historical_alignment(history_G: npt.ArrayLike, reward_GJ: npt.ArrayLike, *, 
     return np.asarray(decay * history_G + (1.0 - decay) * reward_GJ.mean(axis=1))
 
 
-def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float = PAPER_TEMPERATURE) -> FloatArray:
+def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float) -> FloatArray:
     """Equation 6, reversed softmax: alpha_g^t = exp((1 - h_g^(t-1)) / T) / sum_g' exp((1 - h_g'^(t-1)) / T).
 
     (G,), largest for the group with the lowest history; sums to 1.
@@ -107,8 +101,7 @@ def _finite(name: str, values: npt.ArrayLike, *, axes: int = 2, groups: int | No
 
 def _is_mean(alpha: float) -> bool:
     ranges.check("alpha", alpha, ranges.Alpha)
-    # Under one rounding unit the difference to the mean (at most alpha / 8 for rewards in [0, 1]) has no digits left.
-    return abs(alpha) < _ALPHA_LOST_IN_ROUNDING
+    return alpha == 0.0
 
 
 def _around_extreme(reward_GJ: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:

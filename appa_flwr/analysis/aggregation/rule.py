@@ -6,6 +6,8 @@ Legend: G groups, J rollouts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,16 +30,16 @@ class State:
     Attributes:
         history_G: (G,) moving average of each group's mean alignment reward, the paper's h; 0 before the first answer.
         answered_G: (G,) True for a group that has ever answered.
-        lead_G: (G,) how far each group has fallen behind the mean in all iterations, as the rule adds it up; 0 for
-            rules that do not.
+        log_weight_G: (G,) logarithms of the weights that rule `mix` changes in each iteration, up to a constant; 0
+            under other rules.
     """
 
     history_G: FloatArray
     answered_G: BoolArray
-    lead_G: FloatArray
+    log_weight_G: FloatArray
 
     def __post_init__(self) -> None:
-        kinds = {"history_G": np.float64, "answered_G": np.bool_, "lead_G": np.float64}
+        kinds = {"history_G": np.float64, "answered_G": np.bool_, "log_weight_G": np.float64}
         for name, dtype in kinds.items():
             frozen: npt.NDArray[Any] = np.array(getattr(self, name), dtype=dtype)
             frozen.setflags(write=False)
@@ -55,8 +57,9 @@ class Result:
         aggregate_J: (J,) the reward of each rollout.
         state: to be passed to the next iteration.
         fairness_index: of this iteration's alignment rewards, in [0, 1].
-        weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, also where
-            it fell back; `min` and `alpha`: `alpha_weights`; `mix`: those of its weighted mean.
+        weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, which an
+            iteration that fell back to the mean did not use; `min` and `alpha`: `alpha_weights`; `mix`: those of its
+            weighted mean.
         fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
     """
 
@@ -79,20 +82,20 @@ class Past(NamedTuple):
     """Inputs of a rule beside the rewards it combines; of present groups only.
 
     Attributes:
-        history_G: their history before this iteration.
-        lead_G: their lead, this iteration's included.
+        history_G: their histories before this iteration.
+        log_weight_G: their log-weights, with this iteration's change.
         fairness: the Fairness Index of this iteration's alignment rewards.
     """
 
     history_G: FloatArray
-    lead_G: FloatArray
+    log_weight_G: FloatArray
     fairness: float
 
 
 class Rule(BaseModel, ABC):
     """An aggregation rule with its parameters set; pure, the state goes in and comes out.
 
-    Its fields are parameters that every rule has, so that fairness and history can be plotted for all of them alike.
+    Every rule keeps histories, whether or not it uses them, so that all runs report them; `ema_decay` is theirs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
@@ -101,11 +104,11 @@ class Rule(BaseModel, ABC):
 
     @abstractmethod
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
-        """The rule itself: what the present groups' training rewards (G, J) are worth."""
+        """Combine the present groups' training rewards (G, J) into one reward (J,)."""
 
-    def lead(self, lead_G: FloatArray, mean_G: FloatArray) -> FloatArray:
-        """The present groups' lead after this iteration's mean alignment rewards; a rule that uses it says how."""
-        return lead_G
+    def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
+        """The present groups' log-weights (G,) after this iteration's mean alignment rewards (G,)."""
+        return log_weight_G
 
     def init(self, num_groups: int) -> State:
         """The state before the first iteration: no history, nobody has answered (h^0 = 0).
@@ -116,20 +119,21 @@ class Rule(BaseModel, ABC):
         if num_groups < 1:
             raise ValueError(f"num_groups must be at least 1, got {num_groups}")
         zero_G = np.zeros(num_groups)
-        return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), lead_G=zero_G)
+        return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), log_weight_G=zero_G)
 
     def apply(self, state: State, reward_GJ: npt.ArrayLike, training_reward_GJ: npt.ArrayLike) -> Result:
         """Aggregate one iteration's rewards (Algorithm appa).
 
-        The alignment rewards feed fairness and history, the training rewards get aggregated. A missing group is a row
-        of NaN in both: the result is that of the others alone, and its history stays. A group's first answer, where
-        others have answered in earlier iterations, finds it with the mean of their histories and leads instead of 0,
-        which would outweigh them all (design section 3). Both rewards are (G, J), the alignment rewards in [0, 1].
+        Fairness Index and histories are computed from the alignment rewards; the training rewards are combined. A
+        missing group is a row of NaN in both: it changes nothing, and its history stays. A group that joins late starts
+        with the mean of the others' histories and log-weights: with a history of 0 it would get nearly all weight.
+        Both rewards are (G, J), the alignment rewards in [0, 1].
 
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
-            UserError: a rule of the user's own fails, or does not give a finite reward a rollout and weight a group.
+            UserError: a user's rule fails, or gives anything else than a finite reward for each rollout and a finite
+                weight for each group.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
@@ -143,38 +147,50 @@ class Rule(BaseModel, ABC):
             raise ValueError("a group must be missing (a row of NaN) in both rewards or in neither")
 
         fairness = fairness_index(reward_GJ)
-        history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
-        lead_G[present_G] = self.lead(lead_G[present_G], reward_GJ[present_G].mean(axis=1))
-        past = Past(history_G[present_G], lead_G[present_G], fairness)
-        present_GJ = training_reward_GJ[present_G]
-        aggregate_J, present_weight_G, fell_back = self._combined(present_GJ, past)
+        history_G = _with_late_joiners(state.history_G, state, present_G)
+        log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
+        mean_G = reward_GJ[present_G].mean(axis=1)
+        with _own_errors(self):
+            log_weight_G[present_G] = self.log_weights(log_weight_G[present_G], mean_G)
+            past = Past(history_G[present_G], log_weight_G[present_G], fairness)
+            combined = Combination(*self.combine(training_reward_GJ[present_G], past))
+            fell_back = None if combined.fell_back is None else bool(combined.fell_back)
+        aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
+        present_weight_G = self._finite("weights", combined.weight_G, size=len(mean_G))
+        self._finite("log-weights", log_weight_G[present_G], size=len(mean_G))
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
-        next_state = State(history_G, state.answered_G | present_G, lead_G)
+        next_state = State(history_G, state.answered_G | present_G, log_weight_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
-    def _combined(self, reward_GJ: FloatArray, past: Past) -> Combination:
-        """What `combine` gives; of a rule of the user's own once it is known to fit, see `apply`."""
-        if type(self).__module__.startswith("appa_flwr."):
-            return self.combine(reward_GJ, past)
-        rule = f'rule "{type(self).__module__}:{type(self).__name__}"'
-        try:
-            combined = Combination(*self.combine(reward_GJ, past))
-            aggregate_J, weight_G = (np.asarray(array, dtype=np.float64) for array in combined[:2])
-        except Exception as error:  # whatever its code does
-            raise UserError(f"{rule}: fails ({own_code.in_words(error)})") from error
-        for what, array, size in zip(
-            ("rewards", "weights"), (aggregate_J, weight_G), reward_GJ.shape[::-1], strict=True
-        ):
-            if array.shape != (size,) or not np.isfinite(array).all():
-                wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
-                raise UserError(f"{rule}: gives {wrong}; it has to give ({size},), all finite")
-        return Combination(aggregate_J, weight_G, combined.fell_back)
+    def _finite(self, what: str, values: npt.ArrayLike, *, size: int) -> FloatArray:
+        """Values of a rule as an array (size,); a UserError that names the rule where they are anything else."""
+        with _own_errors(self):
+            array = np.asarray(values, dtype=np.float64)
+        if array.shape != (size,) or not np.isfinite(array).all():
+            wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
+            raise UserError(f"{_title(self)}: gives {wrong}; it has to give ({size},), all finite")
+        return array
 
 
-def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
-    """History or lead as this iteration starts from it: a late joiner gets the mean of those who answered before it."""
+def _title(rule: Rule) -> str:
+    return f'rule "{type(rule).__module__}:{type(rule).__name__}"'
+
+
+@contextmanager
+def _own_errors(rule: Rule) -> Iterator[None]:
+    """Whatever the code of a user's rule raises becomes one UserError that names the rule."""
+    try:
+        yield
+    except Exception as error:
+        if type(rule).__module__.startswith("appa_flwr."):
+            raise
+        raise UserError(f"{_title(rule)}: fails ({own_code.in_words(error)})") from error
+
+
+def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
+    """Histories or log-weights (G,) in which a group that joins late has the mean of those that answered before."""
     joining_G = present_G & ~state.answered_G
     if not joining_G.any() or not state.answered_G.any():
         return values_G.copy()

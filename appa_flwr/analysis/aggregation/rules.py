@@ -22,8 +22,8 @@ from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, TEMPERATURE, WORST_SHARE
 WEIGHT_STEP = 3.0
 """eta: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
 
-MAX_LEAD = 12.0
-"""No group falls further behind the first in log-weight: exp(-12) is nothing, and it has a way back."""
+MAX_LOG_WEIGHT_GAP = 12.0
+"""Between any group's log-weight and the largest: exp(-12) is next to nothing, and the group can still come back."""
 
 
 def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
@@ -74,7 +74,7 @@ class Appa(Rule):
 
 
 class Mix(Rule):
-    """A share c of group DRO's weights, and every group at least (1 - c) / G: it climbs (1 - c) mean + c minimum.
+    """A share c of group DRO's weights, and every group at least (1 - c) / G: it optimises (1 - c) mean + c minimum.
 
     Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards for losses): a group's weight
     grows by exp(eta times what its reward is short of the mean) in each iteration. So weights settle only where the
@@ -84,11 +84,11 @@ class Mix(Rule):
     name = "mix"
     worst_share: ranges.WorstShare = WORST_SHARE
 
-    def lead(self, lead_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
-        moved_G = lead_G + WEIGHT_STEP * (mean_G.mean() - mean_G)
-        return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LEAD))
+    def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
+        moved_G = log_weight_G + WEIGHT_STEP * (mean_G.mean() - mean_G)
+        return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LOG_WEIGHT_GAP))
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        fallen_G = np.asarray(softmax(past.lead_G))
-        weight_G = (1 - self.worst_share) / len(fallen_G) + self.worst_share * fallen_G
+        dro_weight_G = np.asarray(softmax(past.log_weight_G))
+        weight_G = (1 - self.worst_share) / len(dro_weight_G) + self.worst_share * dro_weight_G
         return Combination(weight_G @ reward_GJ, weight_G)

@@ -62,7 +62,8 @@ def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight()
     # Equation 22 for two groups, alpha_g exp(alpha_g r_g) / sum exp(alpha r): at r = (0, log 16) and alpha = (3/4, 1/4)
     # the powers are 1 and 2, which gives (3/4) / 3 and (1/4) 2 / 3
     found_GJ = gradient_GJ(
-        lambda reward_GJ: agg.adaptive_aggregate(reward_GJ, [0.75, 0.25], fairness=0.0), [[0.0], [math.log(16)]]
+        lambda reward_GJ: agg.adaptive_aggregate(reward_GJ, [0.75, 0.25], fairness=0.0, fairness_threshold=1.0),
+        [[0.0], [math.log(16)]],
     )
     np.testing.assert_allclose(found_GJ, [[1 / 4], [1 / 6]], atol=1e-8)
 
@@ -124,7 +125,7 @@ def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
         (-math.inf, reward_GJ.min(axis=0), 0.0),
         (-1e300, reward_GJ.min(axis=0), 1e-12),
         (0.0, reward_GJ.mean(axis=0), 0.0),
-        (1e-300, reward_GJ.mean(axis=0), 0.0),
+        (1e-300, reward_GJ.mean(axis=0), 1e-15),
         (math.inf, reward_GJ.max(axis=0), 0.0),
     ):
         np.testing.assert_allclose(agg.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
@@ -159,7 +160,7 @@ def test_a_rule_needs_a_group():
     with pytest.raises(ValueError, match="num_groups"):
         make("average").init(0)
     with pytest.raises(ValueError, match="G >= 1"):
-        State(history_G=np.zeros(2), answered_G=np.zeros(3, bool), lead_G=np.zeros(2))
+        State(history_G=np.zeros(2), answered_G=np.zeros(3, bool), log_weight_G=np.zeros(2))
 
 
 TWO = [[0.1, 0.2], [0.3, 0.4]]
@@ -171,7 +172,10 @@ TWO = [[0.1, 0.2], [0.3, 0.4]]
         (lambda: agg.alpha_aggregate([0.1, 0.2], alpha=1.0), r"reward_GJ .*\(G, J\), got shape \(2,\)"),
         (lambda: agg.alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
         (lambda: agg.alpha_weights([[0.1, np.nan]], alpha=1.0), "reward_GJ must be finite"),
-        (lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5), r"weight_G .*\(2\), got shape \(1,\)"),
+        (
+            lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5, fairness_threshold=1.0),
+            r"weight_G .*\(2\), got shape \(1,\)",
+        ),
         (lambda: agg.adaptive_aggregate(TWO, [0.5, 0.5], fairness=0.5, fairness_threshold=-1), "threshold must"),
         (lambda: agg.historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
         (lambda: agg.reversed_softmax([0.1], temperature="0.1"), "temperature must be a valid number"),
@@ -250,24 +254,35 @@ def test_a_rule_that_cannot_be_found_is_one_line(here, name, says):
 
 
 ONES = np.ones(4)
+FITS = agg.Combination(ONES, [0.5, 0.5])
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("combined", "log_weight_G", "says"),
     [
-        (agg.Combination(ONES[1:], [0.5, 0.5]), r"gives rewards of shape \(3,\), 3 of them finite; .*give \(4,\)"),
-        (agg.Combination(ONES * np.nan, [0.5, 0.5]), r"gives rewards of shape \(4,\), 0 of them finite"),
-        (agg.Combination(ONES, [1.0]), r"gives weights of shape \(1,\), 1 of them finite; .*give \(2,\)"),
-        (ONES, r"fails \(TypeError"),
+        (
+            agg.Combination(ONES[1:], [0.5, 0.5]),
+            None,
+            r"gives rewards of shape \(3,\), 3 of them finite; .*give \(4,\)",
+        ),
+        (agg.Combination(ONES * np.nan, [0.5, 0.5]), None, r"gives rewards of shape \(4,\), 0 of them finite"),
+        (agg.Combination(ONES, [1.0]), None, r"gives weights of shape \(1,\), 1 of them finite; .*give \(2,\)"),
+        (agg.Combination(ONES, [0.5, 0.5], ONES), None, r"fails \(ValueError"),
+        (ONES, None, r"fails \(TypeError"),
+        (FITS, [0.0, np.nan], r"gives log-weights of shape \(2,\), 1 of them finite"),
+        (FITS, [0.0, 0.0, 0.0], r"fails \(ValueError"),
     ],
 )
-def test_a_rule_of_ones_own_that_does_not_fit_is_one_line_before_a_run_and_in_one(given, says):
+def test_a_rule_of_ones_own_that_does_not_fit_is_one_line_before_a_run_and_in_one(combined, log_weight_G, says):
     class Own(agg.Rule):
-        def combine(self, reward_GJ, past):
-            return given if len(reward_GJ[0]) == len(ONES) else agg.Combination(reward_GJ[0], [0.5, 0.5])
+        def log_weights(self, log_weight_G_before, mean_G):
+            return log_weight_G_before if log_weight_G is None or len(mean_G) != 2 else log_weight_G
 
-    agg.try_out(Own(), num_groups=2)
+        def combine(self, reward_GJ, past):
+            return combined
+
     reward_GJ = np.full((2, 4), 0.5)
-    state = Own().init(2)
     with pytest.raises(UserError, match=rf'^rule "{__name__}:Own": {says}'):
-        Own().apply(state, reward_GJ, reward_GJ)
+        Own().apply(Own().init(2), reward_GJ, reward_GJ)
+    with pytest.raises(UserError, match=f'^rule "{__name__}:Own": '):
+        agg.try_out(Own(), num_groups=2)

@@ -20,7 +20,7 @@ from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from server_app.federation.answers import Answers
-from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.ask_grid import TRAIN, AskGrid
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
@@ -231,7 +231,7 @@ def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
     def lost(self, asked, **others):
         tries.append(asked)
         if len(tries) < 3:
-            raise HalfOpened("C stays away")
+            raise LostSum("C stays away")
         return ask(self, asked, **others)
 
     monkeypatch.setattr(Groups, "ask", lost)

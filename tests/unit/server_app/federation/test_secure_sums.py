@@ -19,7 +19,7 @@ from appa_flwr.protocol.asks import Ask
 from appa_flwr.secure import masks
 from appa_flwr.secure.roster import own_key, public_key, read_roster, roster_file
 from server_app.federation import grid as grids
-from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.members import MOST_ROUNDS
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -161,10 +161,10 @@ def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(parties, m
     monkeypatch.setattr(grids, "LATE_TTL", 0.0)
     groups, ask = met(parties), fresh()
     parties[2].faults = {messages.OPEN: silent}
-    with pytest.raises(HalfOpened, match="all but C"):
+    with pytest.raises(LostSum, match="all but C"):
         groups.ask(ask)
     parties[2].faults = {messages.ASK: silent}
-    with pytest.raises(HalfOpened, match="it has opened this request for other groups"):
+    with pytest.raises(LostSum, match="it has opened this request for other groups"):
         groups.ask(ask)
     parties[2].faults.clear()
     np.testing.assert_allclose(groups.ask(ask).sum("votes"), total(*NAMES), atol=1e-12)  # it is back
@@ -179,7 +179,7 @@ def test_a_group_that_masks_garbage_spoils_the_sum_and_one_that_sends_none_is_mi
     seed = messages.pack_reply(["D"], seed=bytes(32))
     parties[3].faults[messages.OPEN] = lambda message: Message(seed, reply_to=message)
     if words.dtype == np.uint64 and len(words) == 9:
-        with pytest.raises(HalfOpened, match="wrong part"):
+        with pytest.raises(LostSum, match="wrong part"):
             groups.ask(fresh())
     else:
         assert groups.ask(fresh()).groups == ("A", "B", "C")
@@ -189,7 +189,7 @@ def test_a_sum_that_no_groups_can_have_is_none(parties, monkeypatch):
     """Votes are 0 or more, and D adds -1 of the largest."""
     groups, ask = met(parties), fresh()
     monkeypatch.setitem(SHARE, "D", np.full((3, 3), -3.0))
-    with pytest.raises(HalfOpened, match="a wrong part of votes"):
+    with pytest.raises(LostSum, match="a wrong part of votes"):
         groups.ask(ask)
 
 
@@ -225,7 +225,7 @@ def test_a_restarted_server_goes_on_with_rounds_that_nobody_has_masked(parties, 
     first = met(parties, answers=tmp_path)
     kept = first.ask(ask)
     parties[0].faults[messages.OPEN] = silent
-    with pytest.raises(HalfOpened):
+    with pytest.raises(LostSum):
         first.ask(lost := fresh())
     parties[0].faults.clear()
     second = met(parties, answers=tmp_path)

@@ -24,12 +24,12 @@ from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
 from server_app.federation.answers import parse_answers
-from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.ask_grid import AskGrid
 from server_app.federation.reward_rule import RewardRule
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
-from server_app.policy.strategy import TRIES, AppaStrategy, QuestionOrder, questions_of
+from server_app.policy.strategy import TRIES, AppaStrategy, QuestionOrder, next_questions
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
@@ -284,19 +284,19 @@ def test_rollouts_whose_sum_is_lost_are_followed_by_those_of_the_next_questions(
     def half_opened(*given, **keys):
         if len(lost) < times:
             lost.append(given)
-            raise HalfOpened("B stays away")
+            raise LostSum("B stays away")
         return ask(*given, **keys)
 
     monkeypatch.setattr(groups, "ask", half_opened)
     if times == TRIES:
-        with pytest.raises(HalfOpened):
+        with pytest.raises(LostSum):
             run(strategy, groups, 1)
         assert not engine.scores
         return
     run(strategy, groups, 1)
     again = QuestionOrder(np.array([0, 1, 3]), seed=1)
     assert [[q for (q,) in prompts] for prompts in engine.prompts] == [again.take(5).tolist() for _ in range(2)]
-    assert (len(engine.scores), [line.iteration for line in lines], order.taken) == (1, [1], 10)
+    assert (len(engine.scores), [line.iteration for line in lines], order.num_taken) == (1, [1], 10)
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():
@@ -316,4 +316,4 @@ def test_a_question_s_answers_stand_side_by_side():
     one_each, three_each = (QuestionOrder(np.arange(10), seed=4) for _ in range(2))
     for _ in range(7):  # past the end of a pass over the questions
         first, second = one_each.take(2)
-        assert questions_of(three_each, rollout).tolist() == [first] * 3 + [second] * 3
+        assert next_questions(three_each, rollout).tolist() == [first] * 3 + [second] * 3

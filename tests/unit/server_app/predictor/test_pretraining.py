@@ -17,7 +17,7 @@ from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import UPDATE, VALIDATION, Number, flatten
 from pluralllm.residual import SHARES_KEY
-from server_app.federation.ask import Answer
+from server_app.federation.ask import Replies
 from server_app.predictor.pretraining import pretrain
 
 STRATEGIES = get_args(PluralLLMSection.model_fields["strategy"].annotation)
@@ -56,7 +56,7 @@ class Training:
                 for n, error_V in self._errors_G
             ]
         data = np.stack([flatten(row, numbers) for row in rows])
-        return Answer(self.names, numbers, data if self.plain else data.sum(0), "")
+        return Replies(self.names, numbers, data if self.plain else data.sum(0), "")
 
 
 def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, plain=True, **changes):

@@ -337,7 +337,7 @@ def test_what_an_update_reports():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": "cuda"}, "written on a cuda device, and this machine's is cpu"),
+        ({"device": "cuda"}, "written on a cuda device and this machine has cpu"),
         ({"policy": [torch.ones(2)]}, "policy model's parameters have other shapes"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_metric_and_a_rule_of_ones_own_run_on_an_institute_s_file(appa_run: Re
     here = appa_run.folder / "own-here"
     here.mkdir()
     for name, heading in (("my_rules.py", "A rule"), ("my_metrics.py", "A metric")):
-        section = (DOCS / "rules.md").read_text().split(f"## {heading} of your own")[1]
+        section = (DOCS / "scores.md").read_text().split(f"## {heading} of your own")[1]
         (here / name).write_text(section.split("```")[1].removeprefix("python"))
     institute_file(here / "poll.sav")
     run = appa_run("own", survey="poll.sav", data__group_by="region", metric=METRIC, rule="my_rules:Median")

@@ -16,7 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import rewards
 
-GUIDE = Path(__file__).parents[4] / "docs" / "rules.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "scores.md"
 OTHERS = """
 def too_much(prediction, target, options):
     return 2 * overlap(prediction, target, options)

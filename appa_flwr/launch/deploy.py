@@ -55,7 +55,7 @@ def describe(sites: Sites, *, bundle: str, sums: str) -> None:
     for name in pinned_elsewhere(sites, bundle):
         show(f"the owner's policy of {name} stays as it was, and pins another bundle")
     if sums == "secure":
-        show("before the run each owner makes a key and pins the roster (docs/deployment.md, Secure sums)")
+        show("before the run each owner makes a key and pins the roster (docs/join.md, Take part)")
     show("nobody else may get authority/ca.key")
 
 

@@ -32,7 +32,7 @@ def institute_file(path: Path) -> None:
 def test_a_rule_of_ones_own_runs_on_an_institute_s_file(appa_run: RealRuns):
     here = appa_run.folder / "own-here"
     here.mkdir()
-    section = (DOCS / "rules.md").read_text().split("## A rule of your own")[1]
+    section = (DOCS / "scores.md").read_text().split("## A rule of your own")[1]
     (here / "my_rules.py").write_text(section.split("```")[1].removeprefix("python"))
     institute_file(here / "poll.sav")
     run = appa_run("own", survey="poll.sav", data__group_by="region", rule="my_rules:Median")

@@ -212,7 +212,7 @@ def test_every_rule_is_made_with_its_own_keys(rule):
     assert made.model_dump() == {name: other[name] for name in agg.parameters(rule)}
 
 
-GUIDE = Path(__file__).parents[4] / "docs" / "rules.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "scores.md"
 HALF = "\n\nclass Half(Rule):\n    above: float = 0.0\n"
 
 

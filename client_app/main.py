@@ -102,7 +102,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
         weight_P = messages.unpack_weights(content)
         ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
         for group in groups:
-            keep_arrays(party.memory, f"targets {group.name}", target=ours.table(group.data, draw=0))
+            keep_arrays(party.memory, f"targets {group.name}", target=ours.targets(group.data))
         if party.config.pluralllm.fresh_contexts:
             party.memory["weights"] = weight_P.tobytes()
         party.memory["targets"] = messages.digest(content).encode()

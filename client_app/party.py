@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import Context
 
 from appa_flwr.config import Config
@@ -30,7 +29,6 @@ from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_arrays
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.scores import group_sums
 
 Answers = Mapping[str, FloatArray]
 
@@ -115,13 +113,12 @@ class Party:
         return {key: shares for key, shares in self.survey.answers[group].items() if key in same}
 
     @cached_property
-    def mean_sums(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Sums of the held-out answers of all groups that train, which a simulation's nodes can read."""
+    def held_out(self) -> list[GroupData]:
+        """The held-out answers of all groups that train, which a simulation's nodes can read."""
         unseen, survey = self.config.unseen_group_names, self.survey.answers
         seen = [name for name in self.config.group_names or survey if name in survey and name not in unseen]
         held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
-        own = (group_data(name, self.answers(name, held_out), embedding=self.embedding) for name in seen)
-        return group_sums(own, self.embedding)
+        return [group_data(name, self.answers(name, held_out), embedding=self.embedding) for name in seen]
 
     # --- what it remembers of the run -------------------------------------------------------------------------------
 
@@ -231,7 +228,7 @@ class Group:
 
         weight_P = np.frombuffer(party.remembered("weights"), dtype=np.float32)
         ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
-        return ours.table(self.data, draw=draw)
+        return ours.targets(self.data, draw=draw)
 
     def side(self, side: str, draw: int) -> FloatArray:
         """What answers are compared with, (Q, K), rows of NaN where there is nothing."""

@@ -109,7 +109,6 @@ def sample_episodes(
         target=asked.map(lambda part: part[:, num_context:]),
         noise=(noise[:, :num_context], noise[:, num_context:]),
         view_B3=torch.rand(config.num_episodes, 3, generator=generator) < torch.tensor(VIEW_SHARES),
-        question=question,
     )
 
 
@@ -148,12 +147,11 @@ def local_update(
     parameters = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
     update = OPTIMIZERS[optimizer](parameters, lr=learning_rate)
-    device = parameters[0].device
     model.train()
     total = 0.0
     for _ in range(steps):
         batch = sample_episodes(data, embedding, config=episodes, generator=generator)
-        value = model.loss(batch.to(device))
+        value = model.loss(batch)
         update.zero_grad(set_to_none=True)
         torch.autograd.backward(value)
         for parameter, start in zip(parameters, anchor, strict=False):

@@ -24,8 +24,8 @@ from appa_flwr.protocol.messages import join_weights, split_weights
 from appa_flwr.protocol.rewards import js_distance
 from client_app import numbers, predictor
 from client_app.memory import read_arrays
-from client_app.predictor import Predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
+from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
 from pluralllm.training import EpisodeConfig, build, local_update
@@ -146,15 +146,16 @@ def counts(start, embedding, answers: GroupData, *, count: int, least: int = 1, 
     train_Q[answers.question_N] = True
     rows, data = np.flatnonzero(~train_Q), answers.first(count)
     others_QK = np.zeros(option_QK.shape) if others_QK is None else others_QK
+    known_N = np.flatnonzero(others_QK.any(axis=1))
     party = SimpleNamespace(
         policy=OwnerPolicy(least_answers=least),
         ledger=None,
         embedding=embedding,
-        mean_sums=(9 * others_QK, np.where(others_QK.any(axis=1), 9, 0)),
+        held_out=[GroupData(name, known_N, others_QK[known_N].astype(np.float32)) for name in "BCD"],
     )
-    table_QK = loaded(embedding, start, train_Q=train_Q).table(data, draw=0)
+    table_QK = loaded(embedding, start, train_Q=train_Q).targets(data)
     held_out = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
-    group = SimpleNamespace(party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
+    group = SimpleNamespace(name="A", party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
     score_L = numbers.MAKERS[asks.SCORES](group, Ask(asks.SCORES), Task())["scores"][1]
     return {
         (part, name): score for (part, name, what), score in zip(summed(), score_L, strict=True) if what == "answers"
@@ -194,18 +195,20 @@ def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
     return (1 - js_distance(prediction_QK[rows], truth.answer_NK, embedding.option_QK[rows], base=np.e)).tolist()
 
 
-@pytest.mark.parametrize(("changes", "num_choices"), [(ATTENTION, 1), ({}, 7)])
-def test_a_round_is_validated_by_its_distance_to_held_out_answers(changes, num_choices, embedding, groups):
+@pytest.mark.parametrize(("architecture", "num_choices"), [("attention", 1), ("residual", 7)])
+def test_a_round_is_validated_by_its_distance_to_held_out_answers(architecture, num_choices, embedding, groups):
     # by hand: a fresh network answers uniformly, and a kernel of nothing says that all groups are alike
     mine, truth = split(groups[1], 8)
+    changes = {"pluralllm.architecture": architecture}
     fresh = initial_weights(Config.load({**CONFIG.flat(), **changes}))
     nothing = {key: Array(array.numpy() - 9) for key, array in fresh.items() if key in ("log_weight", "log_feature")}
     uniform_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
     expected = sum(distances(uniform_QK, truth, embedding))
     train_Q = np.zeros(len(uniform_QK), dtype=bool)
     ours = loaded(embedding, join_weights(ArrayRecord({**fresh, **nothing})), train_Q=train_Q, **changes)
-    np.testing.assert_allclose(ours.errors(mine, truth), [expected] * num_choices, atol=1e-5)
-    np.testing.assert_array_equal(ours.errors(mine, truth.first(0)), np.zeros(num_choices))
+    tell = partial(predictor.errors, ours, mine, architecture=architecture)
+    np.testing.assert_allclose(tell(truth), [expected] * num_choices, atol=1e-5)
+    np.testing.assert_array_equal(tell(truth.first(0)), np.zeros(num_choices))
 
 
 def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding, groups):
@@ -216,10 +219,10 @@ def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding,
 
     def predicted(shares):
         chosen = ArrayRecord({**given, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
-        return loaded(embedding, join_weights(chosen), train_Q=train_Q).table(mine, draw=0)
+        return loaded(embedding, join_weights(chosen), train_Q=train_Q).targets(mine)
 
     expected = [sum(distances(predicted(shares), truth, embedding)) for shares in SHARES]
     assert np.ptp(expected) > 1e-3
     ours = loaded(embedding, join_weights(given), train_Q=train_Q)
-    np.testing.assert_allclose(ours.errors(mine, truth), expected, atol=1e-5)
+    np.testing.assert_allclose(predictor.errors(ours, mine, truth, ARCHITECTURE), expected, atol=1e-5)
     assert ours.model.shares == START_SHARES  # as it came

@@ -14,13 +14,12 @@ import torch
 
 from pluralllm.data import GroupData, OptionEmbedding, embedding_parts
 from pluralllm.network import Questions
-from pluralllm.prediction import predict_choices, predict_targets
-from pluralllm.residual import PLAIN, SHARES, START_SHARES, ExactResidual, Shares, View
+from pluralllm.prediction import Predictor
+from pluralllm.residual import PLAIN, SHARES, SHARES_KEY, START_SHARES, VIEWS, ExactResidual, Shares, View
 from pluralllm.training import EpisodeConfig, local_update, sample_episodes
 
 Q, K, E = 30, 4, 20
 ANSWERED = 20
-VIEWS = [*(View(blind, features) for blind in (False, True) for features in (False, True)), PLAIN]
 TRAINED = np.arange(Q) < 25
 
 
@@ -59,6 +58,10 @@ def asked(table: OptionEmbedding, rows: np.ndarray, answer: np.ndarray | None = 
     return Questions(
         torch.from_numpy(table.value_QKE[rows])[None], torch.from_numpy(table.option_QK[rows])[None], given
     )
+
+
+def of(model, table, num_context=512, trained_Q=TRAINED) -> Predictor:
+    return Predictor(model, table, trained_Q, num_context=num_context, seed=0)
 
 
 def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets: np.ndarray, view: View):
@@ -137,13 +140,13 @@ def test_leave_one_out_is_what_leaving_out_gives(model, table, data, view):
 def test_an_untrained_network_without_context_answers_uniformly(table, data):
     torch.manual_seed(0)
     fresh = ExactResidual(E, 16, num_blocks=2, rank=16)
-    found = predict_targets(fresh, data, table, num_context=1, seed=0)
+    found = of(fresh, table, 1).targets(data)
     np.testing.assert_allclose(found, table.option_QK / table.option_QK.sum(1, keepdims=True), atol=1e-2)
 
 
 def test_tables_hold_distributions(model, table, data):
     for num_context in (0, 1, 2, 7, 512):
-        found = predict_targets(model, data, table, num_context=num_context, seed=0, trained=TRAINED)
+        found = of(model, table, num_context).targets(data)
         np.testing.assert_allclose(found.sum(1), 1.0)
         assert (found[~table.option_QK] == 0).all()
         assert (found[table.option_QK] > 0).all()
@@ -155,41 +158,45 @@ def test_the_own_answer_to_a_question_decides_nothing(model, table, data):
     size = table.option_QK[row].sum()
     answers[0, :size] = np.linspace(1.0, 9.0, size) / np.linspace(1.0, 9.0, size).sum()
     other = GroupData(data.group, data.question_N, answers)
-    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
-    before, after = (predict_targets(model, mine, table, **given) for mine in (data, other))
+    before, after = (of(model, table).targets(mine) for mine in (data, other))
     np.testing.assert_allclose(after[row], before[row], atol=1e-9)
     assert np.abs(after - before).max() > 1e-4  # it does decide others
 
 
 def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
-    model.choose(Shares(features=0.25, plain=0.5))
-    weights = model.views(np.array([True, False]))
-    np.testing.assert_allclose(sum(weights.values()), 1.0)
-    assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.0625]
-    assert weights[View(blind=True, features=False)].tolist() == [0.0, 0.1875]
-    assert weights[PLAIN].tolist() == [0.0, 0.5]
+    weights = model.view_weights(np.array([True, False]), Shares(features=0.25, plain=0.5))
+    np.testing.assert_allclose(weights.sum(axis=0), 1.0)
+    by_view = dict(zip(VIEWS, weights.tolist(), strict=True))
+    assert by_view[View(blind=False, features=True)] == [1.0, 0.0625]
+    assert by_view[View(blind=True, features=False)] == [0.0, 0.1875]
+    assert by_view[PLAIN] == [0.0, 0.5]
 
 
 def test_every_choice_is_the_prediction_with_its_shares_of_views(model, table, data):
+    """A mean of what the views predict alone; the choice None is the one that the weights hold."""
     rows = np.setdiff1d(np.arange(Q), data.question_N)
-    given = {"num_context": 512, "seed": 0, "trained": np.zeros(Q, dtype=bool), "rows": rows}
-    choices = predict_choices(model, data, table, **given)
+    unseen_Q = np.zeros(Q, dtype=bool)
+    choices = of(model, table, trained_Q=unseen_Q).choices(data, rows, SHARES)
     for shares, choice in zip(SHARES, choices, strict=True):
-        model.choose(shares)
-        np.testing.assert_allclose(choice, predict_targets(model, data, table, **given), atol=1e-12)
+        model.get_buffer(SHARES_KEY).copy_(torch.tensor(shares))
+        np.testing.assert_allclose(choice, of(model, table, trained_Q=unseen_Q).targets(data)[rows], atol=1e-12)
+    context, expected = asked(table, data.question_N, data.answer_NK), np.zeros(choices.shape[1:])
+    for view, weight_1 in zip(VIEWS, model.view_weights(np.array([False]), SHARES[1]), strict=True):
+        with torch.no_grad():
+            expected += weight_1 * model.condition(context, view).predict(asked(table, rows))
+    np.testing.assert_allclose(choices[1], expected, atol=1e-12)
     assert min(np.abs(a - b).max() for a, b in combinations(choices, 2)) > 1e-3
 
 
 @pytest.mark.parametrize("few", [0, 1, 2])
 def test_too_few_or_constant_answers_give_the_mean(model, table, data, few, caplog):
-    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
-    expected = predict_targets(model, data.first(0), table, **given)
+    expected = of(model, table).targets(data.first(0))
     mine = data.first(few)
     if few == 2:  # every answer uniform
         option_NK = table.option_QK[data.question_N]
         mine = GroupData("Here", data.question_N, (option_NK / option_NK.sum(1, keepdims=True)).astype(np.float32))
     with caplog.at_level(logging.WARNING, logger="appa.client"):
-        found = predict_targets(model, mine, table, **given)
+        found = of(model, table).targets(mine)
     np.testing.assert_allclose(found, expected)
     assert ("gets the mean of all groups" in caplog.text) == bool(few)
 
@@ -197,10 +204,9 @@ def test_too_few_or_constant_answers_give_the_mean(model, table, data, few, capl
 def test_a_kernel_that_cannot_be_factored_gives_the_mean_and_a_warning(model, table, data, caplog):
     with torch.no_grad():
         model.log_weight.fill_(10.0)  # e^80: rounding alone leaves negative eigenvalues
-    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
-    expected = predict_targets(model, data.first(0), table, **given)
+    expected = of(model, table).targets(data.first(0))
     with caplog.at_level(logging.WARNING, logger="appa.client"):
-        found = predict_targets(model, data, table, **given)
+        found = of(model, table).targets(data)
     assert np.isfinite(found).all()
     assert "cannot be solved for" in caplog.text
     np.testing.assert_allclose(found[data.question_N], expected[data.question_N])

@@ -249,14 +249,15 @@ def _rounded(sums: FloatArray, party: Party) -> FloatArray:
     return sums if party.ledger is None else np.round(sums / SUM_ROUNDING) * SUM_ROUNDING
 
 
-MAKERS: Mapping[str, Callable[[Group, Ask, Task], Numbers]] = {
-    asks.VOTES: _votes,
-    asks.PREDICTIONS: _votes,
-    asks.ANSWERS: _votes,
-    asks.UPDATE: _update,
-    asks.VALIDATION: _validation,
-    asks.SCORES: _scores,
-    asks.REWARDS: _rewards,
-    asks.TERMS: _terms,
-    asks.OWN_SCORES: _own_scores,
+KINDS: Mapping[str, tuple[str, Callable[[Group, Ask, Task], Numbers]]] = {
+    asks.VOTES: ("votes", _votes),
+    asks.PREDICTIONS: ("predictions", _votes),
+    asks.ANSWERS: ("answers", _votes),
+    asks.UPDATE: ("training", _update),
+    asks.VALIDATION: ("training", _validation),
+    asks.SCORES: ("training", _scores),
+    asks.REWARDS: ("rewards", _rewards),
+    asks.TERMS: ("rewards", _terms),
+    asks.OWN_SCORES: ("rewards", _own_scores),
 }
+"""Kind of numbers -> the word in the owner's `may-leave` that lets them leave, and what makes them."""

@@ -23,7 +23,6 @@ from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.messages import join_weights, split_weights
 from appa_flwr.protocol.rewards import js_distance
 from client_app import numbers, predictor
-from client_app.memory import read_arrays
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
 from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
@@ -91,8 +90,7 @@ def test_an_update_is_the_step_times_the_number_of_answers():
     asked = asked_of(asks.UPDATE, catalogue, node.config)
     start_P = asked.arrays["weights"]
     for group, own in node.numbers(asked).items():
-        kept = read_arrays(node.memory, f"data {group}")
-        data = GroupData(group, kept["question"], kept["answer"])
+        data = node.context_of(group)
         after_P, loss = train(node.config, start_P, data, option_embedding(catalogue), number=1)
         assert own["answers"] == len(data)
         assert own["loss"] == pytest.approx(len(data) * loss)
@@ -156,7 +154,7 @@ def counts(start, embedding, answers: GroupData, *, count: int, least: int = 1, 
     table_QK = loaded(embedding, start, train_Q=train_Q).targets(data)
     held_out = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
     group = SimpleNamespace(name="A", party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
-    score_L = numbers.MAKERS[asks.SCORES](group, Ask(asks.SCORES), Task())["scores"][1]
+    score_L = numbers.KINDS[asks.SCORES][1](group, Ask(asks.SCORES), Task())["scores"][1]
     return {
         (part, name): score for (part, name, what), score in zip(summed(), score_L, strict=True) if what == "answers"
     }

@@ -147,7 +147,7 @@ class ExactResidual(PluralLLM):
 
     def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, rank: int) -> None:
         super().__init__(embedding_dim)
-        self.parts = embedding_parts(embedding_dim)
+        self.question_part, self.option_part = embedding_parts(embedding_dim)
         self.option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
         self.unread = nn.Parameter(torch.zeros(dim))
         self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(num_blocks))
@@ -240,8 +240,8 @@ class ExactResidual(PluralLLM):
         exact = torch.float32 if self.training else torch.float64  # the factor of many answers needs the digits
         return _Read(
             tokens,
-            F.normalize(embedding_PE[:, self.parts.question].to(exact), dim=1),
-            F.normalize(embedding_PE[:, self.parts.option].to(exact), dim=1),
+            F.normalize(embedding_PE[:, self.question_part].to(exact), dim=1),
+            F.normalize(embedding_PE[:, self.option_part].to(exact), dim=1),
             place_P.to(exact),
             root_P.to(exact),
             None if feature_PR is None else feature_PR.to(exact),
@@ -249,11 +249,10 @@ class ExactResidual(PluralLLM):
 
     def _mean(self, questions: Questions, tokens: Layout, input_PE: Tensor, view: View) -> Tensor:
         """Roots (P,) of the shares that the network expects."""
-        question = self.parts.question
-        read_PE = input_PE
         if view.blind:
-            read_PE = torch.cat([torch.zeros_like(input_PE[:, question]), input_PE[:, question.stop :]], dim=1)
-        token_PD = self.option(read_PE) + (self.unread if view.blind else 0.0)
+            input_PE = input_PE.clone()
+            input_PE[:, self.question_part] = 0.0
+        token_PD = self.option(input_PE) + (self.unread if view.blind else 0.0)
         for mixing in self.mixing:
             token_PD = mixing(token_PD, tokens)
         log_SK = log_share(self.head(token_PD), questions.options)[0]

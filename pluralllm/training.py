@@ -19,11 +19,6 @@ from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.network import EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS, RANK, Episodes, PluralLLM, Questions
 from pluralllm.residual import SHARES, ExactResidual, Shares
 
-Optimizer = Literal["sgd", "adam"]
-OPTIMIZERS: dict[Optimizer, type[torch.optim.SGD | torch.optim.Adam]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-}
 # One odd episode must not throw the weights away. Gradients of attention are well under this; those of a residual's
 # kernel are over it at first, and Adam, a group's own or the server's, does not mind how long they are.
 MAX_GRADIENT_NORM = 1.0
@@ -127,7 +122,7 @@ def local_update(
     *,
     steps: int,
     learning_rate: float,
-    optimizer: Optimizer,
+    optimizer: Literal["sgd", "adam"],
     episodes: EpisodeConfig,
     generator: torch.Generator,
     proximal: float = 0.0,
@@ -146,7 +141,8 @@ def local_update(
     """
     parameters = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
-    update = OPTIMIZERS[optimizer](parameters, lr=learning_rate)
+    chosen = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+    update: torch.optim.Optimizer = chosen(parameters, lr=learning_rate)
     model.train()
     total = 0.0
     for _ in range(steps):
@@ -156,9 +152,8 @@ def local_update(
         torch.autograd.backward(value)
         for parameter, start in zip(parameters, anchor, strict=False):
             # the gradient of mu / 2 |w - w_server|^2, written out to spare a graph over every weight
-            parameter.grad = proximal * (parameter.detach() - start) + (
-                0.0 if parameter.grad is None else parameter.grad
-            )
+            gradient = 0.0 if parameter.grad is None else parameter.grad
+            parameter.grad = proximal * (parameter.detach() - start) + gradient
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         update.step()
         total += float(value.detach())

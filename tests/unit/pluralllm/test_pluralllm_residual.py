@@ -28,7 +28,7 @@ def table() -> OptionEmbedding:
     rng = np.random.default_rng(0)
     option_QK = np.arange(K) < rng.integers(2, K + 1, size=(Q, 1))
     value_QKE = (rng.normal(size=(Q, K, E)) * option_QK[..., None]).astype(np.float32)
-    question = embedding_parts(E).question
+    question, _ = embedding_parts(E)
     value_QKE[:, :, question] = value_QKE[:, :1, question] * option_QK[..., None]  # one text for all its options
     return OptionEmbedding(tuple(f"question {q}" for q in range(Q)), value_QKE, option_QK)
 
@@ -73,7 +73,7 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     if view.plain:
         np.testing.assert_allclose(root_P, [table.option_QK[row].sum() ** -0.5 for _, row, _ in token], rtol=1e-6)
     kernel = 4 if view.plain else 2 * view.features + view.blind
-    parts, value = embedding_parts(E), table.value_QKE.astype(np.float64)
+    (question_part, option_part), value = embedding_parts(E), table.value_QKE.astype(np.float64)
     weight, length = (
         np.exp(8.0 * raw[kernel].detach().numpy()) for raw in (model.log_weight.double(), model.log_length.double())
     )
@@ -89,8 +89,8 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     covariance = np.zeros((len(token), len(token)))
     for i, (_, q, k) in enumerate(token):
         for j, (_, r, m) in enumerate(token):
-            text = near(value[q, k, parts.question], value[r, m, parts.question], length[0])
-            option = near(value[q, k, parts.option], value[r, m, parts.option], length[1])
+            text = near(value[q, k, question_part], value[r, m, question_part], length[0])
+            option = near(value[q, k, option_part], value[r, m, option_part], length[1])
             beside = float(np.exp(-((place(q, k) - place(r, m)) ** 2) / (2.0 * length[2] ** 2)))
             terms = [option, beside, option * beside]
             covariance[i, j] = text * (weight[:3] @ terms) + weight[3:] @ terms

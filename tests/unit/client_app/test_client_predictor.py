@@ -16,18 +16,17 @@ from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask, Task
-from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from client_app import numbers, predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
 from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
-from pluralllm.training import EpisodeConfig, build, local_update
+from pluralllm.training import build
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue, run_survey
 
@@ -67,21 +66,20 @@ def train(config, start, data, embedding, *, number, proximal=0.0, secret=""):
     return predictor.train(config, start, data, embedding, round_number=number, proximal=proximal, secret=secret)
 
 
-def test_a_group_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
+def test_a_round_is_drawn_from_seed_group_round_and_secret_alone(start, embedding, groups):
     torch.manual_seed(99)  # the process's own generator must not matter
-    model, ours, settings = build(ARCHITECTURE), groups[0], CONFIG.pluralllm
-    named = split_weights(start, {name: value.shape for name, value in model.state_dict().items()})
-    model.load_state_dict(named.to_torch_state_dict())
-    generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 7))
-    given = {"steps": settings.local_steps, "learning_rate": 0.01, "optimizer": "adam", "generator": generator}
-    episodes = EpisodeConfig(num_context=4, least_context=4, num_episodes=1)
-    expected = local_update(model, ours, embedding, episodes=episodes, **given)
-    after_P, loss = train(CONFIG, start, ours, embedding, number=7)
-    np.testing.assert_array_equal(after_P, join_weights(ArrayRecord(model.state_dict())))
-    assert loss == expected
-    assert np.abs(after_P - start).max() > 1e-3
-    secret_P, _ = train(CONFIG, start, ours, embedding, number=7, secret="of the node")
-    assert (secret_P != after_P).any()
+    before = start.copy()
+    first, again = (train(CONFIG, start, groups[0], embedding, number=7) for _ in range(2))
+    np.testing.assert_array_equal(first[0], again[0])
+    assert first[1] == again[1]
+    np.testing.assert_array_equal(start, before)
+    assert np.abs(first[0] - start).max() > 1e-3
+    namesake = GroupData("Another", groups[0].question_N, groups[0].answer_NK)
+    for changes in ({"number": 8}, {"number": 7, "secret": "of the node"}):
+        assert (train(CONFIG, start, groups[0], embedding, **changes)[0] != first[0]).any()
+    assert (train(CONFIG, start, namesake, embedding, number=7)[0] != first[0]).any()
+    other = Config.load({**CONFIG.flat(), "seed": 5})
+    assert (train(other, start, groups[0], embedding, number=7)[0] != first[0]).any()
 
 
 def test_an_update_is_the_step_times_the_number_of_answers():

@@ -23,7 +23,7 @@ from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import measure_sums
-from pluralllm.training import EpisodeConfig, build, choices, local_update, step_size_factor
+from pluralllm.training import build, choices, local_update, step_size_factor
 
 Weights = npt.NDArray[np.float32]
 
@@ -56,10 +56,8 @@ def train(
         model,
         data,
         embedding,
-        steps=settings.local_steps,
+        settings,
         learning_rate=learning_rate,
-        optimizer=settings.local_optimizer,
-        episodes=EpisodeConfig.of(settings),
         generator=torch.Generator().manual_seed(seed),
         proximal=proximal,
     )

@@ -8,7 +8,6 @@ Axis letters: B episodes, C context questions, M target questions, E embedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -119,19 +118,16 @@ def local_update(
     model: PluralLLM,
     data: GroupData,
     embedding: OptionEmbedding,
+    settings: PluralLLMSection,
     *,
-    steps: int,
     learning_rate: float,
-    optimizer: Literal["sgd", "adam"],
-    episodes: EpisodeConfig,
     generator: torch.Generator,
     proximal: float = 0.0,
 ) -> float:
     """Train `model` in place on one group's answers, as one client does in one federated round.
 
     The model holds the server's weights on entry, the client's on return; the optimizer is a fresh one, as clients keep
-    no state. `episodes` is the shape of a step's batch, and `proximal` the mu of FedProx, which adds
-    `mu / 2 |w - w_server|^2` to the loss.
+    no state. `proximal` is the mu of FedProx, which adds `mu / 2 |w - w_server|^2` to the loss.
 
     Returns:
         Mean loss over the steps.
@@ -141,11 +137,12 @@ def local_update(
     """
     parameters = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
-    chosen = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
-    update: torch.optim.Optimizer = chosen(parameters, lr=learning_rate)
+    optimizer = torch.optim.Adam if settings.local_optimizer == "adam" else torch.optim.SGD
+    update: torch.optim.Optimizer = optimizer(parameters, lr=learning_rate)
+    episodes = EpisodeConfig.of(settings)
     model.train()
     total = 0.0
-    for _ in range(steps):
+    for _ in range(settings.local_steps):
         batch = sample_episodes(data, embedding, config=episodes, generator=generator)
         value = model.loss(batch)
         update.zero_grad(set_to_none=True)
@@ -157,4 +154,4 @@ def local_update(
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         update.step()
         total += float(value.detach())
-    return total / steps
+    return total / settings.local_steps

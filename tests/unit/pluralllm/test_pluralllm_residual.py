@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from appa_flwr.config import Config
 from pluralllm.data import GroupData, OptionEmbedding, embedding_parts
 from pluralllm.network import Questions
 from pluralllm.prediction import Predictor
@@ -223,8 +224,9 @@ def test_training_moves_mean_and_every_kernel_and_lowers_the_loss(table, data):
             return float(network.loss(exam))
 
     start = loss()
-    given = {"steps": 60, "learning_rate": 3e-3, "optimizer": "adam", "episodes": EpisodeConfig(8, 2, 8, 2)}
-    local_update(network, data, table, generator=torch.Generator().manual_seed(1), **given)
+    settings = Config.load({"pluralllm.local-steps": 60, "pluralllm.num-context-questions": 8}).pluralllm
+    generator = torch.Generator().manual_seed(1)
+    local_update(network, data, table, settings, learning_rate=3e-3, generator=generator)
     assert loss() < start - 0.2
     moved = {name for name, value in network.state_dict().items() if (value != before[name]).all()}
     assert {"log_weight", "log_length", "log_noise", "log_feature", "unread"} <= moved

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +46,7 @@ from pluralllm.encoders import encoder
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, mean_of_groups, nearest_question
-from pluralllm.training import build
+from server_app.predictor.checkpoint import network
 from server_app.predictor.pretraining import initial_weights, pretrain
 
 SHORT_ROUNDS = (
@@ -187,7 +186,6 @@ def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[
 
 def train(problem: Problem, config: Config) -> PluralLLM:
     """Train a fresh network as a run's server does, every group on a node of its own, all of them in this process."""
-    model = build(config.pluralllm.architecture)
     pairs = {data.group: (data, held_out) for data, held_out in zip(problem.training, problem.validation, strict=True)}
 
     def numbers(ask: Ask, group: str) -> dict[str, Any]:
@@ -204,8 +202,7 @@ def train(problem: Problem, config: Config) -> PluralLLM:
     with flower_task():
         groups = LocalGroups(config, [*pairs], numbers)
         trained = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
-    model.load_state_dict(OrderedDict(trained.weights.to_torch_state_dict()))
-    return model
+    return network(config, trained.weights)
 
 
 def measure(

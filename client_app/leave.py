@@ -31,19 +31,7 @@ class Leaving:
     cohort: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The numbers of each of a node's groups, for a request of the server."""
-
-    ask: Ask
-    task: Task
-    row_of: Mapping[str, Numbers]
-
-
-Action = Callable[[RecordDict, Party], Leaving | Rows]
-
-
-def guarded(action: Action) -> Callable[[Message, Context], Message]:
+def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message, Context], Message]:
     """Make Flower's handler of an action.
 
     Flower would send an exception's whole message to the server, and that may quote a survey row. The server is told
@@ -54,10 +42,7 @@ def guarded(action: Action) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         name = action.__name__
         try:
-            party = Party.of(context)
-            leaving = action(message.content, party)
-            if isinstance(leaving, Rows):
-                leaving = _packed(leaving, party)
+            leaving = action(message.content, Party.of(context))
             _write_down(message, context, leaving)
             return Message(leaving.content, reply_to=message)
         except Refused as refused:
@@ -73,10 +58,13 @@ def guarded(action: Action) -> Callable[[Message, Context], Message]:
     return handle
 
 
-def _packed(rows: Rows, party: Party) -> Leaving:
-    """Plain numbers, a ValueError where they are outside the bounds that the request gives them, or masked ones."""
-    task, row_of = rows.task, rows.row_of
-    shapes, kind = asks.numbers_of(rows.ask, party.public), f"ask {rows.ask.kind}"
+def numbers(ask: Ask, task: Task, party: Party, row_of: Mapping[str, Numbers]) -> Leaving:
+    """The numbers of each of a node's groups, plain, or masked where the task has a cohort.
+
+    Raises:
+        ValueError: plain numbers outside the bounds that the request gives them.
+    """
+    shapes, kind = asks.numbers_of(ask, party.public), f"ask {ask.kind}"
     if not task.cohort:
         row_GN = np.stack([asks.flatten(row, shapes) for row in row_of.values()])
         return Leaving(messages.pack_reply(list(row_of), row_GN), kind)

@@ -13,16 +13,8 @@ from appa_flwr.protocol import asks, refusals
 from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.roster import LEAST_GROUPS
+from client_app.numbers import KINDS
 from client_app.party import Group, Party
-
-KEY_OF_KIND: Mapping[str, str] = {
-    asks.VOTES: "votes",
-    asks.PREDICTIONS: "predictions",
-    asks.ANSWERS: "answers",
-    **dict.fromkeys((asks.UPDATE, asks.VALIDATION, asks.SCORES), "training"),
-    **dict.fromkeys((asks.REWARDS, asks.TERMS, asks.OWN_SCORES), "rewards"),
-}
-"""Kind of numbers -> the word in the owner's `may-leave` that lets them leave."""
 
 LEAST_STEPS = 16
 """Optimizer steps of a training round, below which a plain step is nearly a sum of single answers."""
@@ -58,7 +50,7 @@ def check(ask: Ask, task: Task, party: Party) -> None:
         raise Refused(refusals.ONLY_SUMS)  # a server that is refused a sum could ask for its parts
     if not policy.roster and (masked or (ask.kind == asks.TERMS and deployed)):
         raise Refused(refusals.NO_ROSTER)
-    key = KEY_OF_KIND[ask.kind]
+    key, _ = KINDS[ask.kind]
     # Within a sum over groups that the owner knows a prediction tells no more than a vote.
     if not policy.may(key) and not (masked and key == "predictions" and policy.may("votes")):
         raise Refused(refusals.MAY_NOT_LEAVE[key])

@@ -17,11 +17,10 @@ from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import last_round
 from client_app import leave, limits
-from client_app.leave import Leaving, Rows
-from client_app.memory import keep_arrays
-from client_app.numbers import MAKERS
+from client_app.leave import Leaving
+from client_app.memory import keep_array
+from client_app.numbers import KINDS
 from client_app.party import Party
-from pluralllm.data import group_data, option_embedding
 
 log = logging.getLogger("appa.client")
 
@@ -57,7 +56,6 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
     limits.check_run(party)
     public = messages.unpack_catalogue(content)
-    embedding = option_embedding(public)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     asked = [q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered]
     answered: dict[str, int] = {}
@@ -72,14 +70,13 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
             log.error("group %s takes no part: %s", name, error)
             problem = error
             continue
-        d_g = group_data(name, answers, embedding=embedding, question_ids=training)
-        truth_QK = np.full(public.option_QK.shape, np.nan)  # held-out answers too; never context
+        truth_QK = np.full(public.option_QK.shape, np.nan)
         for row, question in enumerate(public.questions):
             if (own := answers.get(question.question_id)) is not None:
                 truth_QK[row] = 0.0
                 truth_QK[row, : len(own)] = own
-        keep_arrays(party.memory, f"data {name}", question=d_g.question_N, answer=d_g.answer_NK, truth=truth_QK)
-        answered[name] = len(d_g)
+        keep_array(party.memory, f"truth {name}", truth_QK)
+        answered[name] = len(parts["training"])
     if not answered:
         raise problem
     party.memory["catalogue"] = messages.to_bytes(content)
@@ -102,7 +99,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
         weight_P = messages.unpack_weights(content)
         ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
         for group in groups:
-            keep_arrays(party.memory, f"targets {group.name}", target=ours.table(group.data, draw=0))
+            keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
         if party.config.pluralllm.fresh_contexts:
             party.memory["weights"] = weight_P.tobytes()
         party.memory["targets"] = messages.digest(content).encode()
@@ -110,12 +107,12 @@ def targets(content: RecordDict, party: Party) -> Leaving:
 
 
 @leave.guarded
-def ask(content: RecordDict, party: Party) -> Rows:
+def ask(content: RecordDict, party: Party) -> Leaving:
     """Give the groups' numbers of some kind."""
     request, task = messages.unpack_ask(content)
     limits.check(request, task, party)
-    rows = {group.name: MAKERS[request.kind](group, request, task) for group in party.groups}
-    return Rows(request, task, rows)
+    _, made = KINDS[request.kind]
+    return leave.numbers(request, task, party, {group.name: made(group, request, task) for group in party.groups})
 
 
 @leave.guarded

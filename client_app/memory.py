@@ -50,14 +50,14 @@ def memory_of(context: Context) -> Memory:
     return NamedBytes(partial(transaction, own, _SCHEMA, what="memory"), _TABLE)
 
 
-def read_arrays(memory: Memory, name: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that `keep_arrays` has put there; a KeyError where it has not."""
-    with np.load(io.BytesIO(memory[name]), allow_pickle=False) as file:
-        return dict(file)
+def read_array(memory: Memory, name: str) -> npt.NDArray[Any]:
+    """The array that `keep_array` has put there; a KeyError where it has not."""
+    array: npt.NDArray[Any] = np.load(io.BytesIO(memory[name]), allow_pickle=False)
+    return array
 
 
-def keep_arrays(memory: Memory, name: str, **arrays: npt.NDArray[Any]) -> None:
-    """Put named arrays there."""
+def keep_array(memory: Memory, name: str, array: npt.NDArray[Any]) -> None:
+    """Put an array there."""
     data = io.BytesIO()
-    np.savez(data, allow_pickle=False, **arrays)
+    np.save(data, array, allow_pickle=False)
     memory[name] = data.getvalue()

@@ -22,7 +22,7 @@ from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
 from appa_flwr.secure.roster import LEAST_GROUPS
 from client_app.party import Group, Party
-from pluralllm.scores import COUNT, PREDICTOR, local_sums, mean_from_sums, summed
+from pluralllm.scores import COUNT, PREDICTOR, local_sums, mean_of_groups, summed
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -95,7 +95,7 @@ def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
     party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
     truth = group.held_out.first(0) if group.unseen else group.held_out
     ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
-    error_V = _rounded(ours.errors(group.data, truth), party)
+    error_V = _rounded(predictor.errors(ours, group.data, truth, party.config.pluralllm.architecture), party)
     return {"answers": np.array([float(len(truth))]), "error": np.minimum(error_V, len(truth) * asks.LARGEST_ERROR)}
 
 
@@ -104,7 +104,7 @@ def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
     party, data, truth, least = group.party, group.data, group.held_out, group.party.policy.least_answers
     others_QK = None
     if party.ledger is None:
-        others_QK = mean_from_sums(*party.mean_sums, own=None if group.unseen else truth)
+        others_QK = mean_of_groups(party.held_out, party.embedding, without=group.name)
     parts = {asks.HELD_OUT_PART: (truth, least)}
     if len(data) >= (fewest := max(MIN_TRAINING_ANSWERS, least)):
         parts[asks.TRAINING_PART] = (data, fewest)
@@ -249,14 +249,15 @@ def _rounded(sums: FloatArray, party: Party) -> FloatArray:
     return sums if party.ledger is None else np.round(sums / SUM_ROUNDING) * SUM_ROUNDING
 
 
-MAKERS: Mapping[str, Callable[[Group, Ask, Task], Numbers]] = {
-    asks.VOTES: _votes,
-    asks.PREDICTIONS: _votes,
-    asks.ANSWERS: _votes,
-    asks.UPDATE: _update,
-    asks.VALIDATION: _validation,
-    asks.SCORES: _scores,
-    asks.REWARDS: _rewards,
-    asks.TERMS: _terms,
-    asks.OWN_SCORES: _own_scores,
+KINDS: Mapping[str, tuple[str, Callable[[Group, Ask, Task], Numbers]]] = {
+    asks.VOTES: ("votes", _votes),
+    asks.PREDICTIONS: ("predictions", _votes),
+    asks.ANSWERS: ("answers", _votes),
+    asks.UPDATE: ("training", _update),
+    asks.VALIDATION: ("training", _validation),
+    asks.SCORES: ("training", _scores),
+    asks.REWARDS: ("rewards", _rewards),
+    asks.TERMS: ("rewards", _terms),
+    asks.OWN_SCORES: ("rewards", _own_scores),
 }
+"""Kind of numbers -> the word in the owner's `may-leave` that lets them leave, and what makes them."""

@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import Context
 
 from appa_flwr.config import Config
@@ -28,9 +27,8 @@ from appa_flwr.secure.masks import Member
 from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_key, read_file, read_roster
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
-from client_app.memory import Memory, memory_of, read_arrays
-from pluralllm.data import FloatArray, GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.scores import group_sums
+from client_app.memory import Memory, memory_of, read_array
+from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data, option_embedding
 
 Answers = Mapping[str, FloatArray]
 
@@ -115,13 +113,12 @@ class Party:
         return {key: shares for key, shares in self.survey.answers[group].items() if key in same}
 
     @cached_property
-    def mean_sums(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Sums of the held-out answers of all groups that train, which a simulation's nodes can read."""
+    def held_out(self) -> list[GroupData]:
+        """The held-out answers of all groups that train, which a simulation's nodes can read."""
         unseen, survey = self.config.unseen_group_names, self.survey.answers
         seen = [name for name in self.config.group_names or survey if name in survey and name not in unseen]
         held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
-        own = (group_data(name, self.answers(name, held_out), embedding=self.embedding) for name in seen)
-        return group_sums(own, self.embedding)
+        return [group_data(name, self.answers(name, held_out), embedding=self.embedding) for name in seen]
 
     # --- what it remembers of the run -------------------------------------------------------------------------------
 
@@ -196,25 +193,25 @@ class Group:
         """True if the group does not train PluralLLM."""
         return self.name in self.party.config.unseen_group_names
 
-    @property
-    def data(self) -> GroupData:
-        """The group's training answers."""
-        kept = read_arrays(self.party.memory, f"data {self.name}")
-        return GroupData(self.name, kept["question"], kept["answer"])
-
-    @property
+    @cached_property
     def truth_QK(self) -> FloatArray:
         """All of the group's own answers, rows of NaN where it has none."""
-        truth_QK: FloatArray = read_arrays(self.party.memory, f"data {self.name}")["truth"]
-        return truth_QK
+        return read_array(self.party.memory, f"truth {self.name}")
+
+    @property
+    def data(self) -> GroupData:
+        """The group's training answers, the only ones that are context."""
+        return self._answers(self.party.public.train_Q)
 
     @property
     def held_out(self) -> GroupData:
         """The group's answers to held-out questions; none where they are fewer than its owner asks for."""
-        truth_QK = self.truth_QK
-        rows = np.flatnonzero(~self.party.public.train_Q & ~np.isnan(truth_QK).any(axis=1))
-        answers = GroupData(self.name, rows, truth_QK[rows].astype(np.float32))
+        answers = self._answers(~self.party.public.train_Q)
         return answers if len(answers) >= self.party.policy.least_answers else answers.first(0)
+
+    def _answers(self, part_Q: BoolArray) -> GroupData:
+        rows = np.flatnonzero(part_Q & ~np.isnan(self.truth_QK).any(axis=1))
+        return GroupData(self.name, rows, self.truth_QK[rows].astype(np.float32))
 
     def targets(self, draw: int = 0) -> FloatArray:
         """The group's target table (Q, K), or one of fresh contexts where `draw` is not 0.
@@ -225,13 +222,12 @@ class Group:
         party = self.party
         party.remembered("targets")
         if not draw:
-            target_QK: FloatArray = read_arrays(party.memory, f"targets {self.name}")["target"]
-            return target_QK
+            return read_array(party.memory, f"targets {self.name}")
         from client_app import predictor
 
         weight_P = np.frombuffer(party.remembered("weights"), dtype=np.float32)
         ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
-        return ours.table(self.data, draw=draw)
+        return ours.targets(self.data, draw=draw)
 
     def side(self, side: str, draw: int) -> FloatArray:
         """What answers are compared with, (Q, K), rows of NaN where there is nothing."""
@@ -245,12 +241,9 @@ class Group:
 
     def spend(self, what: str, marks: Sequence[tuple[str, bytes]], *, limit: int, whole: bool = True) -> list[bool]:
         """See `appa_flwr.owner.ledger.Ledger.spend`; a simulation may anything."""
-        ledger = self.party.ledger
-        return (
-            [True] * len(marks)
-            if ledger is None
-            else ledger.spend(f"{what}: {self.name}", marks, limit=limit, whole=whole)
-        )
+        if self.party.ledger is None:
+            return [True] * len(marks)
+        return self.party.ledger.spend(f"{what}: {self.name}", marks, limit=limit, whole=whole)
 
 
 @lru_cache(maxsize=2)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.files import cache_folder
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import VALIDATION, Ask
 from appa_flwr.protocol.rewards import js, js_distance
 from appa_flwr.survey.generate import generate
@@ -46,9 +44,9 @@ from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, gr
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import encoder
 from pluralllm.network import PluralLLM
-from pluralllm.prediction import predict_targets
-from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, group_sums, mean_from_sums, nearest_question
-from pluralllm.training import build
+from pluralllm.prediction import Predictor
+from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, mean_of_groups, nearest_question
+from server_app.predictor.checkpoint import network
 from server_app.predictor.pretraining import initial_weights, pretrain
 
 SHORT_ROUNDS = (
@@ -188,14 +186,14 @@ def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[
 
 def train(problem: Problem, config: Config) -> PluralLLM:
     """Train a fresh network as a run's server does, every group on a node of its own, all of them in this process."""
-    model = build(config.pluralllm.architecture)
     pairs = {data.group: (data, held_out) for data, held_out in zip(problem.training, problem.validation, strict=True)}
 
     def numbers(ask: Ask, group: str) -> dict[str, Any]:
         weight_P, (data, held_out) = ask.array("weights", np.float32, axes=1), pairs[group]
         if ask.kind == VALIDATION:
             ours = predictor.load(config, weight_P, problem.embedding, problem.trained_Q)
-            return {"answers": [len(held_out)], "error": ours.errors(data, held_out)}
+            error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
+            return {"answers": [len(held_out)], "error": error_V}
         settings: dict[str, Any] = {"round_number": int(ask.number("round")), "proximal": ask.number("proximal")}
         after_P, loss = predictor.train(config, weight_P, data, problem.embedding, **settings, secret="")
         step_P = after_P.astype(np.float64) - weight_P
@@ -204,8 +202,7 @@ def train(problem: Problem, config: Config) -> PluralLLM:
     with flower_task():
         groups = LocalGroups(config, [*pairs], numbers)
         trained = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
-    model.load_state_dict(OrderedDict(trained.weights.to_torch_state_dict()))
-    return model
+    return network(config, trained.weights)
 
 
 def measure(
@@ -242,10 +239,9 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     """
     embedding = problem.embedding
     uniform_QK = embedding.option_QK / embedding.option_QK.sum(axis=1, keepdims=True)
-    means = []
+    means, groups = [], (*problem.training, *problem.validation)
     for data in part.truth:
-        others = [other for other in (*problem.training, *problem.validation) if other.group != data.group]
-        mean_QK = mean_from_sums(*group_sums(others, embedding), min_groups=1)
+        mean_QK = mean_of_groups(groups, embedding, without=data.group, min_groups=1)
         means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
     return {
         UNIFORM: [uniform_QK] * len(part.truth),
@@ -267,15 +263,8 @@ def scores(dataset: str, row: TableRow, seed: int, folder: Path | None, *, first
     seconds = time.process_time() - begin
 
     def tables(part: Part, size: int) -> list[FloatArray]:
-        table = functools.partial(
-            predict_targets,
-            model,
-            embedding=problem.embedding,
-            num_context=size,
-            seed=child_seed(seed, "context", 0),
-            trained=problem.trained_Q,
-        )
-        return [np.mean([table(data, draw=draw) for draw in range(row.draws)], axis=0) for data in part.context]
+        ours = Predictor(model, problem.embedding, problem.trained_Q, num_context=size, seed=seed)
+        return [np.mean([ours.targets(data, draw=draw) for draw in range(row.draws)], axis=0) for data in part.context]
 
     for name, part in problem.parts.items():
         predicted = {row.name: tables(part, config.pluralllm.num_context_questions)}

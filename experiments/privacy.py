@@ -150,7 +150,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
             break  # fewer answers than the owner asks for
         reply_R += [*totals[1:] / totals[0]]
         ours = predictor.load(nodes.config, weight_P, option_embedding(nodes.public), nodes.public.train_Q)
-        mean_NK = ours.table(nobody, draw=0)[:number]
+        mean_NK = ours.targets(nobody)[:number]
         plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
         predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]
     nodes.limited = len(reply_R) < turns * (len(mixes) if validates else len(MEASURES))

@@ -17,7 +17,6 @@ H attention heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -32,14 +31,6 @@ ANSWER_FEATURES = 4
 LOG_FLOOR = 2e-3
 # differences between groups are a few tenths; as small numbers they would be learned from last
 DIFFERENCE_SCALE = 4.0
-
-
-@dataclass(frozen=True)
-class ContextMemory:
-    """Encoded contexts of B episodes, which any number of targets can be predicted from."""
-
-    key_values: tuple[tuple[Tensor, Tensor], ...]  # of each block, each (B, H, 1 + T, D / H)
-    real_BT: Tensor  # True where a context token is real
 
 
 class _ContextAttention(nn.Module):
@@ -57,17 +48,18 @@ class _ContextAttention(nn.Module):
         self.null_key_value = nn.Parameter(torch.zeros(2 * dim))
         self.out = nn.Linear(dim, dim)
 
-    def remember(self, token_ND: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
-        """Keys and values of the context, each (B, H, 1 + T, D / H); the first is the learned one."""
+    def keys_and_values(self, token_ND: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
+        """Of the context, each (B, H, 1 + T, D / H); the first is the learned one."""
         key_value = tokens.pad(self.key_value(self.norm(token_ND)))
         null = self.null_key_value.expand(key_value.shape[0], 1, -1)
         key, value = torch.cat([null, key_value], dim=1).chunk(2, dim=-1)
         return self._heads(key), self._heads(value)
 
-    def forward(self, token_ND: Tensor, tokens: Layout, memory: tuple[Tensor, Tensor], real_BT: Tensor) -> Tensor:
+    def forward(self, token_ND: Tensor, tokens: Layout, key_value: tuple[Tensor, Tensor], real_BT: Tensor) -> Tensor:
+        """Attend from tokens (N, D) to the keys and values of a context, whose tokens are `real_BT`."""
         query = self._heads(tokens.pad(self.query(self.norm(token_ND))))
         mask = F.pad(real_BT, (1, 0), value=True)[:, None, None, :]
-        seen = F.scaled_dot_product_attention(query, *memory, attn_mask=mask)
+        seen = F.scaled_dot_product_attention(query, *key_value, attn_mask=mask)
         attended: Tensor = self.out(tokens.unpad(seen.transpose(1, 2).flatten(2)))
         return token_ND + attended
 
@@ -114,34 +106,23 @@ class FewShotAttention(PluralLLM):
 
         They are -inf on padding.
         """
-        return self.predict(self.remember(context), target)
-
-    def remember(self, context: Questions) -> ContextMemory:
-        """Encode contexts, once for however many targets."""
-        embedding, options, answer = context
-        assert answer is not None
-        tokens = layout(options)
-        token_ND, prior_N = self._question(embedding, tokens)
-        answer_NA = _answer_features(answer, log_share(prior_N, options), options)[options]
+        assert context.answer is not None
+        known, tokens = layout(context.options), layout(target.options)
+        context_ND, prior_N = self._question(context.embedding, known)
+        expected_BCK = log_share(prior_N, context.options)
+        answer_NA = _answer_features(context.answer, expected_BCK, context.options)[context.options]
         shift, scale = self.answer(answer_NA).chunk(2, dim=-1)
-        token_ND = token_ND + shift + scale * self.answered(token_ND)
-        key_values = []
+        context_ND = context_ND + shift + scale * self.answered(context_ND)
+        target_ND, prior_N = self._question(target.embedding, tokens)
+        target_ND = target_ND + self.unanswered
         for block, (mixing, module) in enumerate(zip(self.mixing[:-1], self.attention, strict=True)):
             attention = cast(_ContextAttention, module)
-            token_ND = mixing(token_ND, tokens)
-            key_values.append(attention.remember(token_ND, tokens))
+            context_ND = mixing(context_ND, known)
+            key_value = attention.keys_and_values(context_ND, known)
             if block + 1 < len(self.attention):  # nobody reads the context after its last keys and values
-                token_ND = attention(token_ND, tokens, key_values[-1], tokens.real_BT)
-        return ContextMemory(tuple(key_values), tokens.real_BT)
-
-    def predict(self, memory: ContextMemory, target: Questions) -> Tensor:
-        """Predict targets from encoded contexts; returns what `forward` does."""
-        tokens = layout(target.options)
-        token_ND, prior_N = self._question(target.embedding, tokens)
-        token_ND = token_ND + self.unanswered
-        for mixing, attention, key_value in zip(self.mixing[:-1], self.attention, memory.key_values, strict=True):
-            token_ND = attention(mixing(token_ND, tokens), tokens, key_value, memory.real_BT)
-        return log_share(prior_N + self.head(self.mixing[-1](token_ND, tokens)), target.options)
+                context_ND = attention(context_ND, known, key_value, known.real_BT)
+            target_ND = attention(mixing(target_ND, tokens), tokens, key_value, known.real_BT)
+        return log_share(prior_N + self.head(self.mixing[-1](target_ND, tokens)), target.options)
 
     def _question(self, embedding: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
         """Tokens (N, D) of questions before any answer is seen, and their score without context (N,)."""

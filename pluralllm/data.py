@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import Catalogue
 
 FloatArray = npt.NDArray[np.float64]
@@ -27,19 +25,11 @@ ORDINAL_FEATURES = 3
 QUESTION_SHARE = 0.6
 
 
-class EmbeddingParts(NamedTuple):
-    """Slices of an option's E features: its question's text, its own text and its place on a scale."""
-
-    question: slice
-    option: slice
-    ordinal: slice
-
-
-def embedding_parts(dim: int) -> EmbeddingParts:
-    """The parts of an embedding of `dim` features."""
-    question = round(QUESTION_SHARE * (dim - ORDINAL_FEATURES))
-    ordinal = dim - ORDINAL_FEATURES
-    return EmbeddingParts(slice(0, question), slice(question, ordinal), slice(ordinal, dim))
+def embedding_parts(dim: int) -> tuple[slice, slice]:
+    """Where an option's features hold its question's text, and its own; the last are its place on a scale."""
+    texts = dim - ORDINAL_FEATURES
+    question = round(QUESTION_SHARE * texts)
+    return slice(0, question), slice(question, texts)
 
 
 @dataclass(frozen=True)
@@ -102,28 +92,17 @@ def group_data(
 
     Args:
         group: the group's name, for messages and seeds.
-        answers: question id -> distribution (K,) over that question's own options, all of them questions of the table.
+        answers: question id -> distribution (K,) over that question's own options.
         embedding: the public table; fixes the order of questions and the padding.
         question_ids: keep only these questions. Pass the training split: whatever is kept may become context.
 
     Returns:
         The kept answers in the table's order; N = 0 is possible.
-
-    Raises:
-        UserError: an answer has not one number for each of its question's options.
     """
     kept = answers.keys() if question_ids is None else answers.keys() & set(question_ids)
-    row_of = {question_id: row for row, question_id in enumerate(embedding.question_ids)}
-    order = sorted(kept, key=row_of.__getitem__)
-    rows = np.array([row_of[question_id] for question_id in order], dtype=np.int64)
-    size_N = embedding.option_QK[rows].sum(axis=1)
-    answer_NK = np.zeros((len(order), embedding.option_QK.shape[1]), dtype=np.float32)
-    for index, question_id in enumerate(order):
-        distribution = np.asarray(answers[question_id], dtype=np.float64)
-        if distribution.shape != (size_N[index],):
-            raise UserError(
-                f"group '{group}', question '{question_id}': {distribution.size} probabilities "
-                f"for {size_N[index]} options; give one for each option"
-            )
-        answer_NK[index, : distribution.size] = distribution
-    return GroupData(group=group, question_N=rows, answer_NK=answer_NK)
+    rows = np.array([row for row, name in enumerate(embedding.question_ids) if name in kept], dtype=np.int64)
+    answer_NK = np.zeros((len(rows), embedding.option_QK.shape[1]), dtype=np.float32)
+    for padded_K, row in zip(answer_NK, rows, strict=True):
+        answer_K = answers[embedding.question_ids[row]]
+        padded_K[: len(answer_K)] = answer_K
+    return GroupData(group, rows, answer_NK)

@@ -73,7 +73,7 @@ def embed_questions(
     Raises:
         UserError: what `encoder` raises.
     """
-    parts = embedding_parts(dim)
+    question_part, option_part = embedding_parts(dim)
     option_QK = np.zeros((len(questions), max(len(question.options) for question in questions)), dtype=np.bool_)
     for row, question in enumerate(questions):
         option_QK[row, : len(question.options)] = True
@@ -92,8 +92,8 @@ def embed_questions(
     value_QKE = np.zeros((*option_QK.shape, dim), dtype=np.float32)
     value_QKE[option_QK] = np.concatenate(
         [
-            features(question_Q, parts.question.stop)[row_N],
-            features(option_N, parts.option.stop - parts.option.start),
+            features(question_Q, question_part.stop)[row_N],
+            features(option_N, option_part.stop - option_part.start),
             np.concatenate([_ordinal_features(question.ordinal, len(question.options)) for question in questions]),
         ],
         axis=1,

@@ -85,13 +85,13 @@ def layout(option_BSK: Tensor) -> Layout:
     flat = option_BSK.flatten(1)
     length_B = flat.sum(1)
     length = int(length_B.max()) if batch and flat.shape[1] else 0
-    rank = flat.cumsum(1) - 1 + length * torch.arange(batch, device=flat.device)[:, None]
+    rank = flat.cumsum(1) - 1 + length * torch.arange(batch)[:, None]
     episode_N, question_N, _ = option_BSK.nonzero(as_tuple=True)
     return Layout(
         option_BSK=option_BSK,
         question_N=episode_N * questions + question_N,
         slot_N=rank[flat],
-        real_BT=torch.arange(length, device=flat.device)[None] < length_B[:, None],
+        real_BT=torch.arange(length)[None] < length_B[:, None],
         size_S=option_BSK.sum(-1).flatten().clamp_min(1),
     )
 
@@ -104,23 +104,12 @@ class Episodes(NamedTuple):
         target: (B, M, ...) of them.
         noise: (B, C, E) and (B, M, E), for the features of the two.
         view_B3: which view of the residual architecture an episode is for (fields of `pluralllm.residual.View`).
-        question: (B, C + M) rows of the embedding table, the context's first; none twice in an episode.
     """
 
     context: Questions
     target: Questions
     noise: tuple[Tensor, Tensor]
     view_B3: Tensor
-    question: Tensor
-
-    def to(self, device: torch.device) -> Episodes:
-        """The same on a device."""
-
-        def move(value: Tensor) -> Tensor:
-            return value.to(device)
-
-        noise = (move(self.noise[0]), move(self.noise[1]))
-        return Episodes(self.context.map(move), self.target.map(move), noise, move(self.view_B3), move(self.question))
 
 
 class OptionMixing(nn.Module):

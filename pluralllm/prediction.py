@@ -3,7 +3,8 @@
 One context serves all questions, so it is taken in once and all questions are predicted in one pass. Only the questions
 that are in it themselves need one without them: of "attention" a pass each, of "residual" leave-one-out in closed form.
 
-Axis letters: Q questions, K options, N questions the group answered, C context questions.
+Axis letters: Q questions, R those of them to predict, K options, N questions the group answered, C context questions,
+V choices of what views count.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.network import PluralLLM, Questions
-from pluralllm.residual import SHARES, ExactResidual, Shares, View
+from pluralllm.residual import VIEWS, ExactResidual, Shares
 
-# bounds memory: real surveys ask thousands of questions
-QUESTIONS_PER_BATCH = 1024
 HASH_BYTES = 8
 # a difference from the mean that a single answer shows may be chance
 MIN_ANSWERS = 2
@@ -48,187 +49,130 @@ def _mix(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return key ^ (key >> np.uint64(31))
 
 
-def context_order(
-    data: GroupData, question_ids: Sequence[str], *, num_context: int, seed: int, draw: int = 0
-) -> IntArray:
-    """Choose a group's context: its first C answers in a pseudo-random order, and the one that comes next.
+@dataclass(frozen=True)
+class Predictor:
+    """A frozen PluralLLM, with all that its predictions depend on but the group.
 
-    Every answered question gets a key from (seed, group, draw) and its id, and the smallest keys win. So the choice
-    depends neither on the order of anything, nor on the process, nor on what is asked. With "attention" a question
-    among the first C is predicted from the C others of these C + 1: for every single question the context is a uniform
-    sample of the other answers. "residual" leaves it out of the first C.
+    It is conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability Modeling"). A question
+    the group answered is predicted from its other answers only.
 
-    Returns:
-        (min(C + 1, N),) distinct rows of `data`.
-    """
-    own_key = np.uint64(_hash(seed, data.group, draw))
-    question_key_N = np.array([_hash(question_ids[row]) for row in data.question_N], dtype=np.uint64)
-    order: IntArray = np.argsort(_mix(own_key ^ question_key_N), kind="stable")[: num_context + 1]
-    return order
-
-
-def _answers(
-    model: FewShotAttention, table: Questions, data: GroupData, row_BC: IntArray, question_BM: IntArray
-) -> FloatArray:
-    """Answers (B, M, K) to questions (B, M) of the public table, each row from the context of rows (B, C) of `data`."""
-
-    def asked(question: IntArray) -> Questions:
-        return table.map(lambda value: value[torch.from_numpy(question)])
-
-    answer = torch.from_numpy(data.answer_NK[row_BC]).to(table.embedding.device)
-    memory = model.remember(asked(data.question_N[row_BC])._replace(answer=answer))
-    starts = range(0, question_BM.shape[1], QUESTIONS_PER_BATCH)
-    parts = [model.predict(memory, asked(question_BM[:, start : start + QUESTIONS_PER_BATCH])) for start in starts]
-    return np.concatenate([log_BMK.double().exp().cpu().numpy() for log_BMK in parts], axis=1)
-
-
-@torch.inference_mode()
-def predict_targets(
-    model: PluralLLM,
-    data: GroupData,
-    embedding: OptionEmbedding,
-    *,
-    num_context: int,
-    seed: int,
-    draw: int = 0,
-    trained: BoolArray | None = None,
-    rows: IntArray | None = None,
-) -> FloatArray:
-    """Predict one group's distribution over the options of every public question.
-
-    The model is used frozen, conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability
-    Modeling"). A question the group answered is predicted from its other answers only.
-
-    Args:
-        model: trained on an embedding of the same size.
-        data: the group's training answers. Held-out answers must not be among them.
+    Attributes:
+        model: trained on an embedding of the same size; a UserError otherwise.
         embedding: the public table of Q questions.
+        trained_Q: the questions that the network was trained on. Only "residual" asks.
         num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
-        seed: of the run; with the group's name it fixes the context.
-        draw: number of the context, among those that the seed gives.
-        trained: (Q,) the questions that the network was trained on; none of them if None. Only "residual" asks.
-        rows: questions to predict, ascending; all Q if None.
-
-    Returns:
-        Distributions (Q, K) for the questions in `rows`; rows sum to 1, padding is 0.
-
-    Raises:
-        UserError: the embedding has another size than the model was built for.
-    """
-    if embedding.dim != model.embedding_dim:
-        raise UserError(
-            f"PluralLLM was built for embeddings of {model.embedding_dim} features, the table has {embedding.dim}"
-        )
-    model.eval()
-    table = Questions(torch.from_numpy(embedding.value_QKE), torch.from_numpy(embedding.option_QK))
-    table = table.map(lambda value: value.to(next(model.parameters()).device))
-    wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
-    order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
-    if isinstance(model, FewShotAttention):
-        table_QK = _from_attention(model, table, data, order, num_context, wanted)
-    else:
-        assert isinstance(model, ExactResidual)
-        known_Q = np.zeros(len(wanted), dtype=np.bool_) if trained is None else trained[wanted]
-        table_QK = _from_residual(model, table, data, np.sort(order[:num_context]), wanted, known_Q)
-    table_QK /= table_QK.sum(axis=1, keepdims=True)
-    return table_QK
-
-
-@torch.inference_mode()
-def predict_choices(
-    model: PluralLLM,
-    data: GroupData,
-    embedding: OptionEmbedding,
-    *,
-    num_context: int,
-    seed: int,
-    trained: BoolArray,
-    rows: IntArray,
-) -> FloatArray:
-    """Predictions of each of `training.choices`, (choices, rows, K), at little more than the cost of one.
-
-    Arguments are those of `predict_targets`; nothing of the answers to `rows` may be in `data`.
+        seed: of the run; with the group's name it fixes the contexts.
     """
 
-    def predicted() -> FloatArray:
-        return predict_targets(model, data, embedding, num_context=num_context, seed=seed, trained=trained, rows=rows)
+    model: PluralLLM
+    embedding: OptionEmbedding
+    trained_Q: BoolArray
+    num_context: int
+    seed: int
 
-    if not isinstance(model, ExactResidual):
-        return predicted()[None]
-    chosen = model.shares
-    ends = []
-    for end in (Shares(0.0, 0.0), Shares(1.0, 0.0), Shares(0.0, 1.0)):
-        model.choose(end)
-        ends.append(predicted())
-    model.choose(chosen)
-    none, features, plain = ends
-    return np.stack(
-        [(1.0 - to.plain) * ((1.0 - to.features) * none + to.features * features) + to.plain * plain for to in SHARES]
-    )
+    def __post_init__(self) -> None:
+        size, expected = self.embedding.dim, self.model.embedding_dim
+        if size != expected:
+            raise UserError(f"PluralLLM was built for embeddings of {expected} features, the table has {size}")
 
+    def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
+        """One group's distribution over the options of every public question, (Q, K); padding is 0.
 
-def _from_attention(
-    model: FewShotAttention, table: Questions, data: GroupData, order: IntArray, num_context: int, wanted: IntArray
-) -> FloatArray:
-    """Answers to the wanted questions, (Q, K); those of the context from the others and the one that comes next."""
-    if not len(wanted):
-        return np.zeros((0, table.options.shape[1]))
-    shared = order[:num_context]
-    table_QK: FloatArray = _answers(model, table, data, shared[None], wanted[None])[0]
-    shared = shared[np.isin(data.question_N[shared], wanted)]
-    if len(shared):
-        without_own_CC = np.stack([order[order != row] for row in shared])
-        own_C = data.question_N[shared]
-        own_CK = _answers(model, table, data, without_own_CC, own_C[:, None])[:, 0]
-        table_QK[np.searchsorted(wanted, own_C)] = own_CK
-    return table_QK
+        `data` are its training answers, and held-out ones must not be among them; `draw` is the number of the context.
+        """
+        table_QK: FloatArray = self.choices(data, np.arange(len(self.trained_Q)), (None,), draw=draw)[0]
+        return table_QK
 
+    @torch.inference_mode()
+    def choices(
+        self, data: GroupData, rows: IntArray, choices: Sequence[Shares | None], *, draw: int = 0
+    ) -> FloatArray:
+        """The same for the questions `rows`, ascending, by each of `choices`, (V, R, K).
 
-def _from_residual(
-    model: ExactResidual,
-    table: Questions,
-    data: GroupData,
-    shared: IntArray,
-    wanted: IntArray,
-    trained_Q: BoolArray,
-) -> FloatArray:
-    """Answers to the wanted questions (Q, K), averaged over the views that count.
+        A choice says what views of "residual" count for questions that were not trained on; None stands for what the
+        weights say, the only choice of "attention".
+        """
+        model, order = self.model.eval(), self.context_order(data, draw=draw)
+        if isinstance(model, FewShotAttention):
+            table_VRK = self._by_attention(model, data, order, rows)[None]
+        else:
+            assert isinstance(model, ExactResidual)
+            weight_WVR = np.stack([model.view_weights(self.trained_Q[rows], shares) for shares in choices], axis=1)
+            table_VRK = self._by_residual(model, data, np.sort(order[: self.num_context]), rows, weight_WVR)
+        table_VRK /= table_VRK.sum(axis=-1, keepdims=True)
+        return table_VRK
 
-    The context are the rows `shared` of `data`, ascending.
-    """
-    answer_NK = data.answer_NK[shared]
-    if len(shared) < MIN_ANSWERS or _constant(answer_NK, table.options[data.question_N[shared]].cpu().numpy()):
-        if len(data) and len(shared) >= min(MIN_ANSWERS, len(data)):  # not where a single one was asked for
-            log.warning("group %s: %s", data.group, NOTHING_TO_TELL)
-        shared, answer_NK = shared[:0], answer_NK[:0]
+    def context_order(self, data: GroupData, *, draw: int = 0) -> IntArray:
+        """Choose a group's context: its first C answers in a pseudo-random order, and the one that comes next.
 
-    def asked(question: IntArray) -> Questions:
-        return table.map(lambda value: value[torch.from_numpy(question)][None])
+        Every answered question gets a key from (seed, draw, group) and its id, and the smallest keys win. So the choice
+        depends neither on the order of anything, nor on the process, nor on what is asked. With "attention" a question
+        among the first C is predicted from the C others of these C + 1: for every single question the context is a
+        uniform sample of the other answers. "residual" leaves it out of the first C.
 
-    own_N = data.question_N[shared]
-    context = asked(own_N)._replace(answer=torch.from_numpy(answer_NK)[None].to(table.embedding.device))
+        Returns:
+            (min(C + 1, N),) distinct rows of `data`.
+        """
+        own_key = np.uint64(_hash(child_seed(self.seed, "context", draw), data.group, 0))
+        ids = self.embedding.question_ids
+        question_key_N = np.array([_hash(ids[row]) for row in data.question_N], dtype=np.uint64)
+        order: IntArray = np.argsort(_mix(own_key ^ question_key_N), kind="stable")[: self.num_context + 1]
+        return order
 
-    def seen_by(view: View, chosen: IntArray) -> FloatArray:
-        found_QK = np.zeros((len(wanted), table.options.shape[1]))
-        if not len(chosen):
-            return found_QK
-        conditioned = model.condition(context, view)
-        if len(own_N) and not conditioned.known:
-            log.warning("group %s: %s", data.group, NOT_SOLVED)
-        found_QK[chosen] = conditioned.predict(asked(wanted[chosen]))
-        own = np.isin(own_N, wanted[chosen])
-        if own.any() and conditioned.known:
-            found_QK[np.searchsorted(wanted, own_N[own])] = conditioned.left_out()[own]
-        return found_QK
+    def _questions(self, question: IntArray, answer: npt.NDArray[np.float32] | None = None) -> Questions:
+        """Questions of the public table (B, S), with a group's answers to them (B, S, K) where these are known."""
+        value, options = self.embedding.value_QKE[question], self.embedding.option_QK[question]
+        known = None if answer is None else torch.from_numpy(answer)
+        return Questions(torch.from_numpy(value), torch.from_numpy(options), known)
 
-    answer_QK = np.zeros((len(wanted), table.options.shape[1]))
-    for view, weight_Q in model.views(trained_Q).items():
-        answer_QK += weight_Q[:, None] * seen_by(view, np.flatnonzero(weight_Q))
-    return answer_QK
+    def _by_attention(self, model: FewShotAttention, data: GroupData, order: IntArray, rows: IntArray) -> FloatArray:
+        """Answers (R, K); to those of the context from the others and the one that comes next."""
 
+        def answers(context_BC: IntArray, question_BM: IntArray) -> FloatArray:
+            context = self._questions(data.question_N[context_BC], data.answer_NK[context_BC])
+            answer_BMK: FloatArray = model(context, self._questions(question_BM)).double().exp().numpy()
+            return answer_BMK
 
-def _constant(answer_NK: npt.NDArray[np.float32], option_NK: BoolArray) -> bool:
-    """True if all answers are one and the same, or all of them uniform."""
-    uniform_NK = option_NK / option_NK.sum(axis=1, keepdims=True)
-    same = bool((np.ptp(answer_NK, axis=0) == 0.0).all())
-    return same or bool(np.abs(answer_NK - uniform_NK).max() < UNIFORM_TOLERANCE)
+        shared = order[: self.num_context]
+        table_RK: FloatArray = answers(shared[None], rows[None])[0]
+        if len(own := shared[np.isin(data.question_N[shared], rows)]):
+            without_own_CC = np.stack([order[order != row] for row in own])
+            own_C = data.question_N[own]
+            table_RK[np.searchsorted(rows, own_C)] = answers(without_own_CC, own_C[:, None])[:, 0]
+        return table_RK
+
+    def _by_residual(
+        self, model: ExactResidual, data: GroupData, shared: IntArray, rows: IntArray, weight_WVR: FloatArray
+    ) -> FloatArray:
+        """Answers (V, R, K): sums over the views of `VIEWS`, each by its weight.
+
+        The context are the rows `shared` of `data`, ascending.
+        """
+        if len(shared) < MIN_ANSWERS or self._constant(data, shared):
+            if len(data) and len(shared) >= min(MIN_ANSWERS, len(data)):  # not where a single one was asked for
+                log.warning("group %s: %s", data.group, NOTHING_TO_TELL)
+            shared = shared[:0]
+        own_N = data.question_N[shared]
+        context = self._questions(own_N[None], data.answer_NK[shared][None])
+        answer_VRK = np.zeros((*weight_WVR.shape[1:], self.embedding.option_QK.shape[1]))
+        for view, weight_VR in zip(VIEWS, weight_WVR, strict=True):
+            counts_R = weight_VR.any(axis=0)
+            if not counts_R.any():
+                continue
+            conditioned = model.condition(context, view)
+            if len(own_N) and not conditioned.known:
+                log.warning("group %s: %s", data.group, NOT_SOLVED)
+            view_RK = np.zeros(answer_VRK.shape[1:])
+            view_RK[counts_R] = conditioned.predict(self._questions(rows[counts_R][None]))
+            own = np.isin(own_N, rows[counts_R])
+            if own.any() and conditioned.known:
+                view_RK[np.searchsorted(rows, own_N[own])] = conditioned.left_out()[own]
+            answer_VRK += weight_VR[..., None] * view_RK
+        return answer_VRK
+
+    def _constant(self, data: GroupData, shared: IntArray) -> bool:
+        """True if all these answers are one and the same, or all of them uniform."""
+        answer_CK, option_CK = data.answer_NK[shared], self.embedding.option_QK[data.question_N[shared]]
+        uniform_CK = option_CK / option_CK.sum(axis=1, keepdims=True)
+        same = bool((np.ptp(answer_CK, axis=0) == 0.0).all())
+        return same or bool(np.abs(answer_CK - uniform_CK).max() < UNIFORM_TOLERANCE)

@@ -46,7 +46,6 @@ PLACE_FEATURES = 3
 KERNEL_STEP = 8.0
 # question and option, question and place, question and both; option, place and both, whatever the question
 NUM_PRODUCTS = 6
-NUM_VIEWS = 5
 START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
 # of the Gaussian likelihood in the loss, beside the cross entropy
 LIKELIHOOD_SHARE = 0.5
@@ -92,6 +91,7 @@ START_SHARES = Shares(0.5, 0.5)
 SHARES = (*(Shares(features, plain) for plain in (0.0, 0.5) for features in (0.0, 0.5, 1.0)), Shares(0.0, 1.0))
 
 BLIND, PLAIN = View(blind=True, features=False), View(blind=True, features=False, plain=True)
+VIEWS = (*(View(blind, features) for blind in (False, True) for features in (False, True)), PLAIN)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,30 @@ class _Read:
         """Less its mean over each question's options."""
         return value_PX - self.tokens.question_mean(value_PX)[self.tokens.question_N]
 
+    @property
+    def option_SK(self) -> Tensor:
+        """True where a token is real."""
+        return self.tokens.option_BSK[0]
+
     def padded(self, value_P: Tensor) -> Tensor:
         """Values of tokens as (S, K), 0 on padding."""
-        option_SK = self.tokens.option_BSK[0]
-        return value_P.new_zeros(option_SK.shape).masked_scatter(option_SK, value_P)
+        return value_P.new_zeros(self.option_SK.shape).masked_scatter(self.option_SK, value_P)
+
+    def blocks(self) -> tuple[Tensor, Tensor]:
+        """Place of each option among the tokens (S, K), and which pairs of a question's are real (S, K, K)."""
+        pair_SKK = self.option_SK[:, :, None] & self.option_SK[:, None, :]
+        return self.padded(torch.arange(len(self.place_P))), pair_SKK
+
+    def shares(self, residual_P: Tensor, variance_P: Tensor) -> Tensor:
+        """Expected shares (P,): of a root with mean m and variance v the square is expected to be m^2 + v."""
+        square_P = (self.root_P + residual_P).clamp_min(ROOT_FLOOR).square() + variance_P
+        mean_P1 = self.tokens.question_mean(square_P[:, None])[self.tokens.question_N]
+        return square_P / (mean_P1[:, 0] * self.tokens.size_S[self.tokens.question_N])
+
+    def share_table(self, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
+        """The same as (S, K), 0 on padding."""
+        table_SK: FloatArray = self.padded(self.shares(residual_P, variance_P)).numpy()
+        return table_SK
 
 
 class ExactResidual(PluralLLM):
@@ -127,14 +147,14 @@ class ExactResidual(PluralLLM):
 
     def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, rank: int) -> None:
         super().__init__(embedding_dim)
-        self.parts = embedding_parts(embedding_dim)
+        self.question_part, self.option_part = embedding_parts(embedding_dim)
         self.option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
         self.unread = nn.Parameter(torch.zeros(dim))
         self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(num_blocks))
         self.head = Head(dim)
-        self.log_weight = nn.Parameter(torch.full((NUM_VIEWS, NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
-        self.log_length = nn.Parameter(torch.full((NUM_VIEWS, 3), math.log(START_LENGTH) / KERNEL_STEP))
-        self.log_noise = nn.Parameter(torch.full((NUM_VIEWS,), math.log(START_NOISE) / KERNEL_STEP))
+        self.log_weight = nn.Parameter(torch.full((len(VIEWS), NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
+        self.log_length = nn.Parameter(torch.full((len(VIEWS), 3), math.log(START_LENGTH) / KERNEL_STEP))
+        self.log_noise = nn.Parameter(torch.full((len(VIEWS),), math.log(START_NOISE) / KERNEL_STEP))
         self.feature_option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
         self.feature_mixing = OptionMixing(dim)
         self.feature_norm = nn.LayerNorm(dim)
@@ -154,7 +174,7 @@ class ExactResidual(PluralLLM):
             residual_M, variance_M = conditioned.residual(read)
             assert target.answer is not None
             answer_M = target.answer[target.options]
-            share_M = _shares(read, residual_M, variance_M)
+            share_M = read.shares(residual_M, variance_M)
             error_M = read.centred((answer_M.sqrt() - read.root_P)[:, None])[:, 0] - residual_M
             total_M = variance_M + self._noise(view)
             entropy = -(answer_M * share_M.clamp_min(SMALLEST_SHARE).log()).sum()
@@ -162,32 +182,25 @@ class ExactResidual(PluralLLM):
             losses.append((entropy + LIKELIHOOD_SHARE * surprise) / len(read.tokens.size_S))
         return torch.stack(losses).mean()
 
-    def views(self, trained_Q: BoolArray) -> dict[View, FloatArray]:
-        """Weight of each view in the prediction of each question, (Q,), views of no weight left out.
+    def view_weights(self, trained_Q: BoolArray, shares: Shares | None = None) -> FloatArray:
+        """Weight of each of `VIEWS` in the prediction of each question, (W, Q).
 
-        `trained_Q` says which questions were trained on.
+        `trained_Q` says which questions were trained on, and `shares` what counts for others; None = `self.shares`.
         """
-        shares = self.shares
-        plain_Q = np.where(trained_Q, 0.0, shares.plain)
-        blind_Q = np.where(trained_Q, 0.0, 0.5)
+        shares = shares or self.shares
+        plain_Q, blind_Q = np.where(trained_Q, 0.0, shares.plain), np.where(trained_Q, 0.0, 0.5)
         features_Q = np.where(trained_Q, 1.0, shares.features)
-        weights = {
-            View(blind, features): (1.0 - plain_Q)
-            * (blind_Q if blind else 1.0 - blind_Q)
-            * (features_Q if features else 1.0 - features_Q)
-            for blind in (False, True)
-            for features in (False, True)
-        } | {PLAIN: plain_Q}
-        return {view: weight_Q for view, weight_Q in weights.items() if weight_Q.any()}
+        by_network = [
+            (1.0 - plain_Q) * blind * features
+            for blind in (1.0 - blind_Q, blind_Q)
+            for features in (1.0 - features_Q, features_Q)
+        ]
+        return np.stack([*by_network, plain_Q])
 
     @property
     def shares(self) -> Shares:
         """For questions that were not trained on; within [0, 1] whatever weights a server sends."""
         return Shares(*self.get_buffer(SHARES_KEY).clamp(0.0, 1.0).tolist())
-
-    def choose(self, shares: Shares) -> None:
-        """Set them."""
-        self.get_buffer(SHARES_KEY).copy_(torch.tensor(shares))
 
     def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
         """Take in a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the mean's features.
@@ -227,8 +240,8 @@ class ExactResidual(PluralLLM):
         exact = torch.float32 if self.training else torch.float64  # the factor of many answers needs the digits
         return _Read(
             tokens,
-            F.normalize(embedding_PE[:, self.parts.question].to(exact), dim=1),
-            F.normalize(embedding_PE[:, self.parts.option].to(exact), dim=1),
+            F.normalize(embedding_PE[:, self.question_part].to(exact), dim=1),
+            F.normalize(embedding_PE[:, self.option_part].to(exact), dim=1),
             place_P.to(exact),
             root_P.to(exact),
             None if feature_PR is None else feature_PR.to(exact),
@@ -236,11 +249,10 @@ class ExactResidual(PluralLLM):
 
     def _mean(self, questions: Questions, tokens: Layout, input_PE: Tensor, view: View) -> Tensor:
         """Roots (P,) of the shares that the network expects."""
-        question = self.parts.question
-        read_PE = input_PE
         if view.blind:
-            read_PE = torch.cat([torch.zeros_like(input_PE[:, question]), input_PE[:, question.stop :]], dim=1)
-        token_PD = self.option(read_PE) + (self.unread if view.blind else 0.0)
+            input_PE = input_PE.clone()
+            input_PE[:, self.question_part] = 0.0
+        token_PD = self.option(input_PE) + (self.unread if view.blind else 0.0)
         for mixing in self.mixing:
             token_PD = mixing(token_PD, tokens)
         log_SK = log_share(self.head(token_PD), questions.options)[0]
@@ -270,9 +282,7 @@ class ExactResidual(PluralLLM):
 
     def _variance(self, read: _Read, view: View) -> Tensor:
         """Prior variance (P,) of the centred residuals: the diagonal of `_kernel`, question by question."""
-        option_SK = read.tokens.option_BSK[0]
-        slot_SK = read.padded(torch.arange(len(read.place_P), device=option_SK.device))
-        both_SKK = option_SK[:, :, None] & option_SK[:, None, :]
+        slot_SK, pair_SKK = read.blocks()
         option_SKF, place_SK = read.option_PF[slot_SK], read.place_P[slot_SK]
         like_SKK = option_SKF @ option_SKF.transpose(1, 2)
         place_SKK = place_SK[:, :, None] - place_SK[:, None, :]
@@ -280,11 +290,11 @@ class ExactResidual(PluralLLM):
         if read.feature_PR is not None:
             feature_SKR = read.feature_PR[slot_SK]
             kernel_SKK = kernel_SKK + feature_SKR @ feature_SKR.transpose(1, 2)
-        kernel_SKK = kernel_SKK * both_SKK
+        kernel_SKK = kernel_SKK * pair_SKK
         size_S1 = read.tokens.size_S[:, None]
         row_SK = kernel_SKK.sum(2) / size_S1
         centred_SK = kernel_SKK.diagonal(dim1=1, dim2=2) - 2.0 * row_SK + row_SK.sum(1, keepdim=True) / size_S1
-        return centred_SK[option_SK]
+        return centred_SK[read.option_SK]
 
 
 @dataclass(frozen=True)
@@ -316,7 +326,7 @@ class Conditioned:
         A question of the context among them is predicted with its own answer as one more observation.
         """
         read = self.model._read(target, self.view)
-        return _share_table(read, *self.residual(read))
+        return read.share_table(*self.residual(read))
 
     def left_out(self) -> FloatArray:
         """Each question of the context predicted from the others, (C, K): block leave-one-out in closed form.
@@ -326,23 +336,9 @@ class Conditioned:
         """
         inverse_NN = torch.cholesky_inverse(self.lower_NN)
         weight_SK = self.context.padded(inverse_NN @ self.difference_N)
-        option_SK = self.context.tokens.option_BSK[0]
-        slot_SK = self.context.padded(torch.arange(len(inverse_NN), device=option_SK.device))
-        both_SKK = option_SK[:, :, None] & option_SK[:, None, :]
-        block_SKK = inverse_NN[slot_SK[:, :, None], slot_SK[:, None, :]] * both_SKK
+        option_SK, (slot_SK, pair_SKK) = self.context.option_SK, self.context.blocks()
+        block_SKK = inverse_NN[slot_SK[:, :, None], slot_SK[:, None, :]] * pair_SKK
         block_SKK = torch.linalg.inv(block_SKK + torch.diag_embed((~option_SK).to(block_SKK.dtype)))
         residual_N = self.difference_N - (block_SKK @ weight_SK[..., None])[..., 0][option_SK]
         variance_N = block_SKK.diagonal(dim1=1, dim2=2)[option_SK] - self.model._noise(self.view)
-        return _share_table(self.context, residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))
-
-
-def _share_table(read: _Read, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
-    table_SK: FloatArray = read.padded(_shares(read, residual_P, variance_P)).cpu().numpy()
-    return table_SK
-
-
-def _shares(read: _Read, residual_P: Tensor, variance_P: Tensor) -> Tensor:
-    """Expected shares (P,): of a root with mean m and variance v the square is expected to be m^2 + v."""
-    square_P = (read.root_P + residual_P).clamp_min(ROOT_FLOOR).square() + variance_P
-    mean_P1 = read.tokens.question_mean(square_P[:, None])[read.tokens.question_N]
-    return square_P / (mean_P1[:, 0] * read.tokens.size_S[read.tokens.question_N])
+        return self.context.share_table(residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))

@@ -24,7 +24,7 @@ PREDICTORS = (PREDICTOR, UNIFORM, NEAREST, MEAN_OF_OTHERS, SHARED)
 PARTS = (TRAINING_PART, HELD_OUT_PART)
 COUNT = "answers"
 """Of the answers that are scored, among the measures' sums."""
-# with three a group that removes its own share still does not see a single other group's answer
+# a mean of the others is then not a single one's answer
 MIN_GROUPS = 3
 
 
@@ -57,25 +57,20 @@ def local_sums(
         with the natural Jensen-Shannon distance. "mean-of-others" is scored where it is known, and "pluralllm-shared"
         is the predictor on just these answers.
     """
-    option_QK = embedding.option_QK
-    scored_N = option_QK[truth.question_N].sum(axis=1) > 1
-    rows, answer_NK = truth.question_N[scored_N], truth.answer_NK[scored_N].astype(np.float64)
-
-    def measured(table_QK: FloatArray, kept_N: BoolArray | None = None) -> dict[str, float]:
-        kept_N = np.ones(len(rows), dtype=np.bool_) if kept_N is None else kept_N
-        return measure_sums(table_QK[rows[kept_N]], answer_NK[kept_N], option_QK[rows[kept_N]])
-
+    rows, option_QK = truth.question_N, embedding.option_QK
     uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
+
+    def measured(table_NK: FloatArray, kept_N: IntArray | slice = slice(None)) -> dict[str, float]:
+        return measure_sums(table_NK[kept_N], truth.answer_NK[kept_N], option_QK[rows[kept_N]])
+
     sums = {
-        PREDICTOR: measured(prediction_QK),
-        UNIFORM: measured(uniform_QK),
-        NEAREST: measure_sums(nearest_question(known, embedding, rows), answer_NK, option_QK[rows]),
+        PREDICTOR: measured(prediction_QK[rows]),
+        UNIFORM: measured(uniform_QK[rows]),
+        NEAREST: measured(nearest_question(known, embedding, rows)),
     }
-    if mean_of_others is not None:
-        kept_N = mean_of_others[rows].any(axis=1)
-        if kept_N.any():
-            sums[MEAN_OF_OTHERS] = measured(mean_of_others, kept_N)
-            sums[SHARED] = measured(prediction_QK, kept_N)
+    if mean_of_others is not None and len(kept_N := np.flatnonzero(mean_of_others[rows].any(axis=1))):
+        sums[MEAN_OF_OTHERS] = measured(mean_of_others[rows], kept_N)
+        sums[SHARED] = measured(prediction_QK[rows], kept_N)
     return sums
 
 
@@ -121,43 +116,26 @@ def nearest_question(
     return table_RK
 
 
-def group_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> tuple[FloatArray, IntArray]:
-    """Add up the groups' answers question by question.
-
-    Held-out answers must not be among them. A node sends these sums for its groups, the server adds the nodes' sums.
-
-    Returns:
-        (Q, K) sum of answer distributions, and (Q,) number of groups that answered.
-    """
-    sum_QK = np.zeros(embedding.option_QK.shape)
-    count_Q = np.zeros(len(sum_QK), dtype=np.int64)
-    for data in groups:
-        sum_QK[data.question_N] += data.answer_NK
-        count_Q[data.question_N] += 1
-    return sum_QK, count_Q
-
-
-def mean_from_sums(
-    sum_QK: FloatArray, count_Q: IntArray, *, own: GroupData | None = None, min_groups: int = MIN_GROUPS
+def mean_of_groups(
+    groups: Iterable[GroupData], embedding: OptionEmbedding, *, without: str, min_groups: int = MIN_GROUPS
 ) -> FloatArray:
-    """Mean answer of the others to each question.
+    """Mean answer of groups to each question, a group's own left out where it is one of them.
 
     Args:
-        sum_QK: (Q, K) from `group_sums`.
-        count_Q: (Q,) from `group_sums`.
-        own: the answers of a group whose share is within the sums and must not be; None for a group that is not.
-        min_groups: groups that must have answered a question for it to have a mean, the own counted; >= 1.
+        groups: their answers; a group may come several times, with other questions.
+        embedding: the public table.
+        without: name of the group that is left out.
+        min_groups: groups that must have answered a question for it to have a mean, the one left out counted; >= 1.
 
     Returns:
         (Q, K) distributions; a row of zeros where there is no mean.
     """
-    others_QK, others_Q = np.array(sum_QK, dtype=np.float64), np.array(count_Q)
-    others_QK[count_Q < min_groups] = 0.0
-    if own is not None:
-        others_QK[own.question_N] -= own.answer_NK
-        others_Q[own.question_N] -= 1
-    others_QK = np.clip(others_QK, 0.0, None)  # a difference of float32 shares can end just under 0
-    others_QK[others_Q < 1] = 0.0  # rounding leaves crumbs of a share that stood alone
-    total_Q1 = others_QK.sum(axis=1, keepdims=True)
-    mean_QK: FloatArray = np.divide(others_QK, total_Q1, out=np.zeros_like(others_QK), where=total_Q1 > 0.0)
+    sum_QK, count_Q1 = np.zeros(embedding.option_QK.shape), np.zeros((len(embedding.option_QK), 1))
+    for data in groups:
+        count_Q1[data.question_N] += 1
+        if data.group != without:
+            sum_QK[data.question_N] += data.answer_NK
+    total_Q1 = sum_QK.sum(axis=1, keepdims=True)
+    known_Q1 = (total_Q1 > 0.0) & (count_Q1 >= min_groups)
+    mean_QK: FloatArray = np.divide(sum_QK, total_Q1, out=np.zeros_like(sum_QK), where=known_Q1)
     return mean_QK

@@ -8,7 +8,6 @@ Axis letters: B episodes, C context questions, M target questions, E embedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -19,11 +18,6 @@ from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.network import EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS, RANK, Episodes, PluralLLM, Questions
 from pluralllm.residual import SHARES, ExactResidual, Shares
 
-Optimizer = Literal["sgd", "adam"]
-OPTIMIZERS: dict[Optimizer, type[torch.optim.SGD | torch.optim.Adam]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-}
 # One odd episode must not throw the weights away. Gradients of attention are well under this; those of a residual's
 # kernel are over it at first, and Adam, a group's own or the server's, does not mind how long they are.
 MAX_GRADIENT_NORM = 1.0
@@ -109,7 +103,6 @@ def sample_episodes(
         target=asked.map(lambda part: part[:, num_context:]),
         noise=(noise[:, :num_context], noise[:, num_context:]),
         view_B3=torch.rand(config.num_episodes, 3, generator=generator) < torch.tensor(VIEW_SHARES),
-        question=question,
     )
 
 
@@ -125,19 +118,16 @@ def local_update(
     model: PluralLLM,
     data: GroupData,
     embedding: OptionEmbedding,
+    settings: PluralLLMSection,
     *,
-    steps: int,
     learning_rate: float,
-    optimizer: Optimizer,
-    episodes: EpisodeConfig,
     generator: torch.Generator,
     proximal: float = 0.0,
 ) -> float:
     """Train `model` in place on one group's answers, as one client does in one federated round.
 
     The model holds the server's weights on entry, the client's on return; the optimizer is a fresh one, as clients keep
-    no state. `episodes` is the shape of a step's batch, and `proximal` the mu of FedProx, which adds
-    `mu / 2 |w - w_server|^2` to the loss.
+    no state. `proximal` is the mu of FedProx, which adds `mu / 2 |w - w_server|^2` to the loss.
 
     Returns:
         Mean loss over the steps.
@@ -147,21 +137,21 @@ def local_update(
     """
     parameters = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
-    update = OPTIMIZERS[optimizer](parameters, lr=learning_rate)
-    device = parameters[0].device
+    optimizer = torch.optim.Adam if settings.local_optimizer == "adam" else torch.optim.SGD
+    update: torch.optim.Optimizer = optimizer(parameters, lr=learning_rate)
+    episodes = EpisodeConfig.of(settings)
     model.train()
     total = 0.0
-    for _ in range(steps):
+    for _ in range(settings.local_steps):
         batch = sample_episodes(data, embedding, config=episodes, generator=generator)
-        value = model.loss(batch.to(device))
+        value = model.loss(batch)
         update.zero_grad(set_to_none=True)
         torch.autograd.backward(value)
         for parameter, start in zip(parameters, anchor, strict=False):
             # the gradient of mu / 2 |w - w_server|^2, written out to spare a graph over every weight
-            parameter.grad = proximal * (parameter.detach() - start) + (
-                0.0 if parameter.grad is None else parameter.grad
-            )
+            gradient = 0.0 if parameter.grad is None else parameter.grad
+            parameter.grad = proximal * (parameter.detach() - start) + gradient
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         update.step()
         total += float(value.detach())
-    return total / steps
+    return total / settings.local_steps

@@ -15,14 +15,13 @@ from threadpoolctl import threadpool_limits
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
 from appa_flwr.run import predictions
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 from pluralllm.data import group_data, option_embedding
-from pluralllm.prediction import predict_targets
+from pluralllm.prediction import Predictor
 from server_app.evaluation import decode
 from server_app.policy import export
 from server_app.predictor.checkpoint import network, read_checkpoint
@@ -75,8 +74,13 @@ class LoadedPredictor:
             self._catalogue = catalogue = build_catalogue(self._config)
         checkpoint = read_checkpoint(self._config, catalogue, initial_weights(self._config))
         assert checkpoint is not None  # the config names one
-        self._table = option_embedding(catalogue)
-        self._model = network(config, checkpoint[0].weights)
+        self._predictor = Predictor(
+            network(config, checkpoint[0].weights),
+            option_embedding(catalogue),
+            catalogue.train_Q,
+            num_context=config.pluralllm.num_context_questions,
+            seed=config.seed,
+        )
 
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
         """See `appa_flwr.public.Predictor`."""
@@ -89,13 +93,6 @@ class LoadedPredictor:
             if not (share_K >= 0).all() or abs(share_K.sum() - 1.0) > SUM_TOLERANCE:
                 raise UserError(f"answers: those to question '{name}' are no shares that sum to 1")
         normalized = {name: share_K / share_K.sum() for name, share_K in shares.items()}
-        predicted_QK = predict_targets(
-            self._model,
-            group_data(GROUP, normalized, embedding=self._table),
-            self._table,
-            num_context=self._config.pluralllm.num_context_questions,
-            seed=child_seed(self._config.seed, "context", 0),
-            trained=self._catalogue.train_Q,
-        )
+        predicted_QK = self._predictor.targets(group_data(GROUP, normalized, embedding=self._predictor.embedding))
         table = predictions.as_rows(predicted_QK[None], groups=(GROUP,), questions=self._catalogue.questions)
         return table.drop(columns="group")

@@ -22,8 +22,9 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from client_app.main import app
-from client_app.memory import Memory, memory_of, read_arrays
-from client_app.party import Party
+from client_app.memory import Memory, memory_of, read_array
+from client_app.party import Group, Party
+from pluralllm.data import GroupData
 from pluralllm.residual import SHARES_KEY
 from pluralllm.scores import summed
 from pluralllm.training import choices
@@ -83,10 +84,14 @@ class Node:
         return Party.of(self.context).public
 
     def targets(self, group: str) -> np.ndarray:
-        return read_arrays(self.memory, f"targets {group}")["target"]
+        return read_array(self.memory, f"targets {group}")
 
     def truth(self, group: str) -> np.ndarray:
-        return read_arrays(self.memory, f"data {group}")["truth"]
+        return read_array(self.memory, f"truth {group}")
+
+    def context_of(self, group: str) -> GroupData:
+        """Its training answers."""
+        return Group(Party.of(self.context), group).data
 
     def owned(self, node_config: Mapping[str, str]) -> Node:
         """The same node, deployed, with what it remembers."""

@@ -24,7 +24,7 @@ from talk import KINDS
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages
-from client_app.memory import memory_of, read_arrays
+from client_app.party import Group, Party
 from server_app import main as server
 from server_app.questions import build_catalogue
 
@@ -147,8 +147,8 @@ def test_the_groups_did_have_what_was_searched_for(whole_run):
     assert len(world.rows) > 60
     assert len(np.unique(np.concatenate(world.rows))) == sum(len(row) for row in world.rows)
     for context, (group, mine) in zip(grid.contexts.values(), world.answers.items(), strict=True):
-        kept = read_arrays(memory_of(context), f"data {group}")
-        truth_QK, context_NK = kept["truth"], kept["answer"]
+        kept = Group(Party.of(context), group)
+        truth_QK, context_NK = kept.truth_QK, kept.data.answer_NK
         assert all(holds(truth_QK, row) for row in mine.values())
         assert 0 < sum(holds(context_NK, row) for row in mine.values()) < len(mine)
         assert DIARY in world.files[group].read_text()

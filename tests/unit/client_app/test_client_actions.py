@@ -35,7 +35,7 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import main
 from client_app.main import app
-from client_app.memory import KEPT_SECONDS, read_arrays
+from client_app.memory import KEPT_SECONDS
 from server_app.questions import build_catalogue
 
 
@@ -115,7 +115,7 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,))
     truth_QK = node.truth(group)
     known_Q = ~np.isnan(truth_QK).any(1)
-    context_N = read_arrays(node.memory, f"data {group}")["question"]  # no held-out answer is among it
+    context_N = node.context_of(group).question_N  # no held-out answer is among it
     assert context_N.tolist() == np.flatnonzero(known_Q & train_Q).tolist()
     assert (joined.groups, joined.fields["answered"]) == ((group,), [len(context_N)])
     assert "truth" in joined.fields["may"]

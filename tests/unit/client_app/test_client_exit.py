@@ -14,12 +14,13 @@ from appa_flwr.survey import store
 from client_app import leave, numbers, predictor
 from client_app.main import app
 from client_app.party import Party
+from pluralllm.prediction import Predictor
 from server_app.questions import run_survey
 
 SECRET = "secret 0.123456 question text"
 FAULTS = [
     (messages.CATALOGUE, Party, "answers"),
-    (messages.TARGETS, predictor.Predictor, "table"),
+    (messages.TARGETS, Predictor, "targets"),
     (asks.UPDATE, predictor, "train"),
     (asks.VOTES, votes, "cast"),
     (asks.REWARDS, numbers, "score"),

@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord
 
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import ScoreRequest, Task
-from client_app.memory import read_arrays
 from client_app.party import Party
 
 
@@ -78,7 +77,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
     assert node.take(first) == refusals.OTHER_CATALOGUE
     assert codes == [0]
     assert len(node.catalogue.questions) == len(other.questions)
-    assert len(read_arrays(node.memory, f"data {GROUP}")["question"]) == 30
+    assert len(node.context_of(GROUP)) == 30
 
 
 @pytest.mark.parametrize(

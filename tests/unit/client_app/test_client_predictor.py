@@ -16,19 +16,17 @@ from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask, Task
-from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from client_app import numbers, predictor
-from client_app.memory import read_arrays
-from client_app.predictor import Predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
+from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
-from pluralllm.training import EpisodeConfig, build, local_update
+from pluralllm.training import build
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue, run_survey
 
@@ -68,21 +66,20 @@ def train(config, start, data, embedding, *, number, proximal=0.0, secret=""):
     return predictor.train(config, start, data, embedding, round_number=number, proximal=proximal, secret=secret)
 
 
-def test_a_group_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
+def test_a_round_is_drawn_from_seed_group_round_and_secret_alone(start, embedding, groups):
     torch.manual_seed(99)  # the process's own generator must not matter
-    model, ours, settings = build(ARCHITECTURE), groups[0], CONFIG.pluralllm
-    named = split_weights(start, {name: value.shape for name, value in model.state_dict().items()})
-    model.load_state_dict(named.to_torch_state_dict())
-    generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 7))
-    given = {"steps": settings.local_steps, "learning_rate": 0.01, "optimizer": "adam", "generator": generator}
-    episodes = EpisodeConfig(num_context=4, least_context=4, num_episodes=1)
-    expected = local_update(model, ours, embedding, episodes=episodes, **given)
-    after_P, loss = train(CONFIG, start, ours, embedding, number=7)
-    np.testing.assert_array_equal(after_P, join_weights(ArrayRecord(model.state_dict())))
-    assert loss == expected
-    assert np.abs(after_P - start).max() > 1e-3
-    secret_P, _ = train(CONFIG, start, ours, embedding, number=7, secret="of the node")
-    assert (secret_P != after_P).any()
+    before = start.copy()
+    first, again = (train(CONFIG, start, groups[0], embedding, number=7) for _ in range(2))
+    np.testing.assert_array_equal(first[0], again[0])
+    assert first[1] == again[1]
+    np.testing.assert_array_equal(start, before)
+    assert np.abs(first[0] - start).max() > 1e-3
+    namesake = GroupData("Another", groups[0].question_N, groups[0].answer_NK)
+    for changes in ({"number": 8}, {"number": 7, "secret": "of the node"}):
+        assert (train(CONFIG, start, groups[0], embedding, **changes)[0] != first[0]).any()
+    assert (train(CONFIG, start, namesake, embedding, number=7)[0] != first[0]).any()
+    other = Config.load({**CONFIG.flat(), "seed": 5})
+    assert (train(other, start, groups[0], embedding, number=7)[0] != first[0]).any()
 
 
 def test_an_update_is_the_step_times_the_number_of_answers():
@@ -91,8 +88,7 @@ def test_an_update_is_the_step_times_the_number_of_answers():
     asked = asked_of(asks.UPDATE, catalogue, node.config)
     start_P = asked.arrays["weights"]
     for group, own in node.numbers(asked).items():
-        kept = read_arrays(node.memory, f"data {group}")
-        data = GroupData(group, kept["question"], kept["answer"])
+        data = node.context_of(group)
         after_P, loss = train(node.config, start_P, data, option_embedding(catalogue), number=1)
         assert own["answers"] == len(data)
         assert own["loss"] == pytest.approx(len(data) * loss)
@@ -146,16 +142,17 @@ def counts(start, embedding, answers: GroupData, *, count: int, least: int = 1, 
     train_Q[answers.question_N] = True
     rows, data = np.flatnonzero(~train_Q), answers.first(count)
     others_QK = np.zeros(option_QK.shape) if others_QK is None else others_QK
+    known_N = np.flatnonzero(others_QK.any(axis=1))
     party = SimpleNamespace(
         policy=OwnerPolicy(least_answers=least),
         ledger=None,
         embedding=embedding,
-        mean_sums=(9 * others_QK, np.where(others_QK.any(axis=1), 9, 0)),
+        held_out=[GroupData(name, known_N, others_QK[known_N].astype(np.float32)) for name in "BCD"],
     )
-    table_QK = loaded(embedding, start, train_Q=train_Q).table(data, draw=0)
+    table_QK = loaded(embedding, start, train_Q=train_Q).targets(data)
     held_out = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
-    group = SimpleNamespace(party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
-    score_L = numbers.MAKERS[asks.SCORES](group, Ask(asks.SCORES), Task())["scores"][1]
+    group = SimpleNamespace(name="A", party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
+    score_L = numbers.KINDS[asks.SCORES][1](group, Ask(asks.SCORES), Task())["scores"][1]
     return {
         (part, name): score for (part, name, what), score in zip(summed(), score_L, strict=True) if what == "answers"
     }
@@ -194,18 +191,20 @@ def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
     return (1 - js_distance(prediction_QK[rows], truth.answer_NK, embedding.option_QK[rows], base=np.e)).tolist()
 
 
-@pytest.mark.parametrize(("changes", "num_choices"), [(ATTENTION, 1), ({}, 7)])
-def test_a_round_is_validated_by_its_distance_to_held_out_answers(changes, num_choices, embedding, groups):
+@pytest.mark.parametrize(("architecture", "num_choices"), [("attention", 1), ("residual", 7)])
+def test_a_round_is_validated_by_its_distance_to_held_out_answers(architecture, num_choices, embedding, groups):
     # by hand: a fresh network answers uniformly, and a kernel of nothing says that all groups are alike
     mine, truth = split(groups[1], 8)
+    changes = {"pluralllm.architecture": architecture}
     fresh = initial_weights(Config.load({**CONFIG.flat(), **changes}))
     nothing = {key: Array(array.numpy() - 9) for key, array in fresh.items() if key in ("log_weight", "log_feature")}
     uniform_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
     expected = sum(distances(uniform_QK, truth, embedding))
     train_Q = np.zeros(len(uniform_QK), dtype=bool)
     ours = loaded(embedding, join_weights(ArrayRecord({**fresh, **nothing})), train_Q=train_Q, **changes)
-    np.testing.assert_allclose(ours.errors(mine, truth), [expected] * num_choices, atol=1e-5)
-    np.testing.assert_array_equal(ours.errors(mine, truth.first(0)), np.zeros(num_choices))
+    tell = partial(predictor.errors, ours, mine, architecture=architecture)
+    np.testing.assert_allclose(tell(truth), [expected] * num_choices, atol=1e-5)
+    np.testing.assert_array_equal(tell(truth.first(0)), np.zeros(num_choices))
 
 
 def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding, groups):
@@ -216,10 +215,10 @@ def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding,
 
     def predicted(shares):
         chosen = ArrayRecord({**given, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
-        return loaded(embedding, join_weights(chosen), train_Q=train_Q).table(mine, draw=0)
+        return loaded(embedding, join_weights(chosen), train_Q=train_Q).targets(mine)
 
     expected = [sum(distances(predicted(shares), truth, embedding)) for shares in SHARES]
     assert np.ptp(expected) > 1e-3
     ours = loaded(embedding, join_weights(given), train_Q=train_Q)
-    np.testing.assert_allclose(ours.errors(mine, truth), expected, atol=1e-5)
+    np.testing.assert_allclose(predictor.errors(ours, mine, truth, ARCHITECTURE), expected, atol=1e-5)
     assert ours.model.shares == START_SHARES  # as it came

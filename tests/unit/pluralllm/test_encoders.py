@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -149,7 +148,7 @@ def kept(cache: Path) -> list[Path]:
     return sorted(cache.glob("*.npz"))
 
 
-def test_texts_weights_settings_and_version_are_told_apart_in_the_cache(tmp_path, monkeypatch):
+def test_texts_weights_and_settings_are_told_apart_in_the_cache(tmp_path):
     folder, cache = save_bert(tmp_path / "model"), tmp_path / "cache"
     first = encode(folder, cache)
     assert not np.allclose(encode(folder, cache, ("No", *TEXTS[1:])), first)
@@ -162,9 +161,6 @@ def test_texts_weights_settings_and_version_are_told_apart_in_the_cache(tmp_path
     (folder / "modules.json").unlink()  # a causal LM's folder has none
     assert not np.allclose(encode(folder, cache), cls)
     assert len(kept(cache)) == 5
-    monkeypatch.setattr(encoders, "CACHE_VERSION", encoders.CACHE_VERSION + 1)
-    encode(folder, cache)
-    assert len(kept(cache)) == 6
 
 
 def _flip(data: bytes) -> bytes:
@@ -172,23 +168,7 @@ def _flip(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-def _vectors(vector_UH: npt.NDArray) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, vector_UH=vector_UH)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _flip,
-        lambda data: data[: len(data) // 2],
-        lambda data: b"",
-        lambda data: b"[]",
-        lambda data: _vectors(np.load(io.BytesIO(data))["vector_UH"][:-1]),  # another number of texts
-        lambda data: _vectors(np.float32(1)),
-    ],
-)
+@pytest.mark.parametrize("damage", [_flip, lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"[]"])
 def test_damaged_cache_is_built_again(folders, tmp_path, damage):
     first, calls = encode(folders["bert"], tmp_path), []
     (path,) = kept(tmp_path)
@@ -226,9 +206,10 @@ def _no_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
-def _unreadable_weights(folder: Path) -> None:
-    (folder / "loop").mkdir()
-    (folder / "loop" / "memory.bin").symlink_to("/proc/self/mem")  # opens, and fails when it is read
+def _no_model(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("of something else")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +222,7 @@ def _unreadable_weights(folder: Path) -> None:
         (_no_tokenizer, "tokenizer knows no words"),
         (lambda folder: (folder / "modules.json").write_text("{}"), "cannot be loaded"),
         (lambda folder: (folder / "modules.json").write_text("?"), "cannot be loaded"),
-        (_unreadable_weights, r"cannot be read \(OSError"),
+        (_no_model, "cannot be loaded"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):
@@ -254,24 +235,10 @@ def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, messag
     assert not kept(tmp_path / "cache")
 
 
-def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    (tmp_path / "notes.txt").write_text("gigabytes")
-    monkeypatch.setattr(encoders.hashlib, "file_digest", None)
-    with pytest.raises(UserError, match=f"^pluralllm.encoder = {tmp_path}: holds no config.json"):
-        encoder(str(tmp_path), cache=tmp_path)(TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no/such/folder", "no model of that name on the hub"),
-        ("some/model", "cannot be fetched from the hub"),
-        ("x" * 5000, "cannot be fetched from the hub"),
-    ],
-)
-def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name, message):
+@pytest.mark.parametrize("name", ["no/such/folder", "some/model", "x" * 5000])
+def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=f"pluralllm.encoder = {name}: no such folder.*{message}") as caught:
+    with pytest.raises(UserError, match=f"pluralllm.encoder = {name}: no such folder.*fetched from the hub") as caught:
         encoder(name, cache=tmp_path)(TEXTS)
     assert "\n" not in str(caught.value)
 

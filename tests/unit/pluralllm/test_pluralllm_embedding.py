@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm.data import group_data
 from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
@@ -65,11 +63,6 @@ def test_group_data_pads_in_the_order_of_the_table_and_keeps_only_the_split():
     np.testing.assert_allclose(data.answer_NK, [[0.6, 0.4, 0.0], [0.2, 0.3, 0.5]])
     assert len(group_data("Here", answers, embedding=table)) == 3
     assert len(group_data("Here", answers, embedding=table, question_ids=())) == 0
-
-
-def test_an_answer_has_one_number_for_each_option():
-    with pytest.raises(UserError, match="'tax': 3 probabilities for 2 options"):
-        group_data("Here", {"tax": np.array([0.5, 0.5, 0.0])}, embedding=embed_questions(QUESTIONS, dim=8))
 
 
 def test_what_all_texts_share_is_taken_out():

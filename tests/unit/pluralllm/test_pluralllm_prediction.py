@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from appa_flwr.core.errors import UserError
-from pluralllm import prediction
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.network import Questions
-from pluralllm.prediction import context_order, predict_choices, predict_targets
+from pluralllm.prediction import Predictor
 
 Q, K, E = 40, 3, 6
 IDS = tuple(f"question {q}" for q in range(Q))
@@ -48,28 +47,27 @@ def model() -> FewShotAttention:
     return network
 
 
+def of(model, table, num_context, *, seed=0) -> Predictor:
+    return Predictor(model, table, np.ones(Q, dtype=np.bool_), num_context=num_context, seed=seed)
+
+
 @pytest.mark.parametrize("num_context", [0, 1, 8, 24, 25, 64])
 def test_table_holds_distributions(model, data, table, num_context):
-    predicted = predict_targets(model, data, table, num_context=num_context, seed=0)
+    predicted = of(model, table, num_context).targets(data)
     assert (predicted.shape, predicted.dtype) == ((Q, K), np.float64)
     np.testing.assert_allclose(predicted.sum(1), 1.0)
     assert (predicted[~table.option_QK] == 0).all()
 
 
-def chosen(data: GroupData, question: int, *, num_context, draw: int = 0) -> np.ndarray:
-    """The context of one question, written out: the first C in order that are not the question itself."""
-    order = context_order(data, IDS, num_context=num_context, seed=0, draw=draw)
-    return np.array([row for row in order if data.question_N[row] != question][:num_context], dtype=np.int64)
-
-
-def test_table_agrees_with_one_question_at_a_time(model, data, table, monkeypatch):
-    monkeypatch.setattr(prediction, "QUESTIONS_PER_BATCH", 7)  # several batches, the last one not full
-    targets = [predict_targets(model, data, table, num_context=8, seed=0, draw=draw) for draw in range(3)]
+def test_table_agrees_with_one_question_at_a_time(model, data, table):
+    """The context of a question are the first 8 in order that are not the question itself."""
+    ours = of(model, table, 8)
+    targets = [ours.targets(data, draw=draw) for draw in range(3)]
     public = table.value_QKE, table.option_QK
     for question in range(Q):
         for draw in range(3):
-            rows = chosen(data, question, num_context=8, draw=draw)
-            assert len(rows) == 8
+            order = ours.context_order(data, draw=draw)
+            rows = np.array([row for row in order if data.question_N[row] != question][:8])
             known = (*(part[data.question_N[rows]] for part in public), data.answer_NK[rows])
             with torch.no_grad():
                 context = Questions(*(torch.from_numpy(part)[None] for part in known))
@@ -80,36 +78,38 @@ def test_table_agrees_with_one_question_at_a_time(model, data, table, monkeypatc
 
 def test_a_questions_own_answer_never_reaches_its_prediction(model, data, table):
     """The context is all the group has, so any other question's prediction must notice the change."""
-    before = predict_targets(model, data, table, num_context=25, seed=0)
+    before = of(model, table, 25).targets(data)
     for place in (0, 7, 24):
         answer_NK = data.answer_NK.copy()
         answer_NK[place, :2] = (0.0, 1.0) if answer_NK[place, 0] > 0.5 else (1.0, 0.0)
         answer_NK[place, 2:] = 0.0
-        after = predict_targets(model, replace(data, answer_NK=answer_NK), table, num_context=25, seed=0)
+        after = of(model, table, 25).targets(replace(data, answer_NK=answer_NK))
         own = data.question_N[place]
         np.testing.assert_array_equal(after[own], before[own])
         others = np.delete(np.arange(Q), own)
         assert (np.abs(after - before).max(axis=1)[others] > 1e-7).all()
 
 
-def test_context_is_a_fair_draw(data):
+def test_context_is_a_fair_draw(model, table, data):
     """Over 300 seeds each of the 24 other answers is in a context of 6 with probability 1/4: 75 times, sd 7.5."""
     count = np.zeros(25)
     for seed in range(300):
-        order = context_order(data, IDS, num_context=6, seed=seed)
+        order = of(model, table, 6, seed=seed).context_order(data)
         count[order[order != 3][:6]] += 1
     assert count[3] == 0
     assert (np.abs(np.delete(count, 3) - 75.0) < 4 * 7.5).all()
 
 
-def test_context_depends_on_seed_group_and_draw(data):
+def test_context_depends_on_seed_group_and_draw_and_on_no_process(model, table, data):
+    ours = of(model, table, 8)
     found = [
-        context_order(data, IDS, num_context=8, seed=0),
-        context_order(data, IDS, num_context=8, seed=1),
-        context_order(data, IDS, num_context=8, seed=0, draw=1),
-        context_order(replace(data, group="There"), IDS, num_context=8, seed=0),
+        ours.context_order(data).tolist(),
+        ours.context_order(data, draw=1).tolist(),
+        ours.context_order(replace(data, group="There")).tolist(),
+        of(model, table, 8, seed=1).context_order(data).tolist(),
     ]
-    assert len({tuple(sorted(order.tolist())) for order in found}) == len(found)
+    assert len({tuple(sorted(order)) for order in found}) == len(found)
+    assert found[0] == [9, 20, 4, 21, 5, 0, 6, 23, 14]
 
 
 def test_order_of_questions_changes_nothing(model, data, table):
@@ -119,40 +119,25 @@ def test_order_of_questions_changes_nothing(model, data, table):
     moved = place[data.question_N]
     ascending = np.argsort(moved)
     same = GroupData("Here", moved[ascending], data.answer_NK[ascending])
-    before = predict_targets(model, data, table, num_context=8, seed=0)
-    after = predict_targets(model, same, shuffled, num_context=8, seed=0)
+    before = of(model, table, 8).targets(data)
+    after = of(model, shuffled, 8).targets(same)
     np.testing.assert_allclose(after, before[order], atol=2e-6)
 
 
-def test_every_process_chooses_the_same_context(data):
-    assert context_order(data, IDS, num_context=8, seed=0).tolist() == [1, 23, 17, 13, 2, 24, 3, 8, 0]
-
-
 def test_a_group_without_answers_gets_the_prior(model, data, table):
-    prior = predict_targets(model, data.first(0), table, num_context=8, seed=0)
-    found = predict_targets(model, data, table, num_context=0, seed=5)
+    prior = of(model, table, 8).targets(data.first(0))
+    found = of(model, table, 0, seed=5).targets(data)
     np.testing.assert_allclose(prior, found, atol=2e-6)
 
 
-def test_features_of_another_size_are_refused(data, table):
-    model = FewShotAttention(5, 16, num_blocks=2, num_heads=2)
+def test_features_of_another_size_are_refused(table):
     with pytest.raises(UserError, match="built for embeddings of 5 features, the table has 6"):
-        predict_targets(model, data, table, num_context=4, seed=0)
+        of(FewShotAttention(5, 16, num_blocks=2, num_heads=2), table, 4)
 
 
 @pytest.mark.parametrize("rows", [[], [3], [0, 5, 6, 7, 21, 39]])
 def test_chosen_questions_are_predicted_as_in_the_whole_table(model, data, table, rows: list[int]):
     """All answers are context, so the chosen questions are both within it and outside."""
-    whole = predict_targets(model, data, table, num_context=25, seed=0)
-    wanted = np.array(rows, dtype=np.int64)
-    found = predict_targets(model, data, table, num_context=25, seed=0, rows=wanted)
-    np.testing.assert_allclose(found, whole[rows], atol=2e-6)
-
-
-def test_attention_has_one_choice(model, data, table):
-    unanswered = np.setdiff1d(np.arange(Q), data.question_N)
-    found = predict_targets(model, data, table, num_context=8, seed=0)
-    trained = np.ones(Q, dtype=np.bool_)
-    choices = predict_choices(model, data, table, num_context=8, seed=0, trained=trained, rows=unanswered)
-    assert choices.shape == (1, len(unanswered), K)
-    np.testing.assert_allclose(choices[0], found[unanswered], atol=2e-6)
+    whole = of(model, table, 25).targets(data)
+    found = of(model, table, 25).choices(data, np.array(rows, dtype=np.int64), (None,))
+    np.testing.assert_allclose(found, whole[None, rows], atol=2e-6)

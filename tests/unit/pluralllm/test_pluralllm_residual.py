@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from appa_flwr.config import Config
 from pluralllm.data import GroupData, OptionEmbedding, embedding_parts
 from pluralllm.network import Questions
-from pluralllm.prediction import predict_choices, predict_targets
-from pluralllm.residual import PLAIN, SHARES, START_SHARES, ExactResidual, Shares, View
+from pluralllm.prediction import Predictor
+from pluralllm.residual import PLAIN, SHARES, SHARES_KEY, START_SHARES, VIEWS, ExactResidual, Shares, View
 from pluralllm.training import EpisodeConfig, local_update, sample_episodes
 
 Q, K, E = 30, 4, 20
 ANSWERED = 20
-VIEWS = [*(View(blind, features) for blind in (False, True) for features in (False, True)), PLAIN]
 TRAINED = np.arange(Q) < 25
 
 
@@ -29,7 +29,7 @@ def table() -> OptionEmbedding:
     rng = np.random.default_rng(0)
     option_QK = np.arange(K) < rng.integers(2, K + 1, size=(Q, 1))
     value_QKE = (rng.normal(size=(Q, K, E)) * option_QK[..., None]).astype(np.float32)
-    question = embedding_parts(E).question
+    question, _ = embedding_parts(E)
     value_QKE[:, :, question] = value_QKE[:, :1, question] * option_QK[..., None]  # one text for all its options
     return OptionEmbedding(tuple(f"question {q}" for q in range(Q)), value_QKE, option_QK)
 
@@ -61,6 +61,10 @@ def asked(table: OptionEmbedding, rows: np.ndarray, answer: np.ndarray | None = 
     )
 
 
+def of(model, table, num_context=512, trained_Q=TRAINED) -> Predictor:
+    return Predictor(model, table, trained_Q, num_context=num_context, seed=0)
+
+
 def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets: np.ndarray, view: View):
     """Mean and variance of the targets' roots, token by token in NumPy, centred by an explicit projection."""
     read = model._read(asked(table, np.concatenate([data.question_N, targets])), view)
@@ -70,7 +74,7 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     if view.plain:
         np.testing.assert_allclose(root_P, [table.option_QK[row].sum() ** -0.5 for _, row, _ in token], rtol=1e-6)
     kernel = 4 if view.plain else 2 * view.features + view.blind
-    parts, value = embedding_parts(E), table.value_QKE.astype(np.float64)
+    (question_part, option_part), value = embedding_parts(E), table.value_QKE.astype(np.float64)
     weight, length = (
         np.exp(8.0 * raw[kernel].detach().numpy()) for raw in (model.log_weight.double(), model.log_length.double())
     )
@@ -86,8 +90,8 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     covariance = np.zeros((len(token), len(token)))
     for i, (_, q, k) in enumerate(token):
         for j, (_, r, m) in enumerate(token):
-            text = near(value[q, k, parts.question], value[r, m, parts.question], length[0])
-            option = near(value[q, k, parts.option], value[r, m, parts.option], length[1])
+            text = near(value[q, k, question_part], value[r, m, question_part], length[0])
+            option = near(value[q, k, option_part], value[r, m, option_part], length[1])
             beside = float(np.exp(-((place(q, k) - place(r, m)) ** 2) / (2.0 * length[2] ** 2)))
             terms = [option, beside, option * beside]
             covariance[i, j] = text * (weight[:3] @ terms) + weight[3:] @ terms
@@ -137,13 +141,13 @@ def test_leave_one_out_is_what_leaving_out_gives(model, table, data, view):
 def test_an_untrained_network_without_context_answers_uniformly(table, data):
     torch.manual_seed(0)
     fresh = ExactResidual(E, 16, num_blocks=2, rank=16)
-    found = predict_targets(fresh, data, table, num_context=1, seed=0)
+    found = of(fresh, table, 1).targets(data)
     np.testing.assert_allclose(found, table.option_QK / table.option_QK.sum(1, keepdims=True), atol=1e-2)
 
 
 def test_tables_hold_distributions(model, table, data):
     for num_context in (0, 1, 2, 7, 512):
-        found = predict_targets(model, data, table, num_context=num_context, seed=0, trained=TRAINED)
+        found = of(model, table, num_context).targets(data)
         np.testing.assert_allclose(found.sum(1), 1.0)
         assert (found[~table.option_QK] == 0).all()
         assert (found[table.option_QK] > 0).all()
@@ -155,41 +159,45 @@ def test_the_own_answer_to_a_question_decides_nothing(model, table, data):
     size = table.option_QK[row].sum()
     answers[0, :size] = np.linspace(1.0, 9.0, size) / np.linspace(1.0, 9.0, size).sum()
     other = GroupData(data.group, data.question_N, answers)
-    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
-    before, after = (predict_targets(model, mine, table, **given) for mine in (data, other))
+    before, after = (of(model, table).targets(mine) for mine in (data, other))
     np.testing.assert_allclose(after[row], before[row], atol=1e-9)
     assert np.abs(after - before).max() > 1e-4  # it does decide others
 
 
 def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
-    model.choose(Shares(features=0.25, plain=0.5))
-    weights = model.views(np.array([True, False]))
-    np.testing.assert_allclose(sum(weights.values()), 1.0)
-    assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.0625]
-    assert weights[View(blind=True, features=False)].tolist() == [0.0, 0.1875]
-    assert weights[PLAIN].tolist() == [0.0, 0.5]
+    weights = model.view_weights(np.array([True, False]), Shares(features=0.25, plain=0.5))
+    np.testing.assert_allclose(weights.sum(axis=0), 1.0)
+    by_view = dict(zip(VIEWS, weights.tolist(), strict=True))
+    assert by_view[View(blind=False, features=True)] == [1.0, 0.0625]
+    assert by_view[View(blind=True, features=False)] == [0.0, 0.1875]
+    assert by_view[PLAIN] == [0.0, 0.5]
 
 
 def test_every_choice_is_the_prediction_with_its_shares_of_views(model, table, data):
+    """A mean of what the views predict alone; the choice None is the one that the weights hold."""
     rows = np.setdiff1d(np.arange(Q), data.question_N)
-    given = {"num_context": 512, "seed": 0, "trained": np.zeros(Q, dtype=bool), "rows": rows}
-    choices = predict_choices(model, data, table, **given)
+    unseen_Q = np.zeros(Q, dtype=bool)
+    choices = of(model, table, trained_Q=unseen_Q).choices(data, rows, SHARES)
     for shares, choice in zip(SHARES, choices, strict=True):
-        model.choose(shares)
-        np.testing.assert_allclose(choice, predict_targets(model, data, table, **given), atol=1e-12)
+        model.get_buffer(SHARES_KEY).copy_(torch.tensor(shares))
+        np.testing.assert_allclose(choice, of(model, table, trained_Q=unseen_Q).targets(data)[rows], atol=1e-12)
+    context, expected = asked(table, data.question_N, data.answer_NK), np.zeros(choices.shape[1:])
+    for view, weight_1 in zip(VIEWS, model.view_weights(np.array([False]), SHARES[1]), strict=True):
+        with torch.no_grad():
+            expected += weight_1 * model.condition(context, view).predict(asked(table, rows))
+    np.testing.assert_allclose(choices[1], expected, atol=1e-12)
     assert min(np.abs(a - b).max() for a, b in combinations(choices, 2)) > 1e-3
 
 
 @pytest.mark.parametrize("few", [0, 1, 2])
 def test_too_few_or_constant_answers_give_the_mean(model, table, data, few, caplog):
-    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
-    expected = predict_targets(model, data.first(0), table, **given)
+    expected = of(model, table).targets(data.first(0))
     mine = data.first(few)
     if few == 2:  # every answer uniform
         option_NK = table.option_QK[data.question_N]
         mine = GroupData("Here", data.question_N, (option_NK / option_NK.sum(1, keepdims=True)).astype(np.float32))
     with caplog.at_level(logging.WARNING, logger="appa.client"):
-        found = predict_targets(model, mine, table, **given)
+        found = of(model, table).targets(mine)
     np.testing.assert_allclose(found, expected)
     assert ("gets the mean of all groups" in caplog.text) == bool(few)
 
@@ -197,10 +205,9 @@ def test_too_few_or_constant_answers_give_the_mean(model, table, data, few, capl
 def test_a_kernel_that_cannot_be_factored_gives_the_mean_and_a_warning(model, table, data, caplog):
     with torch.no_grad():
         model.log_weight.fill_(10.0)  # e^80: rounding alone leaves negative eigenvalues
-    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
-    expected = predict_targets(model, data.first(0), table, **given)
+    expected = of(model, table).targets(data.first(0))
     with caplog.at_level(logging.WARNING, logger="appa.client"):
-        found = predict_targets(model, data, table, **given)
+        found = of(model, table).targets(data)
     assert np.isfinite(found).all()
     assert "cannot be solved for" in caplog.text
     np.testing.assert_allclose(found[data.question_N], expected[data.question_N])
@@ -217,8 +224,9 @@ def test_training_moves_mean_and_every_kernel_and_lowers_the_loss(table, data):
             return float(network.loss(exam))
 
     start = loss()
-    given = {"steps": 60, "learning_rate": 3e-3, "optimizer": "adam", "episodes": EpisodeConfig(8, 2, 8, 2)}
-    local_update(network, data, table, generator=torch.Generator().manual_seed(1), **given)
+    settings = Config.load({"pluralllm.local-steps": 60, "pluralllm.num-context-questions": 8}).pluralllm
+    generator = torch.Generator().manual_seed(1)
+    local_update(network, data, table, settings, learning_rate=3e-3, generator=generator)
     assert loss() < start - 0.2
     moved = {name for name, value in network.state_dict().items() if (value != before[name]).all()}
     assert {"log_weight", "log_length", "log_noise", "log_feature", "unread"} <= moved

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.scores import group_sums, local_sums, mean_from_sums, nearest_question
+from pluralllm.scores import local_sums, mean_of_groups, nearest_question
 
 
 def world(seed: int = 0) -> tuple[OptionEmbedding, GroupData, GroupData, np.ndarray]:
@@ -90,29 +90,20 @@ def group(name: str, **answers: float) -> GroupData:
 HERE, THERE, AWAY = group("Here", a=1.0, b=0.25), group("There", a=0.5, b=0.75), group("Away", a=0.0)
 
 
-def test_sums_by_hand_and_of_nodes() -> None:
-    total, count = group_sums([HERE, THERE, AWAY], TABLE)
-    np.testing.assert_allclose(total, [[1.5, 1.5], [1.0, 1.0], [0.0, 0.0]])
-    assert count.tolist() == [3, 2, 0]
-    first, second = group_sums([HERE], TABLE), group_sums([THERE, AWAY], TABLE)
-    np.testing.assert_allclose(first[0] + second[0], total)
-    assert (first[1] + second[1]).tolist() == count.tolist()
+def mean(*groups: GroupData, without: str = "", least: int = 1) -> list[list[float]]:
+    return mean_of_groups(groups, TABLE, without=without, min_groups=least).tolist()
 
 
-def test_the_own_share_is_removed_and_answers_of_few_groups_have_no_mean() -> None:
-    sums = group_sums([HERE, THERE, AWAY], TABLE)
-    for few in (1, 2):
-        expected = [[0.25, 0.75], [0.75, 0.25], [0, 0]]
-        np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=few), expected)
-        np.testing.assert_allclose(mean_from_sums(*sums, min_groups=few), [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+def test_the_mean_of_the_other_groups_by_hand() -> None:
+    everyone = (HERE, THERE, AWAY)
+    for least in (1, 2):
+        assert mean(*everyone, least=least) == [[0.5, 0.5], [0.5, 0.5], [0, 0]]
+        assert mean(*everyone, without="Here", least=least) == [[0.25, 0.75], [0.75, 0.25], [0, 0]]
     # question b was answered by two groups only, whoever asks
-    np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=3), [[0.25, 0.75], [0, 0], [0, 0]])
-    np.testing.assert_allclose(mean_from_sums(*sums, own=AWAY, min_groups=3), [[0.75, 0.25], [0, 0], [0, 0]])
-    np.testing.assert_allclose(mean_from_sums(*sums, min_groups=3), [[0.5, 0.5], [0, 0], [0, 0]])
-    np.testing.assert_allclose(sums[0][0], [1.5, 1.5])  # the sums themselves are left alone
+    assert mean(*everyone, least=3) == [[0.5, 0.5], [0, 0], [0, 0]]
+    assert mean(*everyone, without="Here", least=3) == [[0.25, 0.75], [0, 0], [0, 0]]
+    assert mean(*everyone, without="Away", least=3) == [[0.75, 0.25], [0, 0], [0, 0]]
 
 
-def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
-    third = group("Here", a=1 / 3)
-    total, count = group_sums([third], TABLE)
-    assert not mean_from_sums(total + 1e-9, count, own=third, min_groups=1).any()
+def test_nobody_else_has_no_mean() -> None:
+    assert mean(group("Here", a=1 / 3), group("Here", b=0.5), without="Here") == [[0, 0]] * 3

@@ -163,7 +163,7 @@ def predicting(tmp_path_factory):
     name, answers = next(iter(generate.generate(**generate.population(config.data, config.seed)).answers.items()))
     training = {ids[q] for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()
     given = {question: answers[question] for question in training}
-    return folder, given, node.table(group_data(name, given, embedding=table), draw=0), table
+    return folder, given, node.targets(group_data(name, given, embedding=table)), table
 
 
 def test_the_predictor_says_of_a_group_what_its_own_node_would(predicting):

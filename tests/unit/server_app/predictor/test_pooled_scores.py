@@ -16,7 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol.asks import SCORES
 from client_app.memory import memory_of
 from pluralllm.data import GroupData, group_data, option_embedding
-from pluralllm.scores import group_sums, mean_from_sums, measure_sums, summed
+from pluralllm.scores import mean_of_groups, measure_sums, summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
@@ -134,7 +134,7 @@ def card_scores(config, num_nodes):
 
 def mean_score(data, others, catalogue):
     """The sums of a group's answers against the others' mean, from a place that has all answers."""
-    mean_QK = mean_from_sums(*group_sums(others, option_embedding(catalogue)), min_groups=1)
+    mean_QK = mean_of_groups(others, option_embedding(catalogue), without=data.group, min_groups=1)
     known_N = mean_QK[data.question_N].any(axis=1)
     rows = data.question_N[known_N]
     return measure_sums(mean_QK[rows], data.answer_NK[known_N].astype(np.float64), catalogue.option_QK[rows])

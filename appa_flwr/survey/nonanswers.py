@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -112,22 +112,21 @@ class Missing:
     def _codes(self, column: str) -> tuple[str, ...]:
         return self.by_column.get(column, self.by_column.get("", ()))
 
-    def holds(self, column: str, code: str, label: str) -> bool:
-        """True if the user calls this code, or the label it has, missing."""
-        for listed in self._codes(column):
-            if listed in (code, label) or code_text(listed) == code:
-                return True
-            if (ends := _RANGE.fullmatch(listed)) and (value := number(code)) is not None:
-                return float(ends[1]) <= value <= float(ends[2])
-        return False
-
     def kind(self, column: str, code: str, label: str) -> Kind:
-        """What an option of a column is, by its code and its label."""
-        return "none" if self.holds(column, code, label) else kind_of(label)
+        """What an option of a column is: "none" if the user calls its code or label missing, else by its label."""
+        for listed in self._codes(column):
+            ends, value = _RANGE.fullmatch(listed), number(code)
+            if listed in (code, label) or code_text(listed) == code:
+                return "none"
+            if ends and value is not None and float(ends[1]) <= value <= float(ends[2]):
+                return "none"
+        return kind_of(label)
 
-    def settles(self, column: str) -> bool:
-        """True if the user has decided about every code of this column."""
-        return column in self.by_column or self._codes(column) == ("none",)
+    def doubtful(self, column: str, labels: Mapping[str, str]) -> list[str]:
+        """Codes (code -> label) of a column that look missing, unless the user has decided about all of them."""
+        if column in self.by_column or self._codes(column) == ("none",):
+            return []
+        return looks_missing([*labels], unlabelled=[code for code, label in labels.items() if code == label])
 
 
 def number(code: str) -> float | None:

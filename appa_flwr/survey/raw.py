@@ -63,6 +63,11 @@ class RawAnswer(NamedTuple):
     n: float | None = None
     refusal_rate: float | None = None
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Code -> label of the options, in their order."""
+        return dict(zip(self.codes or self.options, self.options, strict=True))
+
 
 def some(names: Iterable[str], *, between: str = ", ", more: str = "") -> str:
     """The first few of these different names, and how many more there are, of what `more` calls them."""

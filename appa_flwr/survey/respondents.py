@@ -13,31 +13,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.frames import Frame, read_frame
+from appa_flwr.survey.frames import Column, Frame, read_frame
 from appa_flwr.survey.names import group_name
-from appa_flwr.survey.nonanswers import code_text, kind_of, looks_missing, number
+from appa_flwr.survey.nonanswers import code_text, kind_of, number
 from appa_flwr.survey.raw import RawAnswer, Reading, Unusable, some
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray
 
-IntArray = npt.NDArray[np.intp]
+IntArray = npt.NDArray[np.integer[Any]]
 Groups = Mapping[str, tuple[IntArray, Sequence[str]]]
-"""Column -> each respondent's group (R,), and the groups' names (G,)."""
+"""Column -> each respondent's group (R,), -1 for none, and the groups' names (G,)."""
 
 MAX_GROUPS: Final = 200
-_NONE: Final = -1  # code of a respondent without an answer that counts, or in no group
 _WEIGHT: Final = re.compile(
     r"(?:\w+_)?(?:weights?|wgts?|wts?)(?:_?w?\d+)?|weight\w*|wtss\w*|\w{0,4}we?i?ght|combinwt|s017\w?|\w{1,6}wgt|\w{1,6}wt",
     re.IGNORECASE,
 )
 _UNWEIGHTED: Final = "none"
-_WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
+_WAVE: Final = "American_Trends_Panel_W"
 
 
 def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
@@ -47,37 +46,37 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
         UserError: no column of groups is named, a named column does not exist, several columns may be the weight, or no
             column is a question.
     """
-    columns = list(frame.cells.columns)
     if not reading.group_by:
         raise UserError(
             f"{frame.source}: has none of our columns, so a row seems to be a respondent; say which columns are "
-            f"groups: data.group-by=NAME, out of {some(columns)}"
+            f"groups: data.group-by=NAME, out of {some(frame.cells.columns)}"
         )
-    for name in (*reading.group_by, reading.weight):
-        if name not in ("", _UNWEIGHTED, *columns):
-            raise UserError(f"{frame.source}: has no column {name}; it has {some(columns)}")
+    frame.require(*reading.group_by, *({reading.weight} - {"", _UNWEIGHTED}))
     weight_R, weights = _weights(frame, reading)
     groups = {name: _groups(frame, name, reading) for name in reading.group_by}
     raws: list[RawAnswer] = []
-    left_out, declared = list[str](), Counter[str]()
-    for name in columns:
-        if name in (*reading.group_by, *weights) or name in frame.skipped:
+    left_out, declared, in_words = list[str](), Counter[str](), False
+    for name in frame.cells.columns:
+        column = frame.codebook[name]
+        if name in (*reading.group_by, *weights) or not column.is_question:
             continue
-        code_R, codes, labels = _codes(frame, name, declared)
+        text_R = _texts(frame, name)
+        codes = _codes(column, text_R, declared)
+        labels = [column.labels.get(code, code) for code in codes]
         kinds = [reading.missing.kind(name, code, label) for code, label in zip(codes, labels, strict=True)]
-        if MIN_OPTIONS <= kinds.count("answer") <= MAX_OPTIONS:
-            question = RawAnswer(1, name, frame.texts.get(name) or name, labels, codes=codes)
-            raws += _counted(question._replace(ordinal=_scale(frame, name, codes)), code_R, weight_R, groups)
-        else:
+        if not MIN_OPTIONS <= kinds.count("answer") <= MAX_OPTIONS:
             left_out.append(name)
+            continue
+        in_words |= not column.options and codes == labels and {*map(number, codes)} == {None}
+        question = RawAnswer(1, name, column.text or name, tuple(labels), codes=tuple(codes))
+        raws += _counted(question._replace(ordinal=_scale(column, codes)), text_R, weight_R, groups)
     if not raws:
         raise UserError(
             f"{frame.source}: no other column than {', '.join(reading.group_by)} has {MIN_OPTIONS} to {MAX_OPTIONS} "
             "different answers"
         )
     frame.notes.append(f"one row a respondent, {len(frame.cells)} of them")
-    words = (raw for raw in raws if raw.codes == raw.options and {*map(number, raw.codes)} == {None})
-    if not frame.options and any(words):
+    if in_words:
         frame.notes.append("answers without codes stand in the order of the alphabet, which is not that of a scale")
     if left_out:
         frame.notes.append(f"no questions: {some(left_out)}")
@@ -124,103 +123,87 @@ def _numbers(frame: Frame, column: str) -> FloatArray:
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
-def _is_declared(frame: Frame, column: str, code: str) -> bool:
-    """True if the file itself calls a code of a column missing."""
-    value = number(code)
-    return any(
-        code == part if isinstance(part, str) else value is not None and part[0] <= value <= part[1]
-        for part in frame.missing.get(column, ())
-    )
+def _texts(frame: Frame, column: str) -> npt.NDArray[np.object_]:
+    """Each respondent's code (R,), empty for an empty cell."""
+    import pandas as pd
+
+    cell_R, values = pd.factorize(frame.cells[column])
+    return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1: the last
 
 
-def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list[str]]:
+def _places(text_R: npt.NDArray[np.object_], names: Sequence[str]) -> IntArray:
+    """The place (R,) of each text among names; -1 where it is none of them."""
+    import pandas as pd
+
+    return pd.Index(names, dtype=object).get_indexer(text_R)
+
+
+def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, list[str]]:
     """Each respondent's group (R,), and the groups' names; one who did not say is in none.
 
     Raises:
         UserError: there are more than `MAX_GROUPS`, as in a column of respondents' numbers, or codes that look like
             missing ones, and that nobody has decided about.
     """
-    labels = frame.labels.get(column, {})
-    cell_R, texts = _coded(frame, column)
-    names = {  # code -> group
-        code: group_name(labels.get(code, code)).replace(";", ",")
-        for code in texts
-        if not _is_declared(frame, column, code)
-        and reading.missing.kind(column, code, labels.get(code, code)) == "answer"
+    column, text_R = frame.codebook[name], _texts(frame, name)
+    labels = {
+        code: column.labels.get(code, code)
+        for code in dict.fromkeys(text_R)
+        if not column.declares(code) and reading.missing.kind(name, code, column.labels.get(code, code)) == "answer"
     }
-    doubtful = looks_missing([*names], unlabelled=[code for code in names if code not in labels])
-    if doubtful and not reading.missing.settles(column):
+    if doubtful := reading.missing.doubtful(name, labels):
         raise UserError(
-            f"{frame.source}: groups of {column} that look like no answers: {', '.join(doubtful)}. Say "
-            f'data.missing="{column}={",".join(doubtful)}" to leave them out, or data.missing="{column}=none"'
+            f"{frame.source}: groups of {name} that look like no answers: {', '.join(doubtful)}. Say "
+            f'data.missing="{name}={",".join(doubtful)}" to leave them out, or data.missing="{name}=none"'
         )
-    places = {name: g for g, name in enumerate(sorted({*names.values()}))}
-    if len(places) > MAX_GROUPS:
-        raise UserError(f"{frame.source}: column {column} has {len(places)} groups; at most {MAX_GROUPS} can be")
-    return _placed(cell_R, [places.get(names.get(code, ""), _NONE) for code in texts]), list(places)
+    names = {code: group_name(label).replace(";", ",") for code, label in labels.items()}
+    groups = sorted({*names.values()})
+    if len(groups) > MAX_GROUPS:
+        raise UserError(f"{frame.source}: column {name} has {len(groups)} groups; at most {MAX_GROUPS} can be")
+    return _places(np.array([names.get(code) for code in text_R], dtype=object), groups), groups
 
 
-def _coded(frame: Frame, column: str) -> tuple[IntArray, list[str]]:
-    """Each respondent's place (R,) among the different cells of a column, -1 for an empty one, and their texts."""
-    import pandas as pd
-
-    cell_R, values = pd.factorize(frame.cells[column])
-    return cell_R.astype(np.intp), [*map(code_text, values)]
-
-
-def _placed(cell_R: IntArray, places: Sequence[int]) -> IntArray:
-    """The place (R,) that each respondent's cell has; `_NONE` for an empty one."""
-    return np.array([*places, _NONE], dtype=np.intp)[cell_R]  # an empty cell is -1: the last
-
-
-def _codes(frame: Frame, column: str, declared: Counter[str]) -> tuple[IntArray, tuple[str, ...], tuple[str, ...]]:
-    """Each respondent's answer (R,), and the codes and labels of the options; none where they are too many.
+def _codes(column: Column, text_R: npt.NDArray[np.object_], declared: Counter[str]) -> list[str]:
+    """The codes of a question's options; none where they are too many, as in a column of respondents' numbers.
 
     Unless the source lists them, codes that are numbers stand in their order, words in that of the alphabet, and
     refusals last. An option that has a label is one, though nobody has chosen it.
     """
-    labels = frame.labels.get(column, {})
-    cell_R, texts = _coded(frame, column)
-    used = {text for text in texts if text}
-    gone = sorted(code for code in used if _is_declared(frame, column, code))
-    codes = list(frame.options.get(column, ()))
-    if not codes and not 0 < len(used) - len(gone) <= 2 * MAX_OPTIONS:  # such as a column of respondents' numbers
-        return cell_R, (), ()
-    for code in gone:
-        places = [place for place, text in enumerate(texts) if text == code]
-        declared[labels.get(code, code)] += int(np.isin(cell_R, places).sum())
-    if not codes:
-        used |= {code for code, label in labels.items() if kind_of(label) == "answer"}
-        codes = sorted(
-            (code for code in used if not _is_declared(frame, column, code)),
-            key=lambda code: (
-                kind_of(labels.get(code, code)) != "answer",
-                np.inf if (value := number(code)) is None else value,
-                code,
-            ),
-        )
-    index = {code: k for k, code in enumerate(codes)}
-    code_R = _placed(cell_R, [index.get(text, _NONE) for text in texts])
-    return code_R, tuple(codes), tuple(labels.get(code, code) for code in codes)
+    if column.options:
+        return [*column.options]
+    used = Counter(text_R)
+    gone = {code: count for code, count in used.items() if column.declares(code)}
+    codes = {*used} - {"", *gone}
+    if not used.keys() - {""} or len(codes) > 2 * MAX_OPTIONS:
+        return []
+    for code, count in sorted(gone.items()):
+        declared[column.labels.get(code, code)] += count
+    codes |= {code for code, label in column.labels.items() if kind_of(label) == "answer" and not column.declares(code)}
+    return sorted(codes, key=lambda code: (kind_of(column.labels.get(code, code)) != "answer", *_order(code)))
 
 
-def _scale(frame: Frame, column: str, codes: Sequence[str]) -> tuple[float | None, ...] | None:
+def _order(code: str) -> tuple[float, str]:
+    """Numbers in their order, then words in that of the alphabet."""
+    value = number(code)
+    return np.inf if value is None else value, code
+
+
+def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | None:
     """Places on a scale, where the source lists them, calls the column ordered, or labels some numbers of a scale."""
-    if column in frame.options:
-        return tuple(frame.options[column].values())
-    labels = frame.labels.get(column, {})
-    places = {code: number(code) for code in codes if kind_of(labels.get(code, code)) == "answer"}
-    if not labels or None in places.values() or (column not in frame.scales and places.keys() <= labels.keys()):
-        return None
-    return tuple(map(places.get, codes))
+    if column.options:
+        return tuple(column.options.values())
+    places = {code: number(code) for code in codes if kind_of(column.labels.get(code, code)) == "answer"}
+    is_scale = column.labels and (column.is_ordered or not places.keys() <= column.labels.keys())
+    return tuple(map(places.get, codes)) if is_scale and None not in places.values() else None
 
 
-def _counted(question: RawAnswer, code_R: IntArray, weight_R: FloatArray, groups: Groups) -> Iterator[RawAnswer]:
+def _counted(
+    question: RawAnswer, text_R: npt.NDArray[np.object_], weight_R: FloatArray, groups: Groups
+) -> Iterator[RawAnswer]:
     """An answer of each group that was asked a question: weighted shares, and people by option."""
-    size = len(question.options)
-    counted_R = (code_R != _NONE) & np.isfinite(weight_R)
+    size, code_R = len(question.codes), _places(text_R, question.codes)
     for attribute, (group_R, names) in groups.items():
-        used_R = counted_R & (group_R != _NONE)
+        used_R = (code_R >= 0) & (group_R >= 0) & np.isfinite(weight_R)
         cell_R = group_R[used_R] * size + code_R[used_R]
         shape = (len(names), size)
         count_GK = np.bincount(cell_R, minlength=len(names) * size).reshape(shape)
@@ -235,8 +218,8 @@ def _counted(question: RawAnswer, code_R: IntArray, weight_R: FloatArray, groups
 def waves(folder: Path) -> list[Path]:
     """The folders of OpinionQA's waves in a folder that holds `human_resp` or is that itself, in their order."""
     root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    inside = [path for path in root.iterdir() if path.is_dir() and _WAVE.fullmatch(path.name)]
-    return sorted(inside, key=lambda path: int(path.name.rpartition("_W")[2]))
+    numbers = {path: path.name.removeprefix(_WAVE) for path in root.glob(f"{_WAVE}*") if path.is_dir()}
+    return sorted((path for path, wave in numbers.items() if wave.isdecimal()), key=lambda path: int(numbers[path]))
 
 
 def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
@@ -250,23 +233,23 @@ def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
     people, info, meta = (read_frame(str(wave / f"{name}.csv")) for name in ("responses", "info", "metadata"))
     info.require("key", "question", "references", "option_ordinal")
     meta.require("key")
-    columns = {*people.cells.columns}
-    options: dict[str, dict[str, float | None]] = {}
+    for name in people.cells.columns:
+        people.codebook[name].is_question = name in {*info.cells["key"]}
+    unlisted = 0
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
         try:
             places = read_numbers(record["option_ordinal"], "option_ordinal is not a list of numbers", empty=None)
-            names = map(str, read_list(record["references"], "references are not a list of texts"))
-            options[record["key"]] = dict(zip(names, chain(places, repeat(None)), strict=False))
+            options = map(str, read_list(record["references"], "references are not a list of texts"))
         except Unusable as error:
             raise UserError(f"{info.source}: row {row}: {error}") from None
-    people.options = options
-    people.texts = dict(zip(info.cells["key"], info.cells["question"], strict=True))
-    people.skipped = frozenset(columns - options.keys())
-    attributes = tuple(name for name in meta.cells["key"] if name in columns)
+        column = people.codebook[record["key"]]
+        column.text, column.options = record["question"], dict(zip(options, chain(places, repeat(None)), strict=False))
+        if record["key"] in people.cells:
+            unlisted += int((~people.cells[record["key"]].map(code_text).isin(["", *column.options])).sum())
+    if unlisted:
+        people.notes.append(f"{unlisted} answers left out: they are not among their question's references")
+    attributes = tuple(name for name in meta.cells["key"] if name in people.cells)
     weight = reading.weight or f"WEIGHT_{wave.name.rpartition('_')[2]}"
-    lists = ((people.cells[key].map(code_text), places) for key, places in options.items() if key in columns)
-    if unknown := sum(int((~cells.isin(["", *places])).sum()) for cells, places in lists):
-        people.notes.append(f"{unknown} answers left out: they are not among their question's references")
     raws = raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
     people.notes[:] = [f"{wave.name}: {note}" for note in people.notes]
     return raws, people

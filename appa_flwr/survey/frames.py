@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
 from appa_flwr.survey.nonanswers import code_text, number
-from appa_flwr.survey.raw import some
+from appa_flwr.survey.raw import Notes, some
 from appa_flwr.survey.store import HEADER
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Frame:
 
     Attributes:
         source: as the user named it.
-        cells: as the file has them; the index is the row of the file, columns are texts.
+        cells: as the file has them, None for an empty one; the index is the row of the file, columns are texts.
         codebook: what is known of columns.
         notes: what was decided.
         header: the first line of a file of ours (`store`).
@@ -73,7 +73,7 @@ class Frame:
     source: str
     cells: pd.DataFrame
     codebook: defaultdict[str, Column] = field(default_factory=lambda: defaultdict(Column))
-    notes: list[str] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
     header: Mapping[str, Any] = field(default_factory=dict)
     weight: str = ""
 
@@ -87,13 +87,11 @@ def read_frame(path: str) -> Frame:
     """The first table of a file.
 
     Raises:
-        UserError: no such file, a folder, an unknown or broken format, or no rows; it names a row that is at fault.
+        UserError: no such file, an unknown or broken format, or no rows; it names a row that is at fault.
     """
     file = Path(path)
     readers = {".csv": _csv, ".tsv": _csv, ".txt": _csv, ".jsonl": _jsonl, ".parquet": _parquet, ".xlsx": _excel}
     readers |= dict.fromkeys((".sav", ".zsav", ".dta"), _statistics)
-    if file.is_dir():
-        raise UserError(f"{path}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     if (reader := readers.get(file.suffix.lower())) is None:
         raise UserError(f"{path}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
     if not file.exists():
@@ -113,6 +111,7 @@ def read_frame(path: str) -> Frame:
         raise UserError(f"{path}: column {names[names.duplicated()][0]!r} occurs twice")
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
+    frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
     return frame
 
 
@@ -124,7 +123,8 @@ def _table(rows: Mapping[int, Any], columns: list[Any] | None = None) -> pd.Data
 
 
 def _csv(file: Path) -> Frame:
-    text, notes = _decoded(file)
+    notes = Notes()
+    text = _decoded(file, notes)
     first, _, rest = text.partition("\n")
     skipped = 0
     if first.strip().casefold().startswith("sep="):  # Excel's
@@ -144,19 +144,20 @@ def _csv(file: Path) -> Frame:
     return _qualtrics(frame) if len(rows) > 1 and str(frame.cells.iloc[1, 0]).startswith(_IMPORT_ID) else frame
 
 
-def _decoded(file: Path) -> tuple[str, list[str]]:
-    """The text of a file, and a note where its encoding was guessed."""
+def _decoded(file: Path, notes: Notes) -> str:
     data = file.read_bytes()
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16"), []
+        return data.decode("utf-16")
     try:
-        return data.decode("utf-8-sig"), []
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
     try:
-        return data.decode("cp1252"), ["read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8"]
+        text = data.decode("cp1252")
     except UnicodeDecodeError:
         raise UserError(f"{file}: line {line} is neither UTF-8 nor cp1252; save it as UTF-8") from None
+    notes.add("read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8")
+    return text
 
 
 def _qualtrics(frame: Frame) -> Frame:
@@ -165,13 +166,13 @@ def _qualtrics(frame: Frame) -> Frame:
         is_question = str(import_id).startswith(_IMPORT_ID + ':"QID')
         frame.codebook[str(name).strip()] = Column(text=str(text), is_question=is_question)
     frame.cells = frame.cells.iloc[2:]
-    frame.notes.append("Qualtrics' three header rows")
+    frame.notes.add("Qualtrics' three header rows")
     return frame
 
 
 def _jsonl(file: Path) -> Frame:
-    rows: dict[int, dict[str, object]] = {}
-    for line, text in enumerate(_decoded(file)[0].split("\n"), start=1):
+    notes, rows = Notes(), dict[int, dict[str, object]]()
+    for line, text in enumerate(_decoded(file, notes).split("\n"), start=1):
         if not text.strip():
             continue
         try:
@@ -182,13 +183,13 @@ def _jsonl(file: Path) -> Frame:
             raise UserError(f"{file}: line {line} is not a JSON object")
         rows[line] = row
     header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
-    return Frame(str(file), _table(rows), header=header)
+    return Frame(str(file), _table(rows), notes=notes, header=header)
 
 
 def _parquet(file: Path) -> Frame:
-    import pyarrow.parquet as pq
+    import pandas as pd
 
-    cells = pq.read_table(file).to_pandas(strings_to_categorical=False, date_as_object=True).reset_index(drop=True)
+    cells = pd.read_parquet(file).reset_index(drop=True)
     cells.index += 1
     return Frame(str(file), cells)
 
@@ -205,8 +206,10 @@ def _excel(file: Path) -> Frame:
         for line, row in enumerate(rows, start=1)
         if line > 1 and any(cell is not None for cell in row)
     }
-    notes = [f"the first of {len(book.sheetnames)} sheets"] if len(book.sheetnames) > 1 else []
-    return Frame(str(file), _table(lines, rows[0][:width]), notes=notes)
+    frame = Frame(str(file), _table(lines, rows[0][:width]))
+    if len(book.sheetnames) > 1:
+        frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
+    return frame
 
 
 def _shown(cell: Any, file: Path) -> object:

@@ -74,7 +74,7 @@ def kind_of(label: str) -> Kind:
 
 def code_text(value: object) -> str:
     """A code as text: 3.0 and "3.0" are "3"; empty for None and NaN."""
-    if value is None or value != value:
+    if value is None or (isinstance(value, float) and value != value):
         return ""
     text = str(value).strip()
     return whole[1] if (whole := _WHOLE.fullmatch(text)) else text

@@ -14,6 +14,7 @@ from appa_flwr.survey.nonanswers import Missing
 Refusals = Literal["keep", "drop", "separate"]
 
 NUM_SHOWN: Final = 4  # names in a note
+LEFT_OUT: Final = "left out, "
 BAD_DISTRIBUTION: Final = "distribution is not a list of numbers, one for each option"
 NEGATIVE: Final = "negative share in the distribution"
 
@@ -63,14 +64,33 @@ class RawAnswer(NamedTuple):
     n: float | None = None
     refusal_rate: float | None = None
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Code -> label of the options, in their order."""
-        return dict(zip(self.codes or self.options, self.options, strict=True))
+
+class Notes:
+    """What was decided about a source, and what was left out of it: sentences, and the names that each is about."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, sentence: str, *names: str) -> None:
+        """Say a sentence once, whatever the number of names."""
+        self._names.setdefault(sentence, []).extend(names)
+
+    def leave_out(self, raw: RawAnswer, reason: Unusable) -> None:
+        """Record an answer that cannot be used."""
+        what = f" ({raw.group}, {raw.question_id})" if raw.group else ""
+        self.add(f"{LEFT_OUT}{reason}", f"row {raw.row}{what}")
+
+    def lines(self, start: str = "") -> tuple[str, ...]:
+        """The sentences that start so, each with the first few names."""
+        return tuple(
+            f"{sentence}: {some(names)}" if names else sentence
+            for sentence, names in self._names.items()
+            if sentence.startswith(start)
+        )
 
 
-def some(names: Iterable[str], *, between: str = ", ", more: str = "") -> str:
-    """The first few of these different names, and how many more there are, of what `more` calls them."""
+def some(names: Iterable[str], *, between: str = ", ") -> str:
+    """The first few of these different names, and how many more there are."""
     listed = list(dict.fromkeys(names))
-    rest = f" and {len(listed) - NUM_SHOWN} {more}more" if len(listed) > NUM_SHOWN else ""
+    rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
     return between.join(listed[:NUM_SHOWN]) + rest

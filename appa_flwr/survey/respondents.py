@@ -8,12 +8,11 @@ Axis letters: K answer options, R respondents, G groups of one attribute.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, filterfalse, repeat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,12 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Column, Frame, read_frame
 from appa_flwr.survey.names import group_name
 from appa_flwr.survey.nonanswers import code_text, kind_of, number
-from appa_flwr.survey.raw import RawAnswer, Reading, Unusable, some
+from appa_flwr.survey.raw import Notes, RawAnswer, Reading, Unusable, some
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray
 
-IntArray = npt.NDArray[np.integer[Any]]
+IntArray = npt.NDArray[np.intp]
+Texts = npt.NDArray[np.object_]
 Groups = Mapping[str, tuple[IntArray, Sequence[str]]]
 """Column -> each respondent's group (R,), -1 for none, and the groups' names (G,)."""
 
@@ -36,7 +36,7 @@ _WEIGHT: Final = re.compile(
     re.IGNORECASE,
 )
 _UNWEIGHTED: Final = "none"
-_WAVE: Final = "American_Trends_Panel_W"
+_WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
@@ -55,34 +55,26 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
     weight_R, weights = _weights(frame, reading)
     groups = {name: _groups(frame, name, reading) for name in reading.group_by}
     raws: list[RawAnswer] = []
-    left_out, declared, in_words = list[str](), Counter[str](), False
+    frame.notes.add(f"one row a respondent, {len(frame.cells)} of them")
     for name in frame.cells.columns:
         column = frame.codebook[name]
         if name in (*reading.group_by, *weights) or not column.is_question:
             continue
         text_R = _texts(frame, name)
-        codes = _codes(column, text_R, declared)
-        labels = [column.labels.get(code, code) for code in codes]
-        kinds = [reading.missing.kind(name, code, label) for code, label in zip(codes, labels, strict=True)]
+        labels = {code: column.labels.get(code, code) for code in _codes(column, text_R, frame.notes)}
+        kinds = [reading.missing.kind(name, code, label) for code, label in labels.items()]
         if not MIN_OPTIONS <= kinds.count("answer") <= MAX_OPTIONS:
-            left_out.append(name)
+            frame.notes.add("no questions", name)
             continue
-        in_words |= not column.options and codes == labels and {*map(number, codes)} == {None}
-        question = RawAnswer(1, name, column.text or name, tuple(labels), codes=tuple(codes))
-        raws += _counted(question._replace(ordinal=_scale(column, codes)), text_R, weight_R, groups)
+        if not column.options and [*labels] == [*labels.values()] and {*map(number, labels)} == {None}:
+            frame.notes.add("answers without codes stand in the order of the alphabet, which is not that of a scale")
+        question = RawAnswer(1, name, column.text or name, tuple(labels.values()), codes=tuple(labels))
+        raws += _counted(question._replace(ordinal=_scale(column, [*labels])), text_R, weight_R, groups)
     if not raws:
         raise UserError(
             f"{frame.source}: no other column than {', '.join(reading.group_by)} has {MIN_OPTIONS} to {MAX_OPTIONS} "
             "different answers"
         )
-    frame.notes.append(f"one row a respondent, {len(frame.cells)} of them")
-    if in_words:
-        frame.notes.append("answers without codes stand in the order of the alphabet, which is not that of a scale")
-    if left_out:
-        frame.notes.append(f"no questions: {some(left_out)}")
-    if declared:
-        counts = (f"{label!r} {count}" for label, count in declared.most_common())
-        frame.notes.append(f"left out as missing, as the file declares: {some(counts)}")
     return raws
 
 
@@ -100,15 +92,13 @@ def _weights(frame: Frame, reading: Reading) -> tuple[FloatArray, list[str]]:
         )
     chosen = reading.weight or "".join(candidates)
     if chosen in ("", _UNWEIGHTED):
-        frame.notes.append(
-            f"every respondent counts once, {'as data.weight says' if chosen else 'for want of a weight'}"
-        )
+        frame.notes.add(f"every respondent counts once, {'as data.weight says' if chosen else 'for want of a weight'}")
         return np.ones(len(frame.cells)), candidates
     weight_R = _numbers(frame, chosen)
     frame.weight = chosen
-    frame.notes.append(f"weighted by {chosen}" + ("" if reading.weight else ", the only column that looks like it"))
+    frame.notes.add(f"weighted by {chosen}" + ("" if reading.weight else ", the only column that looks like it"))
     if unusable := int(np.isnan(weight_R).sum()):
-        frame.notes.append(f"{unusable} respondents left out: their weight is not a number >= 0")
+        frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
     return weight_R, [*candidates, chosen]
 
 
@@ -116,14 +106,12 @@ def _numbers(frame: Frame, column: str) -> FloatArray:
     """A column's numbers >= 0 (R,), NaN elsewhere."""
     import pandas as pd
 
-    cells = frame.cells[column]
-    if cells.dtype == object or cells.dtype == "str":
-        cells = cells.astype(str).str.replace(",", ".")
+    cells = frame.cells[column].astype(str).str.replace(",", ".")
     values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
-def _texts(frame: Frame, column: str) -> npt.NDArray[np.object_]:
+def _texts(frame: Frame, column: str) -> Texts:
     """Each respondent's code (R,), empty for an empty cell."""
     import pandas as pd
 
@@ -131,11 +119,12 @@ def _texts(frame: Frame, column: str) -> npt.NDArray[np.object_]:
     return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1: the last
 
 
-def _places(text_R: npt.NDArray[np.object_], names: Sequence[str]) -> IntArray:
+def _places(text_R: Texts, names: Sequence[str]) -> IntArray:
     """The place (R,) of each text among names; -1 where it is none of them."""
     import pandas as pd
 
-    return pd.Index(names, dtype=object).get_indexer(text_R)
+    places = {name: k for k, name in enumerate(names)}
+    return pd.Series(text_R).map(places).fillna(-1).to_numpy(dtype=np.intp)
 
 
 def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, list[str]]:
@@ -163,7 +152,7 @@ def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, list[s
     return _places(np.array([names.get(code) for code in text_R], dtype=object), groups), groups
 
 
-def _codes(column: Column, text_R: npt.NDArray[np.object_], declared: Counter[str]) -> list[str]:
+def _codes(column: Column, text_R: Texts, notes: Notes) -> list[str]:
     """The codes of a question's options; none where they are too many, as in a column of respondents' numbers.
 
     Unless the source lists them, codes that are numbers stand in their order, words in that of the alphabet, and
@@ -171,21 +160,19 @@ def _codes(column: Column, text_R: npt.NDArray[np.object_], declared: Counter[st
     """
     if column.options:
         return [*column.options]
-    used = Counter(text_R)
-    gone = {code: count for code, count in used.items() if column.declares(code)}
-    codes = {*used} - {"", *gone}
-    if not used.keys() - {""} or len(codes) > 2 * MAX_OPTIONS:
+    used = {*text_R} - {""}
+    declared = {code for code in used if column.declares(code)}
+    if not used or len(used - declared) > 2 * MAX_OPTIONS:
         return []
-    for code, count in sorted(gone.items()):
-        declared[column.labels.get(code, code)] += count
-    codes |= {code for code, label in column.labels.items() if kind_of(label) == "answer" and not column.declares(code)}
-    return sorted(codes, key=lambda code: (kind_of(column.labels.get(code, code)) != "answer", *_order(code)))
+    for code in sorted(declared):
+        notes.add("left out as missing, as the file declares", repr(column.labels.get(code, code)))
+    used |= {code for code, label in column.labels.items() if kind_of(label) == "answer"}
+    return sorted(filterfalse(column.declares, used), key=lambda code: _order(code, column.labels.get(code, code)))
 
 
-def _order(code: str) -> tuple[float, str]:
-    """Numbers in their order, then words in that of the alphabet."""
+def _order(code: str, label: str) -> tuple[bool, float, str]:
     value = number(code)
-    return np.inf if value is None else value, code
+    return kind_of(label) != "answer", np.inf if value is None else value, code
 
 
 def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | None:
@@ -197,9 +184,7 @@ def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | N
     return tuple(map(places.get, codes)) if is_scale and None not in places.values() else None
 
 
-def _counted(
-    question: RawAnswer, text_R: npt.NDArray[np.object_], weight_R: FloatArray, groups: Groups
-) -> Iterator[RawAnswer]:
+def _counted(question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Groups) -> Iterator[RawAnswer]:
     """An answer of each group that was asked a question: weighted shares, and people by option."""
     size, code_R = len(question.codes), _places(text_R, question.codes)
     for attribute, (group_R, names) in groups.items():
@@ -215,41 +200,47 @@ def _counted(
                 yield question._replace(group=group, shares=shares, people=count_K.tolist())
 
 
-def waves(folder: Path) -> list[Path]:
-    """The folders of OpinionQA's waves in a folder that holds `human_resp` or is that itself, in their order."""
-    root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    numbers = {path: path.name.removeprefix(_WAVE) for path in root.glob(f"{_WAVE}*") if path.is_dir()}
-    return sorted((path for path, wave in numbers.items() if wave.isdecimal()), key=lambda path: int(numbers[path]))
+def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
+    """The answers of all waves of OpinionQA in a folder that holds `human_resp` or is that itself, and the last table.
 
-
-def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
-    """One wave of OpinionQA: `info.csv` names questions and options, `metadata.csv` the columns of groups.
-
-    `references` are the substantive answers, then the refusals; `option_ordinal` covers the first part alone.
+    Of a wave, `info.csv` names questions and options, and `metadata.csv` the columns of groups.
 
     Raises:
-        UserError: a file that is missing, unreadable or without a needed column; else as `raw_answers`.
+        UserError: no wave; a file that is missing, unreadable or without a needed column; else as `raw_answers`.
     """
-    people, info, meta = (read_frame(str(wave / f"{name}.csv")) for name in ("responses", "info", "metadata"))
+    root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
+    waves = {int(wave[1]): path for path in root.iterdir() if path.is_dir() and (wave := _WAVE.fullmatch(path.name))}
+    if not waves:
+        raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
+    raws: list[RawAnswer] = []
+    notes = Notes()
+    for number_of_wave, path in sorted(waves.items()):
+        people, meta = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata"))
+        people.notes = notes
+        meta.require("key")
+        for name in people.cells.columns:
+            people.codebook[name].is_question = False
+        _read_info(people, read_frame(str(path / "info.csv")))
+        attributes = tuple(name for name in meta.cells["key"] if name in people.cells)
+        weight = reading.weight or f"WEIGHT_W{number_of_wave}"
+        raws += raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
+    return raws, people
+
+
+def _read_info(people: Frame, info: Frame) -> None:
+    """Add the questions and options of `info.csv` to the codebook of a wave's respondents.
+
+    `references` are the substantive answers, then the refusals; `option_ordinal` covers the first part alone.
+    """
     info.require("key", "question", "references", "option_ordinal")
-    meta.require("key")
-    for name in people.cells.columns:
-        people.codebook[name].is_question = name in {*info.cells["key"]}
-    unlisted = 0
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
+        key = record["key"]
         try:
             places = read_numbers(record["option_ordinal"], "option_ordinal is not a list of numbers", empty=None)
             options = map(str, read_list(record["references"], "references are not a list of texts"))
         except Unusable as error:
             raise UserError(f"{info.source}: row {row}: {error}") from None
-        column = people.codebook[record["key"]]
-        column.text, column.options = record["question"], dict(zip(options, chain(places, repeat(None)), strict=False))
-        if record["key"] in people.cells:
-            unlisted += int((~people.cells[record["key"]].map(code_text).isin(["", *column.options])).sum())
-    if unlisted:
-        people.notes.append(f"{unlisted} answers left out: they are not among their question's references")
-    attributes = tuple(name for name in meta.cells["key"] if name in people.cells)
-    weight = reading.weight or f"WEIGHT_{wave.name.rpartition('_')[2]}"
-    raws = raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
-    people.notes[:] = [f"{wave.name}: {note}" for note in people.notes]
-    return raws, people
+        column = Column(text=record["question"], options=dict(zip(options, chain(places, repeat(None)), strict=False)))
+        people.codebook[key] = column
+        if key in people.cells and (unlisted := sum(text not in ("", *column.options) for text in _texts(people, key))):
+            people.notes.add("answers left out that are not among their question's references", f"{unlisted} of {key}")

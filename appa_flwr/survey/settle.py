@@ -8,12 +8,11 @@ Axis letters: K answer options.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,9 +20,9 @@ import numpy as np
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey.names import group_name, same
-from appa_flwr.survey.nonanswers import Kind
-from appa_flwr.survey.raw import BAD_DISTRIBUTION, NEGATIVE, RawAnswer, Reading, Unusable, some
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, Question, Survey
+from appa_flwr.survey.nonanswers import Kind, Missing
+from appa_flwr.survey.raw import BAD_DISTRIBUTION, LEFT_OUT, NEGATIVE, Notes, RawAnswer, Reading, Unusable, some
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
 
 SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a hash
@@ -41,11 +40,13 @@ class _Plan(NamedTuple):
         question: with the options that are left.
         place_K: each of the source's options' place among them; None where it is left out.
         kind_K: what each is.
+        problem: why no row of the question can be used.
     """
 
     question: Question
     place_K: tuple[int | None, ...]
     kind_K: tuple[Kind, ...]
+    problem: str
 
 
 class _Answer(NamedTuple):
@@ -56,51 +57,58 @@ class _Answer(NamedTuple):
     refusal_rate: float | None
 
 
-def settle(source: str, reading: Reading, raws: Sequence[RawAnswer], groups: Sequence[str] | None) -> Survey:
-    """Every usable answer of these groups, or of all.
+def settle(
+    source: str, reading: Reading, raws: Sequence[RawAnswer], groups: Sequence[str] | None, notes: Notes
+) -> Survey:
+    """Every usable answer of these groups, or of all; what was decided and left out goes to the notes.
 
     Raises:
         UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
             answer.
     """
-    raws = [raw._replace(question_id=raw.question_id or question_hash(raw.text, raw.options)) for raw in raws]
-    settling = _Settling(reading, raws)
-    _refuse_doubtful_codes(source, reading, settling.first, raws)
-    known = dict.fromkeys(settling.group(raw.group) for raw in raws if raw.group)
+    rows: dict[str, list[RawAnswer]] = {}
+    names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
+    for raw in raws:
+        rows.setdefault(clean(raw.question_id) or _question_hash(raw), []).append(raw)
+        if raw.group:
+            _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
+    firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
+    _refuse_doubtful_codes(source, reading.missing, firsts)
     # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
-    wanted = [group_name(name) for name in groups] if groups is not None and known else list(known)
+    wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
-        if name not in known:
-            raise UserError(f"{source}: {unknown_name('group', name, valid=known)}")
+        if name not in names.values():
+            raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
     answers: dict[str, dict[str, _Answer]] = {name: {} for name in wanted}
     asked: dict[str, Question] = {}
-    for raw in raws:
-        group = settling.group(raw.group) if raw.group else ""
-        try:
-            if raw.problem and not (raw.options and group):
-                raise Unusable(raw.problem)
-            plan = settling.plan(raw.question_id, raw.text, raw.options)
-            asked.setdefault(raw.question_id, plan.question)
-            if group in answers:
-                if raw.question_id in answers[group]:
+    for key, mine in rows.items():
+        plan = _plan(key, firsts[key], reading, notes)
+        asked |= {} if plan.problem else {key: plan.question}
+        for raw in mine:
+            group = names.get(same(raw.group), "")
+            if group and group not in answers:
+                continue
+            try:
+                _check(raw, firsts[key], plan, notes)
+                if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
-                answers[group][raw.question_id] = _answer(raw, plan, reading)
-        except Unusable as error:
-            if group in answers or not group:
-                settling.left_out[str(error)].append(raw)
+                if group:
+                    answers[group][key] = _answer(raw, plan, reading)
+            except Unusable as reason:
+                notes.leave_out(raw, reason)
+    causes = "; ".join(notes.lines(LEFT_OUT))
     if groups is not None and (without := [name for name in wanted if not answers[name]]):
-        raise UserError(f"{source}: group {without[0]!r} has no usable answer ({settling.causes()})")
+        raise UserError(f"{source}: group {without[0]!r} has no usable answer ({causes})")
     answers = {name: mine for name, mine in answers.items() if mine}
-    if not asked or (known and not answers):
-        raise UserError(f"{source}: no usable {'answer' if known else 'question'} ({settling.causes()})")
-    answered = {key for mine in answers.values() for key in mine} if known else set(asked)
+    if not asked or (names and not answers):
+        raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
+    answered = {key for mine in answers.values() for key in mine} if names else set(asked)
     return Survey(
         tuple(question for key, question in asked.items() if key in answered),
         _each(answers, "shares"),
         respondents=_each(answers, "n"),
         refusal_rates=_each(answers, "refusal_rate"),
         extra=tuple(question for key, question in asked.items() if key not in answered),
-        about=About(notes=tuple(settling.notes())),
     )
 
 
@@ -112,107 +120,64 @@ def _each(answers: Mapping[str, Mapping[str, _Answer]], name: str) -> dict[str, 
     }
 
 
-def question_hash(text: str, options: Sequence[str]) -> str:
+def _question_hash(raw: RawAnswer) -> str:
     """An id for a question that has none: the same wherever text, options and their order are."""
-    return hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
+    return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
 
 
-class _Settling:
-    """One spelling of each group and option, one fate of each option, and the record of what was left out.
+def _note_spelling(notes: Notes, name: str, first: str) -> None:
+    if name != first:
+        notes.add("options and groups that are one", f"{name!r} is {first!r}")
 
-    Attributes:
-        first: question id -> its first row with options.
-        left_out: reason -> rows.
+
+def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
+    """What becomes of the options of a question, by its first row that has options."""
+    options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
+    place_K: list[int | None] = []
+    kind_K: list[Kind] = []
+    policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[reading.refusals]
+    sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
+    codes, ordinal = first.codes or first.options, first.ordinal or repeat(None)
+    for label, code, place in zip(map(clean, first.options), codes, ordinal, strict=False):
+        kind = reading.missing.kind(first.question_id, code, label)
+        kind_K.append(kind)
+        if kind != "answer":
+            notes.add(sentences[kind], label)
+        if kind == "none" or (kind == "refusal" and reading.refusals != "keep"):
+            place_K.append(None)
+            continue
+        if (ours := options.setdefault(same(label), (label, place))[0]) != label:
+            _note_spelling(notes, label, ours)
+        elif [*options].index(same(label)) in place_K:
+            notes.add("options and groups that are one", f"several codes are {label!r}")
+        place_K.append([*options].index(same(label)))
+    problem = ""
+    if not clean(first.text) or not all(map(clean, first.options)):
+        problem = "empty question or option text"
+    elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+        problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
+    # No scale where one of the options left is not on it, or all share one place on it.
+    known = tuple(place for _, place in options.values() if place is not None)
+    scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+    question = Question(key, clean(first.text), tuple(label for label, _ in options.values()), scale)
+    return _Plan(question, tuple(place_K), tuple(kind_K), problem)
+
+
+def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
+    """See that a row can be used, and has the text and the options of its question's first row.
+
+    Raises:
+        Unusable: why it cannot.
     """
-
-    def __init__(self, reading: Reading, raws: Sequence[RawAnswer]) -> None:
-        self.reading = reading
-        self.first: dict[str, RawAnswer] = {}
-        for raw in raws:
-            if raw.options:
-                self.first.setdefault(raw.question_id, raw)
-        self.left_out: defaultdict[str, list[RawAnswer]] = defaultdict(list)
-        self._groups: dict[str, str] = {}
-        self._noted: dict[str, list[str]] = {"one": [], "none": [], "refusal": []}
-        self.plan = functools.cache(self._plan)  # most rows of a question have the same text and options
-
-    def group(self, name: str) -> str:
-        """The first spelling of a group's name."""
-        return self._one(name, self._groups.setdefault(same(name), name))
-
-    def _one(self, name: str, first: str) -> str:
-        if name != first:
-            self._noted["one"].append(f"{name!r} is {first!r}")
-        return first
-
-    def _plan(self, question_id: str, text: str, options: tuple[str, ...]) -> _Plan:
-        """What becomes of a row's options, which are those of the question's first row.
-
-        Raises:
-            Unusable: it lacks a text or has others than the first row, or too few or too many options are left.
-        """
-        if not clean(question_id):
-            raise Unusable("empty question_id")
-        if not clean(text) or not all(map(clean, options)):
-            raise Unusable("empty question or option text")
-        first = self.first.get(question_id, RawAnswer(0, question_id, text))
-        if same(text) != same(first.text):
-            raise Unusable("question text differs from the question's first row")
-        if [*map(same, options)] != [*map(same, first.options)]:
+    if problem := raw.problem or plan.problem:
+        raise Unusable(problem)
+    if same(raw.text) != same(first.text):
+        raise Unusable("question text differs from the question's first row")
+    if raw.options != first.options:
+        if [*map(same, raw.options)] != [*map(same, first.options)]:
             raise Unusable("options differ from the question's first row")
-        for label, ours in zip(map(clean, options), map(clean, first.options), strict=True):
-            self._one(label, ours)
-        return self._fate(first)
-
-    def _fate(self, first: RawAnswer) -> _Plan:
-        index: dict[str, int] = {}
-        options: list[str] = []
-        scale: list[float | None] = []
-        place_K: list[int | None] = []
-        kind_K: list[Kind] = []
-        for k, (label, code) in enumerate(zip(map(clean, first.options), first.codes or first.options, strict=True)):
-            kind = self.reading.missing.kind(first.question_id, code, label)
-            kind_K.append(kind)
-            if kind != "answer":
-                self._noted[kind].append(label)
-            if kind == "none" or (kind == "refusal" and self.reading.refusals != "keep"):
-                place_K.append(None)
-                continue
-            place = index.setdefault(same(label), len(options))
-            place_K.append(place)
-            if place == len(options):
-                options.append(label)
-                scale.append(first.ordinal[k] if first.ordinal else None)
-            elif label == options[place]:
-                self._noted["one"].append(f"several codes are {label!r}")
-            else:
-                self._one(label, options[place])
-        if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            raise Unusable(f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers")
-        # No scale where one of the options left is not on it, or all share one place on it.
-        known = tuple(place for place in scale if place is not None)
-        ordinal = known if len(known) == len(options) and len(set(known)) > 1 else None
-        question = Question(clean(first.question_id), clean(first.text), tuple(options), ordinal)
-        return _Plan(question, tuple(place_K), tuple(kind_K))
-
-    def causes(self) -> str:
-        """The reasons of what was left out, each with its first row."""
-        return "; ".join(
-            f"{len(raws)} x {reason}, first row {raws[0].row}"
-            + (f" ({raws[0].group}, {raws[0].question_id})" if raws[0].group else "")
-            for reason, raws in self.left_out.items()
-        )
-
-    def notes(self) -> list[str]:
-        """What was decided about names and options, and what was left out."""
-        policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[self.reading.refusals]
-        begin = {
-            "one": "options and groups that are one",
-            "none": "left out as no answers",
-            "refusal": f"refusals, {policy} (data.refusals)",
-        }
-        notes = [f"{begin[kind]}: {some(names)}" for kind, names in self._noted.items() if names]
-        return [*notes, f"answers left out: {self.causes()}"] if self.left_out else notes
+        for label, ours in zip(map(clean, raw.options), map(clean, first.options), strict=True):
+            _note_spelling(notes, label, ours)
 
 
 def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
@@ -221,8 +186,6 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
     Raises:
         Unusable: why the answer does not count.
     """
-    if raw.problem:
-        raise Unusable(raw.problem)
     if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
         raise Unusable(BAD_DISTRIBUTION)
     if min(raw.shares) < 0.0:
@@ -250,34 +213,22 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
     return _Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate)
 
 
-def _refuse_doubtful_codes(
-    source: str, reading: Reading, first: Mapping[str, RawAnswer], raws: Sequence[RawAnswer]
-) -> None:
+def _refuse_doubtful_codes(source: str, missing: Missing, firsts: Mapping[str, RawAnswer]) -> None:
     """Raise the error about codes that look like missing ones, and that nobody has decided about."""
     doubtful: dict[str, list[str]] = {}
     certain: set[str] = set()  # codes that are answers beyond doubt to some question
-    for name, raw in first.items():
-        kind = functools.partial(reading.missing.kind, name)
-        labels = {code: label for code, label in raw.labels.items() if kind(code, label) == "answer"}
-        if codes := reading.missing.doubtful(name, labels):
+    for name, first in firsts.items():
+        pairs = zip(first.codes or first.options, first.options, strict=True)
+        labels = {code: label for code, label in pairs if missing.kind(name, code, label) == "answer"}
+        if codes := missing.doubtful(name, labels):
             doubtful[name] = codes
         certain |= labels.keys() - {*codes}
     if not doubtful:
         return
-    shares: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for raw in raws:
-        if raw.question_id in doubtful and len(raw.shares) == len(raw.options):
-            for code, share in zip(raw.codes or raw.options, raw.shares, strict=True):
-                shares[raw.question_id, code].append(share)
-    listed = [
-        f"{name} " + ", ".join(f"{code} ({np.mean(shares[name, code] or [0.0]):.1%} of answers)" for code in codes)
-        for name, codes in doubtful.items()
-    ]
+    by_column = [f"{name}={','.join(codes)}" for name, codes in doubtful.items()]
     every = sorted({code for codes in doubtful.values() for code in codes}, key=lambda code: (len(code), code))
-    proposed = ",".join(every)
-    if certain & {*every}:
-        proposed = ";".join(f"{name}={','.join(codes)}" for name, codes in doubtful.items())
+    proposed = ";".join(by_column) if certain & {*every} else ",".join(every)
     raise UserError(
-        f"{source}: codes without a label that look like no answers: {some(listed, between='; ', more='columns ')}. "
+        f"{source}: codes without a label that look like no answers: {some(by_column, between='; ')}. "
         f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
     )

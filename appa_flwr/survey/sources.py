@@ -13,9 +13,9 @@ from pathlib import Path
 from appa_flwr.config import GENERATED_SURVEY, Config, split_names
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.survey import generate, respondents, store, tables
-from appa_flwr.survey.frames import Frame, read_frame
+from appa_flwr.survey.frames import read_frame
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.raw import RawAnswer, Reading, Refusals
+from appa_flwr.survey.raw import Reading, Refusals
 from appa_flwr.survey.settle import settle
 from appa_flwr.survey.types import About, Question, Survey
 
@@ -53,8 +53,12 @@ def read_survey(
     """
     path = str(source)
     reading = Reading(tuple(group_by), weight, Missing.parse(missing), refusals, min_respondents)
-    raws, frame = _raw_answers(path, reading)
-    survey = settle(path, reading, raws, groups)
+    if Path(path).is_dir():
+        raws, frame = respondents.opinionqa(Path(path), reading)
+    else:
+        frame = read_frame(path)
+        raws = tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading)
+    survey = settle(path, reading, raws, groups, frame.notes)
     earlier = store.about_of(frame.header)
     about = About(
         source=Path(path).name,
@@ -63,7 +67,7 @@ def read_survey(
         weight=frame.weight or earlier.weight,
         missing=missing or earlier.missing,
         refusals=refusals,
-        notes=(*earlier.notes, *frame.notes, *survey.about.notes),
+        notes=(*earlier.notes, *frame.notes.lines()),
     )
     return replace(survey, about=about)
 
@@ -139,14 +143,3 @@ def sha256_of(source: str) -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _raw_answers(path: str, reading: Reading) -> tuple[list[RawAnswer], Frame]:
-    """The answers of a source as they stand there, and the table that they come from."""
-    if Path(path).is_dir() and (waves := respondents.waves(Path(path))):
-        parts = [respondents.opinionqa(wave, reading) for wave in waves]
-        frame = parts[0][1]
-        frame.notes[:] = [note for _, part in parts for note in part.notes]
-        return [raw for raws, _ in parts for raw in raws], frame
-    frame = read_frame(path)
-    return tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading), frame

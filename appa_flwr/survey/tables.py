@@ -22,7 +22,7 @@ from typing import Any, Final
 from appa_flwr.survey.frames import Frame
 from appa_flwr.survey.names import group_name, same
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.raw import BAD_DISTRIBUTION, NEGATIVE, RawAnswer, Unusable, some
+from appa_flwr.survey.raw import BAD_DISTRIBUTION, NEGATIVE, Notes, RawAnswer, Unusable
 
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column with an option's number -> what the options' numbers sum to; 0 = anything."""
@@ -54,13 +54,13 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
         return [*_one_row_an_option(frame)]
     frame.require("question", "options", *(("group", "distribution") if columns & {"group", "distribution"} else ()))
     if "selections" in columns:
-        frame.notes.append("GlobalOpinionQA as published, one row a question")
+        frame.notes.add("GlobalOpinionQA as published, one row a question")
     raws: list[RawAnswer] = []
     for row, cells in _rows(frame):
         try:
             raws += [_answer(row, mine) for mine in (_by_country(cells) if "selections" in columns else [cells])]
         except Unusable as error:
-            raws.append(RawAnswer(row, "", _text(cells["question"]), problem=str(error)))
+            raws.append(RawAnswer(row, "", code_text(cells.get("question")), problem=str(error)))
     return raws
 
 
@@ -91,18 +91,13 @@ def _literal(text: str) -> object:
 
 
 def _rows(frame: Frame) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows and their cells, without the empty ones."""
     for row, cells in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
-        yield int(row), {str(name): cell for name, cell in cells.items()}
+        yield int(row), {str(name): cell for name, cell in cells.items() if not _is_empty(cell)}
 
 
-def _is_empty(cell: Any) -> bool:
-    if isinstance(cell, list | tuple | dict) or hasattr(cell, "tolist"):
-        return False
-    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
-
-
-def _text(cell: object) -> str:
-    return "" if _is_empty(cell) else code_text(cell)
+def _is_empty(cell: object) -> bool:
+    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
 
 
 def _float(item: Any) -> float:
@@ -113,17 +108,15 @@ def _float(item: Any) -> float:
 
 def _answer(row: int, cells: Mapping[str, Any]) -> RawAnswer:
     """A row in our own columns; without a group and a distribution it is a question that nobody has answered."""
-    raw = RawAnswer(row, _text(cells.get("question_id")), _text(cells["question"]))
+    raw = RawAnswer(row, code_text(cells.get("question_id")), code_text(cells.get("question")))
     try:
-        if "question_id" in cells and not raw.question_id:
-            raise Unusable("empty question_id")
-        options = read_list(cells["options"], BAD_OPTIONS)
+        options = read_list(cells.get("options"), BAD_OPTIONS)
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
             raise Unusable(BAD_OPTIONS)
-        raw = raw._replace(options=tuple(map(_text, options)))
-        if not (is_question := _is_empty(cells.get("group")) and _is_empty(cells.get("distribution"))):
+        raw = raw._replace(options=tuple(map(code_text, options)))
+        if is_answer := "group" in cells or "distribution" in cells:
             raw = raw._replace(group=_group(cells))
-        if not _is_empty(cells.get("ordinal")):
+        if "ordinal" in cells:
             places = read_numbers(cells["ordinal"], BAD_ORDINAL, empty=None)
             if len(places) < len(options):
                 raise Unusable(BAD_ORDINAL)
@@ -131,14 +124,14 @@ def _answer(row: int, cells: Mapping[str, Any]) -> RawAnswer:
         n, refused, rate = (_count(cells.get(name)) for name in ("n", "refusals", "refusal_rate"))
         if rate is None and refused is not None and n:
             rate = refused / (n + refused)
-        shares = [] if is_question else read_numbers(cells["distribution"], BAD_DISTRIBUTION, empty=math.nan)
+        shares = read_numbers(cells.get("distribution"), BAD_DISTRIBUTION, empty=math.nan) if is_answer else ()
         return raw._replace(shares=shares, n=n, refusal_rate=rate)
     except Unusable as error:
         return raw._replace(problem=str(error))
 
 
 def _group(cells: Mapping[str, Any]) -> str:
-    attribute, name = _text(cells.get("attribute")), _text(cells.get("group"))
+    attribute, name = code_text(cells.get("attribute")), code_text(cells.get("group"))
     if not group_name(name):
         raise Unusable("empty group")
     if ";" in attribute + name:
@@ -148,7 +141,7 @@ def _group(cells: Mapping[str, Any]) -> str:
 
 def _by_country(question: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows, in our own columns, of GlobalOpinionQA's row, whose cell `selections` has all countries' shares."""
-    selections = question["selections"]
+    selections: Any = question.get("selections")
     try:
         if isinstance(selections, str):
             head = _HEAD.fullmatch(selections.strip())
@@ -163,40 +156,36 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     """The rows of each question and group joined to an answer."""
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
-    frame.notes.append(f"one row an option, with the column {measure}")
+    frame.notes.add(f"one row an option, with the column {measure}")
     commas = [
         _SPACE.sub("", cell).strip(" %") for cell in frame.cells[measure] if isinstance(cell, str) and "," in cell
     ]
     decimal_comma = any(not _THOUSANDS.fullmatch(cell) for cell in commas)  # one that cannot stand between thousands
     questions: defaultdict[str, list[RawAnswer]] = defaultdict(list)
     for row, cells in _rows(frame):
-        raw = RawAnswer(row, _text(cells.get("question_id")), _text(cells["question"]))
+        raw = RawAnswer(row, code_text(cells.get("question_id")), code_text(cells.get("question")))
         try:
             raw = raw._replace(group=_group(cells))
-            number = _number(cells[measure], UNITS[measure], decimal_comma=decimal_comma)
-            place = None if _is_empty(cells.get("ordinal")) else _number(cells["ordinal"], 1.0, least=-math.inf)
-            raw = raw._replace(options=(_text(cells["option"]),), shares=(number,), ordinal=(place,))
+            number = _number(cells.get(measure), UNITS[measure], decimal_comma=decimal_comma)
+            place = _number(cells["ordinal"], 1.0, least=-math.inf) if "ordinal" in cells else None
+            raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=(place,))
         except Unusable as error:
             raw = raw._replace(problem=str(error))
         if raw.group:
             questions[raw.question_id or same(raw.text)].append(raw)
+            if same(raw.group) in _TOTALS:
+                frame.notes.add("counts as a group, whatever its name", raw.group)
         else:
             yield raw
-    names = dict.fromkeys(raw.group for raws in questions.values() for raw in raws)
-    if totals := [name for name in names if same(name) in _TOTALS]:
-        frame.notes.append(f"counts as a group, whatever its name: {some(totals)}")
-    dropped: list[str] = []
     for raws in questions.values():
-        yield from _joined(raws, measure, dropped)
-    if dropped:
-        frame.notes.append(f"left out as sums of the others: option {some(dropped)}")
+        yield from _joined(raws, measure, frame.notes)
 
 
-def _joined(rows: Sequence[RawAnswer], measure: str, dropped: list[str]) -> Iterator[RawAnswer]:
+def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[RawAnswer]:
     """A question's answer of each group, of rows with an option each; one that a group has no row of has the share 0.
 
     Two spellings of an option are added up. The same spelling with two numbers costs the answer. An option named as a
-    total, and that is the sum of the others in every group, goes to `dropped`.
+    total, and that is the sum of the others in every group, is left out.
     """
     firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
     answers: dict[str, RawAnswer] = {}  # group -> its first row
@@ -214,7 +203,7 @@ def _joined(rows: Sequence[RawAnswer], measure: str, dropped: list[str]) -> Iter
     for name in sorted(_TOTALS & firsts.keys()):
         sums = [(mine[name], sum(mine.values()) - mine[name]) for mine in numbers.values() if name in mine]
         if all(_is_sum(total, others) and _is_sum(total, UNITS[measure] or others) for total, others in sums):
-            dropped.append(repr(firsts.pop(name).options[0]))
+            notes.add("options left out as sums of the others", repr(firsts.pop(name).options[0]))
     places = tuple(raw.ordinal[0] if raw.ordinal else None for raw in firsts.values())
     for group, raw in answers.items():
         number_K = [numbers[group].get(option, 0.0) for option in firsts]
@@ -263,6 +252,6 @@ def _number(cell: object, unit: float, *, decimal_comma: bool = False, least: fl
 def _count(cell: object) -> float | None:
     """A number of people, or a rate, None where the cell is empty."""
     try:
-        return None if _is_empty(cell) else _number(cell, UNITS["count"])
+        return None if cell is None else _number(cell, UNITS["count"])
     except Unusable:
         raise Unusable("n is not a number of respondents") from None

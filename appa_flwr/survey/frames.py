@@ -30,52 +30,25 @@ _IMPORT_ID: Final = '{"ImportId"'
 
 @dataclass
 class Column:
-    """What a file says of one of its columns.
+    """What a source says of one of its columns."""
 
-    Attributes:
-        text: of its question.
-        labels: code -> label.
-        missing: codes, or ranges of codes, that the file declares missing.
-        is_ordered: the file calls it ordered.
-        options: its answers in their order, each with its place on a scale, where the source lists them.
-        is_question: it may be one.
-    """
-
-    text: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    missing: Sequence[tuple[float, float] | str] = ()
+    text: str = ""  # of its question
+    labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
     is_ordered: bool = False
-    options: Mapping[str, float | None] = field(default_factory=dict)
+    options: Mapping[str, float | None] = field(default_factory=dict)  # all answers, each with its place on a scale
     is_question: bool = True
-
-    def declares(self, code: str) -> bool:
-        """True if the file calls this code missing."""
-        value = number(code)
-        return any(
-            code == part if isinstance(part, str) else value is not None and part[0] <= value <= part[1]
-            for part in self.missing
-        )
 
 
 @dataclass
 class Frame:
-    """A table of cells.
+    """A table of cells."""
 
-    Attributes:
-        source: as the user named it.
-        cells: as the file has them, None for an empty one; the index is the row of the file, columns are texts.
-        codebook: what is known of columns.
-        notes: what was decided.
-        header: the first line of a file of ours (`store`).
-        weight: the column that was chosen to weigh the respondents.
-    """
-
-    source: str
-    cells: pd.DataFrame
+    source: str  # as the user named it
+    cells: pd.DataFrame  # None for an empty one; the index is the row of the file, columns are texts
     codebook: defaultdict[str, Column] = field(default_factory=lambda: defaultdict(Column))
     notes: Notes = field(default_factory=Notes)
-    header: Mapping[str, Any] = field(default_factory=dict)
-    weight: str = ""
+    header: Mapping[str, Any] = field(default_factory=dict)  # the first line of a file of ours (`store`)
+    weight: str = ""  # the column that was chosen to weigh the respondents
 
     def require(self, *names: str) -> None:
         """Raise a `UserError` that names the columns a table lacks, and those it has."""
@@ -224,7 +197,7 @@ def _shown(cell: Any, file: Path) -> object:
 
 
 def _statistics(file: Path) -> Frame:
-    """A file of SPSS or Stata: codes with their labels, and the missing ones that it declares."""
+    """A file of SPSS or Stata: codes with their labels, without those that the file declares missing."""
     import pyreadstat
 
     read = pyreadstat.read_dta if file.suffix.lower() == ".dta" else pyreadstat.read_sav
@@ -232,14 +205,25 @@ def _statistics(file: Path) -> Frame:
     cells.index += 1
     frame = Frame(str(file), cells)
     for name in cells.columns:
-        ranges = about.missing_ranges.get(name, ())
+        labels = {code_text(code): str(label) for code, label in about.variable_value_labels.get(name, {}).items()}
+        missing = [*about.missing_ranges.get(name, ()), *about.missing_user_values.get(name, ())]
+        declared = [value for value in cells[name].unique() if _is_declared(code_text(value), missing)]
+        for code in map(code_text, declared):
+            frame.notes.add("left out as missing, as the file declares", repr(labels.get(code, code)))
+        cells[name] = cells[name].mask(cells[name].isin(declared))
         frame.codebook[name.strip()] = Column(
             text=about.column_names_to_labels.get(name) or "",
-            labels={code_text(code): str(label) for code, label in about.variable_value_labels.get(name, {}).items()},
-            missing=[
-                *(part["lo"] if isinstance(part["lo"], str) else (part["lo"], part["hi"]) for part in ranges),
-                *map(str, about.missing_user_values.get(name, ())),
-            ],
+            labels={code: label for code, label in labels.items() if not _is_declared(code, missing)},
             is_ordered=about.variable_measure.get(name) == "ordinal",
         )
     return frame
+
+
+def _is_declared(code: str, missing: Sequence[Any]) -> bool:
+    """True if a code is one of Stata's letters, or lies in one of SPSS's ranges, which may be of texts."""
+    for part in missing:
+        low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
+        value = code if isinstance(low, str) else number(code)
+        if value is not None and low <= value <= high:
+            return True
+    return False

@@ -10,22 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, filterfalse, repeat
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Column, Frame, read_frame
-from appa_flwr.survey.names import group_name
 from appa_flwr.survey.nonanswers import code_text, kind_of, number
-from appa_flwr.survey.raw import Notes, RawAnswer, Reading, Unusable, some
+from appa_flwr.survey.raw import RawAnswer, Reading, Unusable, group_name, some
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray
 
-IntArray = npt.NDArray[np.intp]
+IntArray = npt.NDArray[np.integer[Any]]
 Texts = npt.NDArray[np.object_]
 Groups = Mapping[str, tuple[IntArray, Sequence[str]]]
 """Column -> each respondent's group (R,), -1 for none, and the groups' names (G,)."""
@@ -61,7 +60,7 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
         if name in (*reading.group_by, *weights) or not column.is_question:
             continue
         text_R = _texts(frame, name)
-        labels = {code: column.labels.get(code, code) for code in _codes(column, text_R, frame.notes)}
+        labels = {code: column.labels.get(code, code) for code in _codes(column, text_R)}
         kinds = [reading.missing.kind(name, code, label) for code, label in labels.items()]
         if not MIN_OPTIONS <= kinds.count("answer") <= MAX_OPTIONS:
             frame.notes.add("no questions", name)
@@ -138,7 +137,7 @@ def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, list[s
     labels = {
         code: column.labels.get(code, code)
         for code in dict.fromkeys(text_R)
-        if not column.declares(code) and reading.missing.kind(name, code, column.labels.get(code, code)) == "answer"
+        if reading.missing.kind(name, code, column.labels.get(code, code)) == "answer"
     }
     if doubtful := reading.missing.doubtful(name, labels):
         raise UserError(
@@ -152,7 +151,7 @@ def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, list[s
     return _places(np.array([names.get(code) for code in text_R], dtype=object), groups), groups
 
 
-def _codes(column: Column, text_R: Texts, notes: Notes) -> list[str]:
+def _codes(column: Column, text_R: Texts) -> list[str]:
     """The codes of a question's options; none where they are too many, as in a column of respondents' numbers.
 
     Unless the source lists them, codes that are numbers stand in their order, words in that of the alphabet, and
@@ -161,13 +160,10 @@ def _codes(column: Column, text_R: Texts, notes: Notes) -> list[str]:
     if column.options:
         return [*column.options]
     used = {*text_R} - {""}
-    declared = {code for code in used if column.declares(code)}
-    if not used or len(used - declared) > 2 * MAX_OPTIONS:
+    if not 0 < len(used) <= 2 * MAX_OPTIONS:
         return []
-    for code in sorted(declared):
-        notes.add("left out as missing, as the file declares", repr(column.labels.get(code, code)))
     used |= {code for code, label in column.labels.items() if kind_of(label) == "answer"}
-    return sorted(filterfalse(column.declares, used), key=lambda code: _order(code, column.labels.get(code, code)))
+    return sorted(used, key=lambda code: _order(code, column.labels.get(code, code)))
 
 
 def _order(code: str, label: str) -> tuple[bool, float, str]:
@@ -201,7 +197,7 @@ def _counted(question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: G
 
 
 def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
-    """The answers of all waves of OpinionQA in a folder that holds `human_resp` or is that itself, and the last table.
+    """The answers of all waves of OpinionQA in a folder that holds `human_resp` or is that itself, and the first table.
 
     Of a wave, `info.csv` names questions and options, and `metadata.csv` the columns of groups.
 
@@ -209,22 +205,24 @@ def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
         UserError: no wave; a file that is missing, unreadable or without a needed column; else as `raw_answers`.
     """
     root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    waves = {int(wave[1]): path for path in root.iterdir() if path.is_dir() and (wave := _WAVE.fullmatch(path.name))}
+    matches = ((_WAVE.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    waves = {int(match[1]): path for match, path in matches if match}
     if not waves:
         raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     raws: list[RawAnswer] = []
-    notes = Notes()
-    for number_of_wave, path in sorted(waves.items()):
+    frames: list[Frame] = []
+    for wave, path in sorted(waves.items()):
         people, meta = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata"))
-        people.notes = notes
+        frames.append(people)
+        people.notes = frames[0].notes
         meta.require("key")
         for name in people.cells.columns:
             people.codebook[name].is_question = False
         _read_info(people, read_frame(str(path / "info.csv")))
         attributes = tuple(name for name in meta.cells["key"] if name in people.cells)
-        weight = reading.weight or f"WEIGHT_W{number_of_wave}"
+        weight = reading.weight or f"WEIGHT_W{wave}"
         raws += raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
-    return raws, people
+    return raws, frames[0]
 
 
 def _read_info(people: Frame, info: Frame) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
-from appa_flwr.survey.names import group_name, same
 from appa_flwr.survey.nonanswers import Kind, Missing
-from appa_flwr.survey.raw import BAD_DISTRIBUTION, LEFT_OUT, NEGATIVE, Notes, RawAnswer, Reading, Unusable, some
+from appa_flwr.survey.raw import LEFT_OUT, Notes, RawAnswer, Reading, Unusable, group_name, same, some
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
 
 SUM_TOLERANCE: Final = 0.02
@@ -34,19 +33,12 @@ _NOBODY: Final = "nobody gave an answer that counts"
 
 
 class _Plan(NamedTuple):
-    """What becomes of the options of a question's rows.
+    """What becomes of the options of a question's rows."""
 
-    Attributes:
-        question: with the options that are left.
-        place_K: each of the source's options' place among them; None where it is left out.
-        kind_K: what each is.
-        problem: why no row of the question can be used.
-    """
-
-    question: Question
-    place_K: tuple[int | None, ...]
-    kind_K: tuple[Kind, ...]
-    problem: str
+    question: Question  # with the options that are left
+    place_K: list[int | None]  # of each of the source's options among them; None where it is left out
+    kind_K: list[Kind]
+    problem: str  # why no row of the question can be used
 
 
 class _Answer(NamedTuple):
@@ -69,7 +61,8 @@ def settle(
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
     for raw in raws:
-        rows.setdefault(clean(raw.question_id) or _question_hash(raw), []).append(raw)
+        key = clean(raw.question_id) or _question_hash(raw)
+        rows.setdefault(key, []).append(raw._replace(question_id=key))
         if raw.group:
             _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
     firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
@@ -160,7 +153,7 @@ def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
     known = tuple(place for _, place in options.values() if place is not None)
     scale = known if len(known) == len(options) and len(set(known)) > 1 else None
     question = Question(key, clean(first.text), tuple(label for label, _ in options.values()), scale)
-    return _Plan(question, tuple(place_K), tuple(kind_K), problem)
+    return _Plan(question, place_K, kind_K, problem)
 
 
 def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
@@ -187,9 +180,9 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
         Unusable: why the answer does not count.
     """
     if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
-        raise Unusable(BAD_DISTRIBUTION)
+        raise Unusable("distribution is not a list of numbers, one for each option")
     if min(raw.shares) < 0.0:
-        raise Unusable(NEGATIVE)
+        raise Unusable("negative share in the distribution")
     if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
     n = raw.n

@@ -20,12 +20,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from appa_flwr.survey.frames import Frame
-from appa_flwr.survey.names import group_name, same
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.raw import BAD_DISTRIBUTION, NEGATIVE, Notes, RawAnswer, Unusable
+from appa_flwr.survey.raw import Notes, RawAnswer, Unusable, group_name, same
 
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column with an option's number -> what the options' numbers sum to; 0 = anything."""
+BAD_DISTRIBUTION: Final = "distribution is not a list of numbers, one for each option"
 BAD_NUMBER: Final = "not a plain number, such as 1200, 12.5 or 12,5 %"
 BAD_OPTIONS: Final = "options are not a list of texts"
 BAD_ORDINAL: Final = "ordinal is not one number, or null, for each option"
@@ -245,7 +245,7 @@ def _number(cell: object, unit: float, *, decimal_comma: bool = False, least: fl
     if not math.isfinite(value) or (is_percent and not unit):
         raise Unusable(BAD_NUMBER)
     if value < least:
-        raise Unusable(NEGATIVE)
+        raise Unusable("negative share in the distribution")
     return value / 100.0 * unit if is_percent else value
 
 

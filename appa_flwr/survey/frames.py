@@ -38,6 +38,10 @@ class Column:
     options: Mapping[str, float | None] = field(default_factory=dict)  # all answers, each with its place on a scale
     is_question: bool = True
 
+    def label(self, code: str) -> str:
+        """The label of a code, or the code itself."""
+        return self.labels.get(code, code)
+
 
 @dataclass
 class Frame:
@@ -172,14 +176,12 @@ def _excel(file: Path) -> Frame:
     import openpyxl
 
     book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-    rows = [[_shown(cell, file) for cell in row] for row in book.worksheets[0].iter_rows()] or [[]]
-    width = max((k + 1 for k, name in enumerate(rows[0]) if name is not None), default=0)
-    lines = {
-        line: row[:width] + [None] * (width - len(row))
-        for line, row in enumerate(rows, start=1)
-        if line > 1 and any(cell is not None for cell in row)
-    }
-    frame = Frame(str(file), _table(lines, rows[0][:width]))
+    header = [cell.value for cell in next(book.worksheets[0].iter_rows(max_row=1), ())]
+    while header and header[-1] is None:
+        header.pop()
+    lines = enumerate(book.worksheets[0].iter_rows(min_row=2, max_col=len(header) or 1), start=2)
+    frame = Frame(str(file), _table({line: [_shown(cell, file) for cell in row] for line, row in lines}, header))
+    frame.cells = frame.cells.dropna(how="all")
     if len(book.sheetnames) > 1:
         frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
     return frame

@@ -68,8 +68,7 @@ class Notes:
 
     def leave_out(self, raw: RawAnswer, reason: Unusable) -> None:
         """Record an answer that cannot be used."""
-        what = f" ({raw.group}, {raw.question_id})" if raw.group else ""
-        self.add(f"{LEFT_OUT}{reason}", f"row {raw.row}{what}")
+        self.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({', '.join(filter(None, (raw.group, raw.question_id)))})")
 
     def lines(self, start: str = "") -> tuple[str, ...]:
         """The sentences that start so, each with the first few names."""

@@ -22,12 +22,10 @@ from appa_flwr.survey.frames import Column, Frame, read_frame
 from appa_flwr.survey.nonanswers import code_text, kind_of, number
 from appa_flwr.survey.raw import RawAnswer, Reading, Unusable, group_name, some
 from appa_flwr.survey.tables import read_list, read_numbers
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray
+from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
 
 IntArray = npt.NDArray[np.integer[Any]]
 Texts = npt.NDArray[np.object_]
-Groups = Mapping[str, tuple[IntArray, Sequence[str]]]
-"""Column -> each respondent's group (R,), -1 for none, and the groups' names (G,)."""
 
 MAX_GROUPS: Final = 200
 _WEIGHT: Final = re.compile(
@@ -42,8 +40,7 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
     """The weighted shares of every group and question; notes on what was decided go to the frame.
 
     Raises:
-        UserError: no column of groups is named, a named column does not exist, several columns may be the weight, or no
-            column is a question.
+        UserError: no column of groups is named, a named column does not exist, or several columns may be the weight.
     """
     if not reading.group_by:
         raise UserError(
@@ -60,30 +57,21 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
         if name in (*reading.group_by, *weights) or not column.is_question:
             continue
         text_R = _texts(frame, name)
-        labels = {code: column.labels.get(code, code) for code in _codes(column, text_R)}
-        kinds = [reading.missing.kind(name, code, label) for code, label in labels.items()]
-        if not MIN_OPTIONS <= kinds.count("answer") <= MAX_OPTIONS:
-            frame.notes.add("no questions", name)
-            continue
+        labels = {code: column.label(code) for code in _codes(column, text_R)}
+        if unlisted := [text for text in text_R if column.options and text not in ("", *labels)]:
+            frame.notes.add("answers left out that the source does not list", f"{len(unlisted)} of {name}")
         if not column.options and [*labels] == [*labels.values()] and {*map(number, labels)} == {None}:
             frame.notes.add("answers without codes stand in the order of the alphabet, which is not that of a scale")
-        question = RawAnswer(1, name, column.text or name, tuple(labels.values()), codes=tuple(labels))
-        raws += _counted(question._replace(ordinal=_scale(column, [*labels])), text_R, weight_R, groups)
-    if not raws:
-        raise UserError(
-            f"{frame.source}: no other column than {', '.join(reading.group_by)} has {MIN_OPTIONS} to {MAX_OPTIONS} "
-            "different answers"
-        )
+        scale = _scale(column, [*labels])
+        question = RawAnswer(1, name, column.text or name, tuple(labels.values()), codes=tuple(labels), ordinal=scale)
+        raws += [*_counted(question, text_R, weight_R, groups)] or [question]
     return raws
 
 
 def _weights(frame: Frame, reading: Reading) -> tuple[FloatArray, list[str]]:
-    """Each respondent's weight, NaN where it cannot be used, and the columns that may be weights."""
-    candidates = [
-        name
-        for name in frame.cells.columns
-        if name not in reading.group_by and _WEIGHT.fullmatch(name) and np.isfinite(_numbers(frame, name)).mean() > 0.5
-    ]
+    """Each respondent's weight, and the columns that may be weights; those whose cannot be used leave the frame."""
+    named = (name for name in frame.cells.columns if _WEIGHT.fullmatch(name) and name not in reading.group_by)
+    candidates = [name for name in named if np.isfinite(_numbers(frame, name)).mean() > 0.5]
     if not reading.weight and len(candidates) > 1:
         raise UserError(
             f"{frame.source}: {', '.join(candidates)} may each be the respondents' weight; say data.weight=NAME, or "
@@ -98,7 +86,8 @@ def _weights(frame: Frame, reading: Reading) -> tuple[FloatArray, list[str]]:
     frame.notes.add(f"weighted by {chosen}" + ("" if reading.weight else ", the only column that looks like it"))
     if unusable := int(np.isnan(weight_R).sum()):
         frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
-    return weight_R, [*candidates, chosen]
+        frame.cells = frame.cells[np.isfinite(weight_R)]
+    return weight_R[np.isfinite(weight_R)], [*candidates, chosen]
 
 
 def _numbers(frame: Frame, column: str) -> FloatArray:
@@ -118,37 +107,22 @@ def _texts(frame: Frame, column: str) -> Texts:
     return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1: the last
 
 
-def _places(text_R: Texts, names: Sequence[str]) -> IntArray:
-    """The place (R,) of each text among names; -1 where it is none of them."""
+def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, Sequence[str]]:
+    """Each respondent's group (R,), -1 for one who did not say; and the groups' names."""
     import pandas as pd
 
-    places = {name: k for k, name in enumerate(names)}
-    return pd.Series(text_R).map(places).fillna(-1).to_numpy(dtype=np.intp)
-
-
-def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, list[str]]:
-    """Each respondent's group (R,), and the groups' names; one who did not say is in none.
-
-    Raises:
-        UserError: there are more than `MAX_GROUPS`, as in a column of respondents' numbers, or codes that look like
-            missing ones, and that nobody has decided about.
-    """
-    column, text_R = frame.codebook[name], _texts(frame, name)
-    labels = {
-        code: column.labels.get(code, code)
-        for code in dict.fromkeys(text_R)
-        if reading.missing.kind(name, code, column.labels.get(code, code)) == "answer"
-    }
+    text_R, label = _texts(frame, name), frame.codebook[name].label
+    labels = {code: label(code) for code in text_R if reading.missing.kind(name, code, label(code)) == "answer"}
     if doubtful := reading.missing.doubtful(name, labels):
         raise UserError(
             f"{frame.source}: groups of {name} that look like no answers: {', '.join(doubtful)}. Say "
             f'data.missing="{name}={",".join(doubtful)}" to leave them out, or data.missing="{name}=none"'
         )
     names = {code: group_name(label).replace(";", ",") for code, label in labels.items()}
-    groups = sorted({*names.values()})
+    group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
     if len(groups) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {name} has {len(groups)} groups; at most {MAX_GROUPS} can be")
-    return _places(np.array([names.get(code) for code in text_R], dtype=object), groups), groups
+    return group_R, [*groups]
 
 
 def _codes(column: Column, text_R: Texts) -> list[str]:
@@ -160,40 +134,37 @@ def _codes(column: Column, text_R: Texts) -> list[str]:
     if column.options:
         return [*column.options]
     used = {*text_R} - {""}
-    if not 0 < len(used) <= 2 * MAX_OPTIONS:
+    if len(used) > 2 * MAX_OPTIONS:
         return []
     used |= {code for code, label in column.labels.items() if kind_of(label) == "answer"}
-    return sorted(used, key=lambda code: _order(code, column.labels.get(code, code)))
-
-
-def _order(code: str, label: str) -> tuple[bool, float, str]:
-    value = number(code)
-    return kind_of(label) != "answer", np.inf if value is None else value, code
+    numbers = {code: np.inf if (value := number(code)) is None else value for code in used}
+    return sorted(used, key=lambda code: (kind_of(column.label(code)) != "answer", numbers[code], code))
 
 
 def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | None:
     """Places on a scale, where the source lists them, calls the column ordered, or labels some numbers of a scale."""
     if column.options:
         return tuple(column.options.values())
-    places = {code: number(code) for code in codes if kind_of(column.labels.get(code, code)) == "answer"}
+    places = {code: number(code) for code in codes if kind_of(column.label(code)) == "answer"}
     is_scale = column.labels and (column.is_ordered or not places.keys() <= column.labels.keys())
     return tuple(map(places.get, codes)) if is_scale and None not in places.values() else None
 
 
-def _counted(question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Groups) -> Iterator[RawAnswer]:
+def _counted(
+    question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Mapping[str, tuple[IntArray, Sequence[str]]]
+) -> Iterator[RawAnswer]:
     """An answer of each group that was asked a question: weighted shares, and people by option."""
-    size, code_R = len(question.codes), _places(text_R, question.codes)
+    index = {code: k for k, code in enumerate(question.codes)}
+    code_R = np.array([index.get(text, -1) for text in text_R])
     for attribute, (group_R, names) in groups.items():
-        used_R = (code_R >= 0) & (group_R >= 0) & np.isfinite(weight_R)
-        cell_R = group_R[used_R] * size + code_R[used_R]
-        shape = (len(names), size)
-        count_GK = np.bincount(cell_R, minlength=len(names) * size).reshape(shape)
-        weight_GK = np.bincount(cell_R, weights=weight_R[used_R], minlength=len(names) * size).reshape(shape)
-        for name, count_K, sum_K in zip(names, count_GK, weight_GK, strict=True):
-            if count_K.any():  # else the question was not asked of this group
-                group = group_name(name, attribute if len(groups) > 1 else "")
+        for group, name in enumerate(names):
+            mine_R = (group_R == group) & (code_R >= 0)
+            if mine_R.any():  # else the question was not asked of this group
+                count_K = np.bincount(code_R[mine_R], minlength=len(index))
+                sum_K = np.bincount(code_R[mine_R], weights=weight_R[mine_R], minlength=len(index))
+                full_name = group_name(name, attribute if len(groups) > 1 else "")
                 shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-                yield question._replace(group=group, shares=shares, people=count_K.tolist())
+                yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
 
 
 def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
@@ -212,33 +183,32 @@ def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
     raws: list[RawAnswer] = []
     frames: list[Frame] = []
     for wave, path in sorted(waves.items()):
-        people, meta = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata"))
+        people, meta, info = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata", "info"))
         frames.append(people)
         people.notes = frames[0].notes
         meta.require("key")
-        for name in people.cells.columns:
-            people.codebook[name].is_question = False
-        _read_info(people, read_frame(str(path / "info.csv")))
+        people.codebook |= {name: Column(is_question=False) for name in people.cells.columns} | _codebook(info)
         attributes = tuple(name for name in meta.cells["key"] if name in people.cells)
         weight = reading.weight or f"WEIGHT_W{wave}"
         raws += raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
     return raws, frames[0]
 
 
-def _read_info(people: Frame, info: Frame) -> None:
-    """Add the questions and options of `info.csv` to the codebook of a wave's respondents.
+def _codebook(info: Frame) -> dict[str, Column]:
+    """The questions and options of `info.csv`.
 
     `references` are the substantive answers, then the refusals; `option_ordinal` covers the first part alone.
     """
     info.require("key", "question", "references", "option_ordinal")
+    columns: dict[str, Column] = {}
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
-        key = record["key"]
         try:
-            places = read_numbers(record["option_ordinal"], "option_ordinal is not a list of numbers", empty=None)
-            options = map(str, read_list(record["references"], "references are not a list of texts"))
+            places, names = (
+                read_numbers(record, "option_ordinal", empty=None),
+                map(str, read_list(record, "references")),
+            )
         except Unusable as error:
             raise UserError(f"{info.source}: row {row}: {error}") from None
-        column = Column(text=record["question"], options=dict(zip(options, chain(places, repeat(None)), strict=False)))
-        people.codebook[key] = column
-        if key in people.cells and (unlisted := sum(text not in ("", *column.options) for text in _texts(people, key))):
-            people.notes.add("answers left out that are not among their question's references", f"{unlisted} of {key}")
+        options = dict(zip(names, chain(places, repeat(None)), strict=False))
+        columns[record["key"]] = Column(text=record["question"], options=options)
+    return columns

@@ -66,27 +66,26 @@ def settle(
         if raw.group:
             _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
     firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
-    _refuse_doubtful_codes(source, reading.missing, firsts)
+    plans = {key: _plan(key, first, reading, notes) for key, first in firsts.items()}
+    asked = {key: plan.question for key, plan in plans.items() if not plan.problem}
+    _refuse_doubtful_codes(source, reading.missing, [firsts[key] for key in asked])
     # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
         if name not in names.values():
             raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
     answers: dict[str, dict[str, _Answer]] = {name: {} for name in wanted}
-    asked: dict[str, Question] = {}
     for key, mine in rows.items():
-        plan = _plan(key, firsts[key], reading, notes)
-        asked |= {} if plan.problem else {key: plan.question}
         for raw in mine:
             group = names.get(same(raw.group), "")
             if group and group not in answers:
                 continue
             try:
-                _check(raw, firsts[key], plan, notes)
+                _check(raw, firsts[key], plans[key], notes)
                 if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
                 if group:
-                    answers[group][key] = _answer(raw, plan, reading)
+                    answers[group][key] = _answer(raw, plans[key], reading)
             except Unusable as reason:
                 notes.leave_out(raw, reason)
     causes = "; ".join(notes.lines(LEFT_OUT))
@@ -157,11 +156,7 @@ def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
 
 
 def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
-    """See that a row can be used, and has the text and the options of its question's first row.
-
-    Raises:
-        Unusable: why it cannot.
-    """
+    """Raise `Unusable` if a row cannot be used, or has other text or options than its question's first row."""
     if problem := raw.problem or plan.problem:
         raise Unusable(problem)
     if same(raw.text) != same(first.text):
@@ -174,11 +169,7 @@ def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
 
 
 def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
-    """Shares over the options that are left, respondents, and the refusal rate.
-
-    Raises:
-        Unusable: why the answer does not count.
-    """
+    """Shares over the options that are left, respondents, and the refusal rate; or raise `Unusable`."""
     if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
         raise Unusable("distribution is not a list of numbers, one for each option")
     if min(raw.shares) < 0.0:
@@ -206,12 +197,12 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
     return _Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate)
 
 
-def _refuse_doubtful_codes(source: str, missing: Missing, firsts: Mapping[str, RawAnswer]) -> None:
+def _refuse_doubtful_codes(source: str, missing: Missing, firsts: Sequence[RawAnswer]) -> None:
     """Raise the error about codes that look like missing ones, and that nobody has decided about."""
     doubtful: dict[str, list[str]] = {}
     certain: set[str] = set()  # codes that are answers beyond doubt to some question
-    for name, first in firsts.items():
-        pairs = zip(first.codes or first.options, first.options, strict=True)
+    for first in firsts:
+        name, pairs = first.question_id, zip(first.codes or first.options, first.options, strict=True)
         labels = {code: label for code, label in pairs if missing.kind(name, code, label) == "answer"}
         if codes := missing.doubtful(name, labels):
             doubtful[name] = codes

@@ -17,7 +17,7 @@ from appa_flwr.survey.frames import read_frame
 from appa_flwr.survey.nonanswers import Missing
 from appa_flwr.survey.raw import Reading, Refusals
 from appa_flwr.survey.settle import settle
-from appa_flwr.survey.types import About, Question, Survey
+from appa_flwr.survey.types import About, Survey
 
 
 def read_survey(
@@ -33,8 +33,7 @@ def read_survey(
     """A survey as questions and answers of all groups, or of some.
 
     Args:
-        source: a file of shares, counts or respondents (docs/surveys.md lists the formats), or a folder in OpinionQA's
-            layout.
+        source: a file of shares, counts or respondents (docs/surveys.md), or a folder in OpinionQA's layout.
         groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
         group_by: columns of groups, of a file with one row a respondent.
         weight: column of respondents' weights; "" = the only one that looks like it, "none" = none.
@@ -45,7 +44,7 @@ def read_survey(
 
     Returns:
         Questions with at least one usable answer, in the order of the source; the others as `extra`; what was decided
-        in `about.notes`; what was left out, with its row and reason.
+        and left out, with rows and reasons, in `about.notes`.
 
     Raises:
         UserError: the source cannot be read, has codes or weights that a person must decide about, or has no usable
@@ -93,15 +92,13 @@ def read_run(config: Config) -> Survey:
         )
     if not data.extra_questions:
         return replace(survey, extra=())
-    extra = list(survey.extra)
+    extra = survey.extra
     if data.extra_file:
         more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
-        extra += [*more.questions, *more.extra]
+        extra += more.questions + more.extra
     answered = {question.question_id for question in survey.questions}
-    by_id: dict[str, Question] = {}
-    for question in extra:
-        by_id.setdefault(question.question_id, question)
-    return replace(survey, extra=tuple(question for key, question in by_id.items() if key not in answered))
+    by_id = {question.question_id: question for question in reversed(extra) if question.question_id not in answered}
+    return replace(survey, extra=tuple(reversed(by_id.values())))
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:

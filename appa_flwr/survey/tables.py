@@ -25,10 +25,6 @@ from appa_flwr.survey.raw import Notes, RawAnswer, Unusable, group_name, same
 
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column with an option's number -> what the options' numbers sum to; 0 = anything."""
-BAD_DISTRIBUTION: Final = "distribution is not a list of numbers, one for each option"
-BAD_NUMBER: Final = "not a plain number, such as 1200, 12.5 or 12,5 %"
-BAD_OPTIONS: Final = "options are not a list of texts"
-BAD_ORDINAL: Final = "ordinal is not one number, or null, for each option"
 _TOTALS: Final = {"total", "all", "base", "n", "summe", "gesamt", "insgesamt", "sum", "grand total", "totale"}
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
 _NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
@@ -55,49 +51,34 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
     frame.require("question", "options", *(("group", "distribution") if columns & {"group", "distribution"} else ()))
     if "selections" in columns:
         frame.notes.add("GlobalOpinionQA as published, one row a question")
-    raws: list[RawAnswer] = []
-    for row, cells in _rows(frame):
-        try:
-            raws += [_answer(row, mine) for mine in (_by_country(cells) if "selections" in columns else [cells])]
-        except Unusable as error:
-            raws.append(RawAnswer(row, "", code_text(cells.get("question")), problem=str(error)))
-    return raws
+    return [raw for begun, cells in _rows(frame) for raw in _answers(begun, cells)]
 
 
-def read_list(cell: object, problem: str) -> list[Any]:
-    """The list in a cell, itself or as text; `Unusable` with this text where it is none."""
+def read_list(cells: Mapping[Any, Any], name: str) -> list[Any]:
+    """The list in a cell, itself or as text; `Unusable` where it is none."""
+    cell: Any = cells.get(name)
     if isinstance(cell, str):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             cell = _literal(cell)
     values = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(values, list | tuple):
-        raise Unusable(problem)
+        raise Unusable(f"{name}: not a list")
     return list(values)
 
 
-def read_numbers(cell: object, problem: str, *, empty: float | None) -> list[Any]:
-    """The list of numbers in a cell, with `empty` in place of null."""
+def read_numbers(cells: Mapping[Any, Any], name: str, *, empty: float | None) -> list[Any]:
+    """The list of numbers in a cell, with `empty` in place of null; `Unusable` where it is none."""
     try:
-        return [empty if item is None else _float(item) for item in read_list(cell, problem)]
+        return [empty if item is None else _float(item) for item in read_list(cells, name)]
     except (TypeError, ValueError):
-        raise Unusable(problem) from None
+        raise Unusable(f"{name}: not a list of numbers") from None
 
 
-def _literal(text: str) -> object:
+def _literal(text: str) -> Any:
     """JSON or a Python literal."""
     with suppress(ValueError):
         return json.loads(text)
     return ast.literal_eval(_NAN.sub("None", text.strip()))
-
-
-def _rows(frame: Frame) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows and their cells, without the empty ones."""
-    for row, cells in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
-        yield int(row), {str(name): cell for name, cell in cells.items() if not _is_empty(cell)}
-
-
-def _is_empty(cell: object) -> bool:
-    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
 
 
 def _float(item: Any) -> float:
@@ -106,25 +87,44 @@ def _float(item: Any) -> float:
     return float(item)
 
 
-def _answer(row: int, cells: Mapping[str, Any]) -> RawAnswer:
-    """A row in our own columns; without a group and a distribution it is a question that nobody has answered."""
-    raw = RawAnswer(row, code_text(cells.get("question_id")), code_text(cells.get("question")))
+def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
+    """Each row's number, question and id; and its cells, without the empty ones."""
+    for row, record in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
+        cells = {str(name): cell for name, cell in record.items() if not _is_empty(cell)}
+        yield RawAnswer(int(row), code_text(cells.get("question_id")), code_text(cells.get("question"))), cells
+
+
+def _is_empty(cell: object) -> bool:
+    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
+
+
+def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
+    """The answers in a row: that of its group, of all countries of GlobalOpinionQA's row, or none to a question."""
     try:
-        options = read_list(cells.get("options"), BAD_OPTIONS)
+        options = read_list(cells, "options")
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
-            raise Unusable(BAD_OPTIONS)
+            raise Unusable("options: not a list of texts")
         raw = raw._replace(options=tuple(map(code_text, options)))
+        if "selections" in cells:
+            return [_answer(raw, cells | {"group": name, "distribution": mine}) for name, mine in _selections(cells)]
+    except Unusable as error:
+        return [raw._replace(problem=str(error))]
+    return [_answer(raw, cells)]
+
+
+def _answer(raw: RawAnswer, cells: Mapping[str, Any]) -> RawAnswer:
+    """An answer in our own columns; without a group and a distribution it is a question that nobody has answered."""
+    try:
         if is_answer := "group" in cells or "distribution" in cells:
             raw = raw._replace(group=_group(cells))
         if "ordinal" in cells:
-            places = read_numbers(cells["ordinal"], BAD_ORDINAL, empty=None)
-            if len(places) < len(options):
-                raise Unusable(BAD_ORDINAL)
-            raw = raw._replace(ordinal=tuple(places[: len(options)]))
-        n, refused, rate = (_count(cells.get(name)) for name in ("n", "refusals", "refusal_rate"))
+            if len(places := read_numbers(cells, "ordinal", empty=None)) != len(raw.options):
+                raise Unusable("ordinal: not one number, or null, for each option")
+            raw = raw._replace(ordinal=tuple(places))
+        n, refused, rate = (_number(cells, name) for name in ("n", "refusals", "refusal_rate"))
         if rate is None and refused is not None and n:
             rate = refused / (n + refused)
-        shares = read_numbers(cells.get("distribution"), BAD_DISTRIBUTION, empty=math.nan) if is_answer else ()
+        shares = read_numbers(cells, "distribution", empty=math.nan) if is_answer else ()
         return raw._replace(shares=shares, n=n, refusal_rate=rate)
     except Unusable as error:
         return raw._replace(problem=str(error))
@@ -139,17 +139,16 @@ def _group(cells: Mapping[str, Any]) -> str:
     return group_name(name, attribute)
 
 
-def _by_country(question: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows, in our own columns, of GlobalOpinionQA's row, whose cell `selections` has all countries' shares."""
-    selections: Any = question.get("selections")
+def _selections(cells: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Countries and their shares."""
+    selections = cells["selections"]
     try:
         if isinstance(selections, str):
             head = _HEAD.fullmatch(selections.strip())
             selections = _literal(head[1] if head else selections)
-        shares = {str(name): shares for name, shares in dict(selections).items()}
+        return [(str(name), shares) for name, shares in dict(selections).items()]
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise Unusable("selections are not a dict of groups and lists") from None
-    return [question | {"group": name, "distribution": mine} for name, mine in shares.items()]
+        raise Unusable("selections: not a dict of groups and lists") from None
 
 
 def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
@@ -157,26 +156,25 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
-    commas = [
-        _SPACE.sub("", cell).strip(" %") for cell in frame.cells[measure] if isinstance(cell, str) and "," in cell
-    ]
-    decimal_comma = any(not _THOUSANDS.fullmatch(cell) for cell in commas)  # one that cannot stand between thousands
+    commas = [_SPACE.sub("", cell) for cell in frame.cells[measure] if isinstance(cell, str) and "," in cell]
+    decimal_comma = not all(_THOUSANDS.fullmatch(cell.strip(" %")) for cell in commas)
     questions: defaultdict[str, list[RawAnswer]] = defaultdict(list)
-    for row, cells in _rows(frame):
-        raw = RawAnswer(row, code_text(cells.get("question_id")), code_text(cells.get("question")))
+    for raw, cells in _rows(frame):
         try:
             raw = raw._replace(group=_group(cells))
-            number = _number(cells.get(measure), UNITS[measure], decimal_comma=decimal_comma)
-            place = _number(cells["ordinal"], 1.0, least=-math.inf) if "ordinal" in cells else None
+            number = _number(cells, measure, UNITS[measure], decimal_comma=decimal_comma)
+            place = _number(cells, "ordinal", unit=1.0, least=-math.inf)
+            if number is None:
+                raise Unusable(f"{measure}: empty")
             raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=(place,))
         except Unusable as error:
             raw = raw._replace(problem=str(error))
-        if raw.group:
-            questions[raw.question_id or same(raw.text)].append(raw)
-            if same(raw.group) in _TOTALS:
-                frame.notes.add("counts as a group, whatever its name", raw.group)
-        else:
+        if not raw.group:
             yield raw
+            continue
+        questions[raw.question_id or same(raw.text)].append(raw)
+        if same(raw.group) in _TOTALS:
+            frame.notes.add("counts as a group, whatever its name", raw.group)
     for raws in questions.values():
         yield from _joined(raws, measure, frame.notes)
 
@@ -211,7 +209,7 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[R
         yield raw._replace(
             options=tuple(first.options[0] for first in firsts.values()),
             shares=[number / total for number in number_K],
-            ordinal=places if any(place is not None for place in places) else None,
+            ordinal=places,
             people=number_K if measure == "count" else (),
         )
 
@@ -221,37 +219,32 @@ def _is_sum(total: float, others: float) -> bool:
     return math.isclose(total, others, rel_tol=0.005, abs_tol=0.51 if total > 2 else 0.011)
 
 
-def _number(cell: object, unit: float, *, decimal_comma: bool = False, least: float = 0.0) -> float:
-    """A number as tables write it, in its unit of `UNITS`: 12.5, "12,5", "12.5 %", "1'250", "1,024".
+def _number(
+    cells: Mapping[str, Any], name: str, unit: float = 0.0, *, decimal_comma: bool = False, least: float = 0.0
+) -> float | None:
+    """A number as tables write it, in its unit of `UNITS`: 12.5, "12,5", "12.5 %", "1'250", "1,024"; None where empty.
 
     Of a count "1,024" is 1024, and "1.024" is an error, since it may be either.
     """
-    is_percent = False
+    cell, is_percent, is_ambiguous = cells.get(name), False, False
     if isinstance(cell, str):
         text = _SPACE.sub("", cell.strip())
         is_percent, text = text.endswith("%"), text.removesuffix("%").strip()
         thousands = None if unit or decimal_comma else _THOUSANDS.fullmatch(text)
-        if thousands and (thousands[1] == "," or text.count(".") > 1):
+        is_ambiguous = thousands is not None and thousands[1] == "." and text.count(".") == 1
+        if thousands:
             text = text.replace(thousands[1], "")
         elif text.count(",") == 1 and "." not in text:
             text = text.replace(",", ".")
-        elif thousands:
-            raise Unusable(BAD_NUMBER)
-        cell = float(text) if _PLAIN.fullmatch(text) else None
+        cell = float(text) if _PLAIN.fullmatch(text) else math.nan
     try:
-        value = _float(cell)
+        value = None if cell is None else _float(cell)
     except (TypeError, ValueError):
-        raise Unusable(BAD_NUMBER) from None
-    if not math.isfinite(value) or (is_percent and not unit):
-        raise Unusable(BAD_NUMBER)
+        value = math.nan
+    if value is None:
+        return None
+    if not math.isfinite(value) or is_ambiguous or (is_percent and not unit):
+        raise Unusable(f"{name}: not a plain number, such as 1200, 12.5 or 12,5 %")
     if value < least:
-        raise Unusable("negative share in the distribution")
+        raise Unusable(f"{name}: negative")
     return value / 100.0 * unit if is_percent else value
-
-
-def _count(cell: object) -> float | None:
-    """A number of people, or a rate, None where the cell is empty."""
-    try:
-        return None if cell is None else _number(cell, UNITS["count"])
-    except Unusable:
-        raise Unusable("n is not a number of respondents") from None

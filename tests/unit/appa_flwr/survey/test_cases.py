@@ -44,11 +44,8 @@ def test_the_right_values(name, tmp_path):
     store.write(survey, tmp_path / "survey.jsonl")
     again = store.read(tmp_path / "survey.jsonl")
     assert (again.questions, again.groups, again.about) == (survey.questions, survey.groups, survey.about)
-    assert all(
-        (again.answers[group][key] == shares).all()
-        for group, mine in survey.answers.items()
-        for key, shares in mine.items()
-    )
+    for group, mine in survey.answers.items():
+        assert all((again.answers[group][key] == shares).all() for key, shares in mine.items())
 
 
 @pytest.mark.parametrize(
@@ -88,8 +85,6 @@ def test_excel_and_encodings():
 
 def test_two_codes_of_one_label_are_one_option():
     survey = read("stata_two_codes_one_label.dta", {"data.group-by": "region"})
-    assert [question.options for question in survey.questions] == [
-        ("A great deal", "Some", "Hardly any", "Other"),
-        ("Very", "Pretty", "Not too"),
-    ]
+    assert survey.questions[0].options == ("A great deal", "Some", "Hardly any", "Other")
+    assert survey.questions[1].options == ("Very", "Pretty", "Not too")
     assert any("'Other'" in note for note in survey.about.notes)

@@ -13,6 +13,7 @@ from surveys import ids, refused, row, write
 from appa_flwr.survey.sources import read_survey
 
 TIDY = "question,group,option,{}\n"
+NO_NUMBER = "not a plain number, such as 1200, 12.5 or 12,5 %"
 
 
 def tidy(path, measure, *lines):
@@ -51,7 +52,7 @@ def test_our_own_columns_in_every_format(tmp_path, extension):
 
 
 def test_single_bad_answers_are_left_out_with_their_row_and_reason(tmp_path):
-    no_list, no_number = "distribution: not a list of numbers", "n: not a plain number, such as 1200, 12.5 or 12,5 %"
+    no_list, no_number = "distribution: not a list of numbers", f"n: {NO_NUMBER}"
     bad = [
         (row("q1", "A"), None),
         (row("q1", "A"), "question already answered by this group"),
@@ -118,28 +119,26 @@ def test_globalopinionqa_with_text_or_objects(tmp_path):
     ],
 )
 def test_numbers_as_offices_write_them(tmp_path, measure, cells, expected):
-    rows = [
-        {"question": "Q?", "group": "A", "option": o, measure: c} for o, c in zip(("Yes", "No"), cells, strict=True)
-    ]
-    assert only(read_survey(write(tmp_path / "x.csv", rows)), "A") == pytest.approx(expected)
+    lines = (f'Q?,A,{option},"{cell}"' for option, cell in zip(("Yes", "No"), cells, strict=True))
+    assert only(read_survey(tidy(tmp_path / "x.csv", measure, *lines)), "A") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("measure", "cell", "reason"),
     [
-        ("count", "1.000", "count: not a plain number, such as 1200, 12.5 or 12,5 %"),  # one thousand, or one
-        ("count", "50 %", "count: not a plain number, such as 1200, 12.5 or 12,5 %"),
-        ("count", "-3", "count: negative"),
-        ("count", "", "count: empty"),
-        ("percent", "n/a", "percent: not a plain number, such as 1200, 12.5 or 12,5 %"),
-        ("share", "inf", "share: not a plain number, such as 1200, 12.5 or 12,5 %"),
+        ("count", "1.000", NO_NUMBER),  # one thousand, or one
+        ("count", "50 %", NO_NUMBER),
+        ("count", "-3", "negative"),
+        ("count", "", "empty"),
+        ("percent", "n/a", NO_NUMBER),
+        ("share", "inf", NO_NUMBER),
     ],
 )
 def test_a_number_that_may_be_wrong_costs_its_group(tmp_path, measure, cell, reason):
     good = {"count": "1", "share": "0.5", "percent": "50"}[measure]
     lines = [f"Q?,A,Yes,{cell}", f"Q?,A,No,{good}", f"Q?,B,Yes,{good}", f"Q?,B,No,{good}"]
     survey = read_survey(tidy(tmp_path / "x.csv", measure, *lines))
-    assert (survey.groups, left_out(survey)) == (("B",), {reason: (2, "A")})
+    assert (survey.groups, left_out(survey)) == (("B",), {f"{measure}: {reason}": (2, "A")})
 
 
 def test_spellings_of_an_option_are_added_up_and_two_numbers_of_one_spelling_cost_the_answer(tmp_path):

@@ -18,6 +18,7 @@ from typing import Final, Literal
 from appa_flwr.core.errors import UserError
 
 Kind = Literal["answer", "refusal", "none"]
+NUM_SHOWN: Final = 4  # names in a message
 
 _WORDS = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
 _REFUSALS, _NOT_ASKED = frozenset[str](_WORDS["refusals"]), frozenset[str](_WORDS["not_asked"])
@@ -108,10 +109,25 @@ class Missing:
                 return "none"
         return kind_of(label)
 
-    def doubtful(self, column: str, labels: Mapping[str, str]) -> list[str]:
-        """Codes (code -> label) of a column that look missing, unless the user has decided about all of them."""
-        decided = column in self.by_column or self._codes(column) == ("none",)
-        return [] if decided else looks_missing(labels)
+    def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
+        """See that no code of an answer (column -> code -> label) looks missing where nobody has decided about it.
+
+        Raises:
+            UserError: one does; it names columns and codes, and the two ways to decide.
+        """
+        open_columns = (name for name in columns if name not in self.by_column and self._codes(name) != ("none",))
+        doubtful = {name: codes for name in open_columns if (codes := looks_missing(columns[name]))}
+        if not doubtful:
+            return
+        by_column = [f"{name}={','.join(codes)}" for name, codes in doubtful.items()]
+        every = sorted({code for codes in doubtful.values() for code in codes}, key=lambda code: (len(code), code))
+        certain = {code for name, labels in columns.items() for code in labels.keys() - {*doubtful.get(name, ())}}
+        proposed = ";".join(by_column) if len(doubtful) == 1 or certain & {*every} else ",".join(every)
+        more = f" and of {len(by_column) - NUM_SHOWN} more columns" if len(by_column) > NUM_SHOWN else ""
+        raise UserError(
+            f"{source}: codes without a label that look like no answers: {'; '.join(by_column[:NUM_SHOWN])}{more}. "
+            f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
+        )
 
 
 def looks_missing(labels: Mapping[str, str]) -> list[str]:

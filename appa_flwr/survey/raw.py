@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from appa_flwr.core.text import clean
-from appa_flwr.survey.nonanswers import Missing
+from appa_flwr.survey.nonanswers import NUM_SHOWN, Missing
 
 Refusals = Literal["keep", "drop", "separate"]
 
@@ -20,7 +20,6 @@ SEPARATOR: Final = "/"  # between what a group is defined by and its name
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
 )
-NUM_SHOWN: Final = 4  # names in a note
 LEFT_OUT: Final = "left out, "
 
 
@@ -76,11 +75,11 @@ class Notes:
         return tuple(f"{sentence}: {some(names)}" if names else sentence for sentence, names in pairs)
 
 
-def some(names: Iterable[str], *, between: str = ", ") -> str:
+def some(names: Iterable[str]) -> str:
     """The first few of these different names, and how many more there are."""
     listed = list(dict.fromkeys(names))
     rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
-    return between.join(listed[:NUM_SHOWN]) + rest
+    return ", ".join(listed[:NUM_SHOWN]) + rest
 
 
 def group_name(group: str, attribute: str = "") -> str:

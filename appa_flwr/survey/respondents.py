@@ -113,11 +113,7 @@ def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, Sequen
 
     text_R, label = _texts(frame, name), frame.codebook[name].label
     labels = {code: label(code) for code in text_R if reading.missing.kind(name, code, label(code)) == "answer"}
-    if doubtful := reading.missing.doubtful(name, labels):
-        raise UserError(
-            f"{frame.source}: groups of {name} that look like no answers: {', '.join(doubtful)}. Say "
-            f'data.missing="{name}={",".join(doubtful)}" to leave them out, or data.missing="{name}=none"'
-        )
+    reading.missing.check(frame.source, {name: labels})
     names = {code: group_name(label).replace(";", ",") for code, label in labels.items()}
     group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
     if len(groups) > MAX_GROUPS:

@@ -19,8 +19,8 @@ import numpy as np
 
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
-from appa_flwr.survey.nonanswers import Kind, Missing
-from appa_flwr.survey.raw import LEFT_OUT, Notes, RawAnswer, Reading, Unusable, group_name, same, some
+from appa_flwr.survey.nonanswers import Kind
+from appa_flwr.survey.raw import LEFT_OUT, Notes, RawAnswer, Reading, Unusable, group_name, same
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
 
 SUM_TOLERANCE: Final = 0.02
@@ -38,6 +38,7 @@ class _Plan(NamedTuple):
     question: Question  # with the options that are left
     place_K: list[int | None]  # of each of the source's options among them; None where it is left out
     kind_K: list[Kind]
+    labels: dict[str, str]  # code -> label of the answers
     problem: str  # why no row of the question can be used
 
 
@@ -68,7 +69,7 @@ def settle(
     firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
     plans = {key: _plan(key, first, reading, notes) for key, first in firsts.items()}
     asked = {key: plan.question for key, plan in plans.items() if not plan.problem}
-    _refuse_doubtful_codes(source, reading.missing, [firsts[key] for key in asked])
+    reading.missing.check(source, {key: plans[key].labels for key in asked})
     # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
@@ -127,13 +128,16 @@ def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
     options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
     place_K: list[int | None] = []
     kind_K: list[Kind] = []
+    labels: dict[str, str] = {}
     policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[reading.refusals]
     sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
     codes, ordinal = first.codes or first.options, first.ordinal or repeat(None)
     for label, code, place in zip(map(clean, first.options), codes, ordinal, strict=False):
         kind = reading.missing.kind(first.question_id, code, label)
         kind_K.append(kind)
-        if kind != "answer":
+        if kind == "answer":
+            labels[code] = label
+        else:
             notes.add(sentences[kind], label)
         if kind == "none" or (kind == "refusal" and reading.refusals != "keep"):
             place_K.append(None)
@@ -152,7 +156,7 @@ def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
     known = tuple(place for _, place in options.values() if place is not None)
     scale = known if len(known) == len(options) and len(set(known)) > 1 else None
     question = Question(key, clean(first.text), tuple(label for label, _ in options.values()), scale)
-    return _Plan(question, place_K, kind_K, problem)
+    return _Plan(question, place_K, kind_K, labels, problem)
 
 
 def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
@@ -195,24 +199,3 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
     if reading.refusals == "separate":
         rate = refused / (total + refused) if "refusal" in plan.kind_K else raw.refusal_rate
     return _Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate)
-
-
-def _refuse_doubtful_codes(source: str, missing: Missing, firsts: Sequence[RawAnswer]) -> None:
-    """Raise the error about codes that look like missing ones, and that nobody has decided about."""
-    doubtful: dict[str, list[str]] = {}
-    certain: set[str] = set()  # codes that are answers beyond doubt to some question
-    for first in firsts:
-        name, pairs = first.question_id, zip(first.codes or first.options, first.options, strict=True)
-        labels = {code: label for code, label in pairs if missing.kind(name, code, label) == "answer"}
-        if codes := missing.doubtful(name, labels):
-            doubtful[name] = codes
-        certain |= labels.keys() - {*codes}
-    if not doubtful:
-        return
-    by_column = [f"{name}={','.join(codes)}" for name, codes in doubtful.items()]
-    every = sorted({code for codes in doubtful.values() for code in codes}, key=lambda code: (len(code), code))
-    proposed = ";".join(by_column) if certain & {*every} else ",".join(every)
-    raise UserError(
-        f"{source}: codes without a label that look like no answers: {some(by_column, between='; ')}. "
-        f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
-    )

@@ -68,9 +68,13 @@ def test_the_key():
     assert {pair: missing.kind(*pair, pair[1]) == "none" for pair in holds} == holds
     assert missing.kind("Q1", "5", "Skipped once") == "none"
     codes = {"1": "1", "2": "2", "8": "8"}
-    assert [missing.doubtful(column, codes) for column in ("any", "polintr", "TRUST")] == [["8"], [], []]
-    assert Missing.parse("none").doubtful("any", codes) == []
-    assert Missing.parse("").doubtful("any", codes) == ["8"]
+    for decided in (missing, Missing.parse("none")):
+        decided.check("x", {"polintr": codes, "TRUST": codes})
+    refused('data.missing="any=8"', missing.check, "x", {"any": codes, "TRUST": codes})
+    refused('data.missing="8"', Missing.parse("").check, "x", {"A": codes, "B": codes})
+    # 8 is an answer beyond doubt to C: by column.
+    scale = {code: code for code in map(str, range(10))}
+    refused('data.missing="A=8;B=8"', Missing.parse("").check, "x", {"A": codes, "B": codes, "C": scale})
     for wrong in ("=7", "A=", "A=1;A=2", "98;99"):
         refused("data.missing", Missing.parse, wrong)
 

@@ -173,7 +173,7 @@ def test_words_and_codes_of_no_answer_in_tables(tmp_path):
     assert only(read_survey(path), "A") == pytest.approx([3 / 8, 3 / 8, 2 / 8])
     assert only(read_survey(path, refusals="drop"), "A") == [0.5, 0.5]
     path = tidy(tmp_path / "y.csv", "percent", "Q?,A,1,40", "Q?,A,2,40", "Q?,A,9,20")
-    refused('=9. Say data.missing="9"', read_survey, path)
+    refused('data.missing="[0-9a-f]{12}=9"', read_survey, path)
     assert only(read_survey(path, missing="9"), "A") == [0.5, 0.5]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
@@ -16,73 +17,58 @@ from typing import TYPE_CHECKING, Any, Final
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
-from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.raw import some
+from appa_flwr.survey.nonanswers import code_text, number
+from appa_flwr.survey.raw import Notes, some
 from appa_flwr.survey.store import HEADER
 
 if TYPE_CHECKING:
     import pandas as pd
 
 EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
-_STATISTICS: Final = {
-    ".sav": "read_sav",
-    ".zsav": "read_sav",
-    ".por": "read_por",
-    ".dta": "read_dta",
-    ".sas7bdat": "read_sas7bdat",
-    ".xpt": "read_xport",
-}
-_WITH_USER_MISSING: Final = (".sav", ".zsav", ".dta", ".sas7bdat")
 _IMPORT_ID: Final = '{"ImportId"'
 
 
 @dataclass
+class Column:
+    """What a source says of one of its columns."""
+
+    text: str = ""  # of its question
+    labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
+    is_ordered: bool = False
+    options: Mapping[str, float | None] = field(default_factory=dict)  # all answers, each with its place on a scale
+    is_question: bool = True
+
+    def label(self, code: str) -> str:
+        """The label of a code, or the code itself."""
+        return self.labels.get(code, code)
+
+
+@dataclass
 class Frame:
-    """A table of cells.
+    """A table of cells."""
 
-    Attributes:
-        source: as the user named it.
-        cells: as the file has them; the index is the row of the file, columns are texts.
-        labels: column -> code -> label.
-        texts: column -> text of its question.
-        missing: column -> codes, or ranges of codes, that the file declares missing.
-        scales: columns that the file calls ordered.
-        options: column -> its answers in their order, each with its place on a scale, where the source lists them.
-        skipped: columns that are no questions.
-        notes: what was decided.
-        header: the first line of a file of ours (`store`).
-        weight: the column that was chosen to weigh the respondents.
-    """
-
-    source: str
-    cells: pd.DataFrame
-    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
-    missing: Mapping[str, Sequence[tuple[float, float] | str]] = field(default_factory=dict)
-    scales: frozenset[str] = frozenset()
-    options: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    skipped: frozenset[str] = frozenset()
-    notes: list[str] = field(default_factory=list)
-    header: Mapping[str, Any] = field(default_factory=dict)
-    weight: str = ""
+    source: str  # as the user named it
+    cells: pd.DataFrame  # None for an empty one; the index is the row of the file, columns are texts
+    codebook: defaultdict[str, Column] = field(default_factory=lambda: defaultdict(Column))
+    notes: Notes = field(default_factory=Notes)
+    header: Mapping[str, Any] = field(default_factory=dict)  # the first line of a file of ours (`store`)
+    weight: str = ""  # the column that was chosen to weigh the respondents
 
     def require(self, *names: str) -> None:
         """Raise a `UserError` that names the columns a table lacks, and those it has."""
         if missing := [name for name in names if name not in self.cells.columns]:
-            raise UserError(f"{self.source}: missing column {', '.join(missing)} (it has {some(self.cells.columns)})")
+            raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {some(self.cells.columns)}")
 
 
 def read_frame(path: str) -> Frame:
     """The first table of a file.
 
     Raises:
-        UserError: no such file, a folder, an unknown or broken format, or no rows; it names a row that is at fault.
+        UserError: no such file, an unknown or broken format, or no rows; it names a row that is at fault.
     """
     file = Path(path)
     readers = {".csv": _csv, ".tsv": _csv, ".txt": _csv, ".jsonl": _jsonl, ".parquet": _parquet, ".xlsx": _excel}
-    readers |= dict.fromkeys(_STATISTICS, _statistics)
-    if file.is_dir():
-        raise UserError(f"{path}: is a folder, and not in OpinionQA's layout; name a survey file in it")
+    readers |= dict.fromkeys((".sav", ".zsav", ".dta"), _statistics)
     if (reader := readers.get(file.suffix.lower())) is None:
         raise UserError(f"{path}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
     if not file.exists():
@@ -102,24 +88,20 @@ def read_frame(path: str) -> Frame:
         raise UserError(f"{path}: column {names[names.duplicated()][0]!r} occurs twice")
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
+    frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
     return frame
 
 
-def table(rows: Mapping[int, list[Any]], columns: list[Any]) -> pd.DataFrame:
-    """Rows of cells under their numbers."""
+def _table(rows: Mapping[int, Any], columns: list[Any] | None = None) -> pd.DataFrame:
+    """Rows under their numbers: lists of cells, or objects with a column for every name that one of them has."""
     import pandas as pd
 
     return pd.DataFrame([*rows.values()], index=[*rows], columns=columns, dtype=object)
 
 
-def objects(rows: Mapping[int, Mapping[str, object]]) -> pd.DataFrame:
-    """Objects under their numbers, with a column for every name that one of them has."""
-    columns = [*dict.fromkeys(name for row in rows.values() for name in row)]
-    return table({number: [row.get(name) for name in columns] for number, row in rows.items()}, columns)
-
-
 def _csv(file: Path) -> Frame:
-    text, notes = _decoded(file)
+    notes = Notes()
+    text = _decoded(file, notes)
     first, _, rest = text.partition("\n")
     skipped = 0
     if first.strip().casefold().startswith("sep="):  # Excel's
@@ -135,55 +117,56 @@ def _csv(file: Path) -> Frame:
             rows[line := reader.line_num + skipped] = row
             if len(row) != len(header):
                 raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}")
-    frame = Frame(str(file), table(rows, header), notes=notes)
+    frame = Frame(str(file), _table(rows, header), notes=notes)
     return _qualtrics(frame) if len(rows) > 1 and str(frame.cells.iloc[1, 0]).startswith(_IMPORT_ID) else frame
 
 
-def _decoded(file: Path) -> tuple[str, list[str]]:
+def _decoded(file: Path, notes: Notes) -> str:
     data = file.read_bytes()
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16"), []
+        return data.decode("utf-16")
     try:
-        return data.decode("utf-8-sig"), []
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        try:
-            note = "read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8"
-            return data.decode("cp1252"), [note]
-        except UnicodeDecodeError:
-            raise UserError(f"{file}: line {line} is neither UTF-8 nor cp1252; save it as UTF-8") from None
+    try:
+        text = data.decode("cp1252")
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: line {line} is neither UTF-8 nor cp1252; save it as UTF-8") from None
+    notes.add("read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8")
+    return text
 
 
 def _qualtrics(frame: Frame) -> Frame:
     """Qualtrics' export, whose second row has the questions' texts and whose third says what each column is."""
-    frame.texts = {str(name): str(text) for name, text in frame.cells.iloc[0].items()}
-    ids = frame.cells.iloc[1].items()
-    frame.skipped = frozenset(str(name) for name, cell in ids if not str(cell).startswith(_IMPORT_ID + ':"QID'))
+    for name, text, import_id in zip(frame.cells.columns, frame.cells.iloc[0], frame.cells.iloc[1], strict=True):
+        is_question = str(import_id).startswith(_IMPORT_ID + ':"QID')
+        frame.codebook[str(name).strip()] = Column(text=str(text), is_question=is_question)
     frame.cells = frame.cells.iloc[2:]
-    frame.notes.append("Qualtrics' three header rows")
+    frame.notes.add("Qualtrics' three header rows")
     return frame
 
 
 def _jsonl(file: Path) -> Frame:
-    rows: dict[int, dict[str, object]] = {}
-    for number, line in enumerate(_decoded(file)[0].split("\n"), start=1):
-        if not line.strip():
+    notes, rows = Notes(), dict[int, dict[str, object]]()
+    for line, text in enumerate(_decoded(file, notes).split("\n"), start=1):
+        if not text.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(text)
         except ValueError as error:
-            raise UserError(f"{file}: line {number} is not JSON ({error})") from None
+            raise UserError(f"{file}: line {line} is not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise UserError(f"{file}: line {number} is not a JSON object")
-        rows[number] = row
+            raise UserError(f"{file}: line {line} is not a JSON object")
+        rows[line] = row
     header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
-    return Frame(str(file), objects(rows), header=header)
+    return Frame(str(file), _table(rows), notes=notes, header=header)
 
 
 def _parquet(file: Path) -> Frame:
-    import pyarrow.parquet as pq
+    import pandas as pd
 
-    cells = pq.read_table(file).to_pandas(strings_to_categorical=False, date_as_object=True).reset_index(drop=True)
+    cells = pd.read_parquet(file).reset_index(drop=True)
     cells.index += 1
     return Frame(str(file), cells)
 
@@ -193,15 +176,15 @@ def _excel(file: Path) -> Frame:
     import openpyxl
 
     book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-    rows = [[_shown(cell, file) for cell in row] for row in book.worksheets[0].iter_rows()] or [[]]
-    width = max((k + 1 for k, name in enumerate(rows[0]) if name is not None), default=0)
-    lines = {
-        number: row[:width] + [None] * (width - len(row))
-        for number, row in enumerate(rows, start=1)
-        if number > 1 and any(cell is not None for cell in row)
-    }
-    notes = [f"the first of {len(book.sheetnames)} sheets"] if len(book.sheetnames) > 1 else []
-    return Frame(str(file), table(lines, rows[0][:width]), notes=notes)
+    header = [cell.value for cell in next(book.worksheets[0].iter_rows(max_row=1), ())]
+    while header and header[-1] is None:
+        header.pop()
+    lines = enumerate(book.worksheets[0].iter_rows(min_row=2, max_col=len(header) or 1), start=2)
+    frame = Frame(str(file), _table({line: [_shown(cell, file) for cell in row] for line, row in lines}, header))
+    frame.cells = frame.cells.dropna(how="all")
+    if len(book.sheetnames) > 1:
+        frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
+    return frame
 
 
 def _shown(cell: Any, file: Path) -> object:
@@ -216,31 +199,33 @@ def _shown(cell: Any, file: Path) -> object:
 
 
 def _statistics(file: Path) -> Frame:
-    """A file of SPSS, Stata or SAS: codes with their labels, and the missing ones that it declares."""
+    """A file of SPSS or Stata: codes with their labels, without those that the file declares missing."""
     import pyreadstat
 
-    suffix, more = file.suffix.lower(), dict[str, Any]()
-    if suffix in _WITH_USER_MISSING:
-        more["user_missing"] = True
-    catalog = file.with_suffix(".sas7bcat")
-    if suffix == ".sas7bdat" and catalog.exists():
-        more["catalog_file"] = str(catalog)
-    cells, about = getattr(pyreadstat, _STATISTICS[suffix])(str(file), disable_datetime_conversion=True, **more)
+    read = pyreadstat.read_dta if file.suffix.lower() == ".dta" else pyreadstat.read_sav
+    cells, about = read(str(file), disable_datetime_conversion=True, user_missing=True)
     cells.index += 1
-    missing: dict[str, list[tuple[float, float] | str]] = {
-        column: [part["lo"] if isinstance(part["lo"], str) else (part["lo"], part["hi"]) for part in ranges]
-        for column, ranges in about.missing_ranges.items()
-    }
-    for column, letters in about.missing_user_values.items():
-        missing.setdefault(column, []).extend(map(str, letters))
-    return Frame(
-        str(file),
-        cells,
-        labels={
-            column: {code_text(code): str(label) for code, label in labels.items()}
-            for column, labels in about.variable_value_labels.items()
-        },
-        texts={column: text for column, text in about.column_names_to_labels.items() if text},
-        missing=missing,
-        scales=frozenset(column for column, measure in about.variable_measure.items() if measure == "ordinal"),
-    )
+    frame = Frame(str(file), cells)
+    for name in cells.columns:
+        labels = {code_text(code): str(label) for code, label in about.variable_value_labels.get(name, {}).items()}
+        missing = [*about.missing_ranges.get(name, ()), *about.missing_user_values.get(name, ())]
+        declared = [value for value in cells[name].unique() if _is_declared(code_text(value), missing)]
+        for code in map(code_text, declared):
+            frame.notes.add("left out as missing, as the file declares", repr(labels.get(code, code)))
+        cells[name] = cells[name].mask(cells[name].isin(declared))
+        frame.codebook[name.strip()] = Column(
+            text=about.column_names_to_labels.get(name) or "",
+            labels={code: label for code, label in labels.items() if not _is_declared(code, missing)},
+            is_ordered=about.variable_measure.get(name) == "ordinal",
+        )
+    return frame
+
+
+def _is_declared(code: str, missing: Sequence[Any]) -> bool:
+    """True if a code is one of Stata's letters, or lies in one of SPSS's ranges, which may be of texts."""
+    for part in missing:
+        low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
+        value = code if isinstance(low, str) else number(code)
+        if value is not None and low <= value <= high:
+            return True
+    return False

@@ -46,19 +46,12 @@ class Population(TypedDict):
 
 @dataclass(frozen=True)
 class Frame:
-    """A question's wording, asked of many topics.
+    """A question's wording, asked of many topics."""
 
-    Attributes:
-        wording: with {} for the topic.
-        options: (K,), without a refusal.
-        polarity: which end of an ordered scale favours the topic, and how strongly; None where options have no order.
-        refusal: whether people may refuse.
-    """
-
-    wording: str
-    options: tuple[str, ...]
-    polarity: float | None = None
-    refusal: bool = False
+    wording: str  # with {} for the topic
+    options: tuple[str, ...]  # (K,), without a refusal
+    polarity: float | None = None  # which end of a scale favours the topic, and how strongly; None without an order
+    refusal: bool = False  # whether people may refuse
 
 
 _DATA = tomllib.loads(resources.files(__package__).joinpath("questionnaire.toml").read_text(encoding="utf-8"))
@@ -69,12 +62,9 @@ FRAMES = tuple(Frame(**{**frame, "options": tuple(frame["options"])}) for frame 
 
 def population(data: DataSection, seed: int) -> Population:
     """The population of a run's keys."""
-    return {
-        "num_questions": data.num_questions,
-        "num_groups": data.num_groups,
-        "disagreement": data.disagreement,
-        "seed": seed,
-    }
+    return Population(
+        num_questions=data.num_questions, num_groups=data.num_groups, disagreement=data.disagreement, seed=seed
+    )
 
 
 def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: float = 1.5, seed: int = 0) -> Survey:

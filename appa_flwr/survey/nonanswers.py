@@ -8,50 +8,28 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Final, Literal
 
 from appa_flwr.core.errors import UserError
 
 Kind = Literal["answer", "refusal", "none"]
+NUM_SHOWN: Final = 4  # names in a message
 
-
-def _listed(words: str) -> frozenset[str]:
-    return frozenset(word.strip() for word in words.strip("\n ").replace("\n", "|").split("|"))
-
-
-_REFUSALS: Final = _listed("""
-    dk|dk/na|dk/ref|don't know|dont know|do not know|do not know/cannot choose|can't choose|cannot choose|can't say
-    ref|refused|refuse|refusal|refused to answer|no answer|no response|declined|declined to answer|no opinion/refused
-    prefer not to say|prefer not to answer|not answered|na/dk|no answer/refused
-    weiß nicht|weiss nicht|keine angabe|k.a|verweigert|keine antwort
-    ne sait pas|nsp|ne se prononce pas|sans réponse|sans reponse|refus|pas de réponse
-    no sabe|no contesta|no responde|ns/nc|n.s|n.c|ns|nc|rehúsa|sin respuesta|não sabe|nao sabe|não respondeu|recusou
-    non so|non sa|non risponde|rifiuta|nessuna risposta|weet niet|weet ik niet|geen antwoord|weigert
-    nie wiem|trudno powiedzieć|odmowa|odmowa odpowiedzi|brak odpowiedzi|neví|neodpověděl|nu știu|nu răspund|nem tudja
-    vet ej|vet inte|vill ej svara|ved ikke|vil ikke svare|vet ikke|en osaa sanoa|ei vastausta|δεν ξέρω|δεν απαντώ
-    затрудняюсь ответить|не знаю|нет ответа|отказ|отказ от ответа|важко сказати|bilmiyorum|fikrim yok|cevap yok
-    لا أعرف|لا أدري|رفض|رفض الإجابة|لا جواب|tidak tahu|tidak menjawab|không biết|不知道|不清楚|拒绝回答|無回答|无回答
-    わからない|答えたくない|모름|모르겠다|무응답|응답 거절
-""")  # fmt: skip
-_NOT_ASKED: Final = _listed("""
-    |na|n/a|nan|null|#null|#n/a|none given|iap|inap|inapplicable|not applicable|nap|not asked|question not asked
-    missing|missing by design|system missing|other missing|unknown missing|not available|not ascertained|no data
-    skip|skipped|skipped on web|legitimate skip|not included|item not included|no follow-up|uncodeable|uncodable
-    multiple answers|multiple answers mail|variable-specific reserve code|not imputable|dk, na, iap|nicht gefragt
-    trifft nicht zu|nicht erhoben|non posée|sans objet|no aplica|no procede|não se aplica|non applicabile
-    niet van toepassing|nie dotyczy|неприменимо|не спрашивали|غير قابل للتطبيق|不适用|非該当
-""")  # fmt: skip
+_WORDS = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
+_REFUSALS, _NOT_ASKED = frozenset[str](_WORDS["refusals"]), frozenset[str](_WORDS["not_asked"])
 _BEGINNINGS: Final = ("not asked", "missing;", "missing:", "other missing;", "not applicable;", "missing -")
 _NOTES: Final = re.compile(r"\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)")
 _LETTER: Final = re.compile(r"\.[a-z]\s*:\s*")
 _NUMBERING: Final = re.compile(r"[(\[]?-?\d{1,4}[)\].:=]+\s*|-?\d{1,4}\s+(?:[-=–]\s*)?(?=\D)")
 _BETWEEN: Final = re.compile(r"\s*[/;,|]\s*|\s+(?:or|oder|ou|o)\s+")
 _MISSING_LETTER: Final = re.compile(r"\.[a-z_]?", re.IGNORECASE)
+_MISSING_NUMBER: Final = re.compile(r"[789]|9{1,4}[4-9]|([6-8])\1{1,4}")
 _WHOLE: Final = re.compile(r"(-?\d{1,18})\.0*")
-_MOST_DIGITS: Final = 5
 _RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")
 
 
@@ -74,10 +52,19 @@ def kind_of(label: str) -> Kind:
 
 def code_text(value: object) -> str:
     """A code as text: 3.0 and "3.0" are "3"; empty for None and NaN."""
-    if value is None or value != value:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     text = str(value).strip()
     return whole[1] if (whole := _WHOLE.fullmatch(text)) else text
+
+
+def number(code: str) -> float | None:
+    """The finite number that a code is, None where it is none."""
+    try:
+        value = float(code)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -112,58 +99,58 @@ class Missing:
     def _codes(self, column: str) -> tuple[str, ...]:
         return self.by_column.get(column, self.by_column.get("", ()))
 
-    def holds(self, column: str, code: str, label: str) -> bool:
-        """True if the user calls this code, or the label it has, missing."""
-        for listed in self._codes(column):
-            if listed in (code, label) or code_text(listed) == code:
-                return True
-            if (ends := _RANGE.fullmatch(listed)) and (value := number(code)) is not None:
-                return float(ends[1]) <= value <= float(ends[2])
-        return False
-
     def kind(self, column: str, code: str, label: str) -> Kind:
-        """What an option of a column is, by its code and its label."""
-        return "none" if self.holds(column, code, label) else kind_of(label)
+        """What an option of a column is: "none" if the user calls its code or label missing, else by its label."""
+        for listed in self._codes(column):
+            ends, value = _RANGE.fullmatch(listed), number(code)
+            if listed in (code, label) or code_text(listed) == code:
+                return "none"
+            if ends and value is not None and float(ends[1]) <= value <= float(ends[2]):
+                return "none"
+        return kind_of(label)
 
-    def settles(self, column: str) -> bool:
-        """True if the user has decided about every code of this column."""
-        return column in self.by_column or self._codes(column) == ("none",)
+    def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
+        """See that no code of an answer (column -> code -> label) looks missing where nobody has decided about it.
+
+        Raises:
+            UserError: one does; it names columns and codes, and the two ways to decide.
+        """
+        open_columns = (name for name in columns if name not in self.by_column and self._codes(name) != ("none",))
+        doubtful = {name: codes for name in open_columns if (codes := looks_missing(columns[name]))}
+        if not doubtful:
+            return
+        by_column = [f"{name}={','.join(codes)}" for name, codes in doubtful.items()]
+        every = sorted({code for codes in doubtful.values() for code in codes}, key=lambda code: (len(code), code))
+        certain = {code for name, labels in columns.items() for code in labels.keys() - {*doubtful.get(name, ())}}
+        proposed = ";".join(by_column) if len(doubtful) == 1 or certain & {*every} else ",".join(every)
+        more = f" and of {len(by_column) - NUM_SHOWN} more columns" if len(by_column) > NUM_SHOWN else ""
+        raise UserError(
+            f"{source}: codes without a label that look like no answers: {'; '.join(by_column[:NUM_SHOWN])}{more}. "
+            f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
+        )
 
 
-def number(code: str) -> float | None:
-    """The finite number that a code is, None where it is none."""
-    try:
-        value = float(code)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def looks_missing(codes: Sequence[str], *, unlabelled: Iterable[str]) -> list[str]:
-    """Unlabelled codes of a question that are probably missing codes which nobody declared.
+def looks_missing(labels: Mapping[str, str]) -> list[str]:
+    """Codes of a question that are probably missing codes which nobody declared.
 
     These are negative numbers, Stata's letters, and 7 to 9, 66 to 99 alike or 94 to 99, 994 to 999 and so on, where
-    they lie apart from the other codes and above them.
+    they lie apart from the other codes and above them. A code with a label is what the label says.
 
     Args:
-        codes: of all options that count as answers; words are not numbers and are ignored.
-        unlabelled: those of them without a label.
+        labels: code -> label of the options that count as answers; a code without a label is its own label.
     """
-    candidates = {code for code in unlabelled if _MISSING_LETTER.fullmatch(code)}
-    whole = {code: int(value) for code in codes if (value := number(code)) is not None and value.is_integer()}
-    unknown = {code: whole[code] for code in unlabelled if code in whole}
-    candidates |= {code for code, value in unknown.items() if value < 0}
-    for digits in range(1, _MOST_DIGITS + 1):
-        nines = 10**digits - 1
-        special = {nines - k for k in range(3 if digits == 1 else 6)} | {nines // 9 * k for k in (6, 7, 8, 9)}
-        if digits == 1:
-            special.discard(6)  # half of an eleven-point scale ends there
-        top = max((value for value in whole.values() if value not in special and 0 <= value <= nines), default=-2)
-        for code, value in sorted(unknown.items(), key=lambda pair: pair[1]):
-            if value not in special or value <= top:
-                continue
-            if value == top + 1:
-                top = value  # the scale goes on
-            else:
-                candidates.add(code)
-    return [code for code in codes if code in candidates]
+    bare = [code for code, label in labels.items() if code == label]
+    candidates = {code for code in bare if _MISSING_LETTER.fullmatch(code)}
+    whole = {code: int(value) for code in labels if (value := number(code)) is not None and value.is_integer()}
+    usual = [value for value in whole.values() if value >= 0 and not _MISSING_NUMBER.fullmatch(str(value))]
+    last = -2  # where the scale ends
+    for code in sorted(whole.keys() & {*bare}, key=whole.__getitem__):
+        value = whole[code]
+        below = max((other for other in usual if len(str(other)) <= len(str(value))), default=-2)
+        if value < 0:
+            candidates.add(code)
+        elif value in usual or value <= max(last, below) + 1:
+            last = max(last, value)  # the scale goes on
+        else:
+            candidates.add(code)
+    return [code for code in labels if code in candidates]

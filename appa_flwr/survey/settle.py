@@ -8,21 +8,20 @@ Axis letters: K answer options.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
-from appa_flwr.survey.names import group_name, same
-from appa_flwr.survey.nonanswers import Kind, looks_missing
-from appa_flwr.survey.raw import BAD_DISTRIBUTION, NEGATIVE, RawAnswer, Reading, Unusable, some
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, Question, Survey
+from appa_flwr.survey.nonanswers import Kind
+from appa_flwr.survey.raw import LEFT_OUT, Notes, RawAnswer, Reading, Unusable, group_name, same
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
 
 SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a hash
@@ -30,247 +29,173 @@ _ID_CHARS: Final = 12  # of a hash
 _ROUNDING: Final = 1e-9
 # A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
 _ALREADY_ONE: Final = 1e-12
+_NOBODY: Final = "nobody gave an answer that counts"
 
 
 class _Plan(NamedTuple):
-    """What becomes of the options of a question's rows.
+    """What becomes of the options of a question's rows."""
 
-    Attributes:
-        question: with the options that are left.
-        place_K: each of the source's options' place among them; None where it is left out.
-        kind_K: what each is.
+    question: Question  # with the options that are left
+    place_K: list[int | None]  # of each of the source's options among them; None where it is left out
+    kind_K: list[Kind]
+    labels: dict[str, str]  # code -> label of the answers
+    problem: str  # why no row of the question can be used
+
+
+class _Answer(NamedTuple):
+    """Shares over the options that are left, respondents, and the refusal rate."""
+
+    shares: FloatArray
+    n: float | None
+    refusal_rate: float | None
+
+
+def settle(
+    source: str, reading: Reading, raws: Sequence[RawAnswer], groups: Sequence[str] | None, notes: Notes
+) -> Survey:
+    """Every usable answer of these groups, or of all; what was decided and left out goes to the notes.
+
+    Raises:
+        UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
+            answer.
     """
-
-    question: Question
-    place_K: tuple[int | None, ...]
-    kind_K: tuple[Kind, ...]
-
-
-def question_hash(text: str, options: Sequence[str]) -> str:
-    """An id for a question that has none: the same wherever text, options and their order are."""
-    return hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
-
-
-class Settling:
-    """Settles the answers of one source."""
-
-    def __init__(self, source: str, reading: Reading) -> None:
-        self.source, self.reading = source, reading
-        self._first: dict[str, RawAnswer] = {}
-        self._groups: dict[str, str] = {}
-        self._noted: dict[str, list[str]] = {"one": [], "none": [], "refusal": []}
-        self._left_out: dict[str, list[RawAnswer]] = {}
-        self._plan = functools.cache(self._new_plan)
-        self._check_row = functools.cache(self._new_check)
-
-    def survey(self, raws: Sequence[RawAnswer], groups: Sequence[str] | None) -> Survey:
-        """Every usable answer of these groups, or of all.
-
-        Raises:
-            UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
-                answer.
-        """
-        raws = [raw._replace(question_id=raw.question_id or question_hash(raw.text, raw.options)) for raw in raws]
-        for raw in raws:
-            if raw.options:
-                self._first.setdefault(raw.question_id, raw)
-        self._refuse_doubtful_codes(raws)
-        known = dict.fromkeys(self._group(raw.group) for raw in raws if raw.group)
-        # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
-        wanted = [group_name(name) for name in groups] if groups is not None and known else list(known)
-        for name in wanted:
-            if name not in known:
-                raise UserError(f"{self.source}: {unknown_name('group', name, valid=known)}")
-        answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted}
-        people: dict[str, dict[str, float]] = {name: {} for name in wanted}
-        rates: dict[str, dict[str, float]] = {name: {} for name in wanted}
-        asked: dict[str, Question] = {}
-        for raw in raws:
-            group = self._group(raw.group) if raw.group else ""
+    rows: dict[str, list[RawAnswer]] = {}
+    names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
+    for raw in raws:
+        key = clean(raw.question_id) or _question_hash(raw)
+        rows.setdefault(key, []).append(raw._replace(question_id=key))
+        if raw.group:
+            _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
+    firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
+    plans = {key: _plan(key, first, reading, notes) for key, first in firsts.items()}
+    asked = {key: plan.question for key, plan in plans.items() if not plan.problem}
+    reading.missing.check(source, {key: plans[key].labels for key in asked})
+    # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
+    wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
+    for name in wanted:
+        if name not in names.values():
+            raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
+    answers: dict[str, dict[str, _Answer]] = {name: {} for name in wanted}
+    for key, mine in rows.items():
+        for raw in mine:
+            group = names.get(same(raw.group), "")
+            if group and group not in answers:
+                continue
             try:
-                if raw.problem and not (raw.options and raw.group):
-                    raise Unusable(raw.problem)
-                self._check_row(raw.question_id, raw.text, raw.options)
-                plan = self._plan(raw.question_id)
-                asked.setdefault(raw.question_id, plan.question)
-                if group not in answers:
-                    continue
-                if raw.question_id in answers[group]:
+                _check(raw, firsts[key], plans[key], notes)
+                if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
-                shares, n, rate = self._answer(raw, plan)
-            except Unusable as error:
-                if group in answers or not group:
-                    self._left_out.setdefault(str(error), []).append(raw)
-                continue
-            answers[group][raw.question_id] = shares
-            people[group] |= {} if n is None else {raw.question_id: n}
-            rates[group] |= {} if rate is None else {raw.question_id: rate}
-        if groups is not None and (without := [name for name in wanted if not answers[name]]):
-            raise UserError(f"{self.source}: group {without[0]!r} has no usable answer ({self._causes()})")
-        answers = {name: mine for name, mine in answers.items() if mine}
-        if not asked or (known and not answers):
-            raise UserError(f"{self.source}: no usable {'answer' if known else 'question'} ({self._causes()})")
-        answered = {key for mine in answers.values() for key in mine} if known else set(asked)
-        return Survey(
-            tuple(question for key, question in asked.items() if key in answered),
-            answers,
-            respondents={name: people[name] for name in answers},
-            refusal_rates={name: rates[name] for name in answers},
-            extra=tuple(question for key, question in asked.items() if key not in answered),
-            about=About(notes=tuple(self._notes())),
-        )
+                if group:
+                    answers[group][key] = _answer(raw, plans[key], reading)
+            except Unusable as reason:
+                notes.leave_out(raw, reason)
+    causes = "; ".join(notes.lines(LEFT_OUT))
+    if groups is not None and (without := [name for name in wanted if not answers[name]]):
+        raise UserError(f"{source}: group {without[0]!r} has no usable answer ({causes})")
+    answers = {name: mine for name, mine in answers.items() if mine}
+    if not asked or (names and not answers):
+        raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
+    answered = {key for mine in answers.values() for key in mine} if names else set(asked)
+    return Survey(
+        tuple(question for key, question in asked.items() if key in answered),
+        _each(answers, "shares"),
+        respondents=_each(answers, "n"),
+        refusal_rates=_each(answers, "refusal_rate"),
+        extra=tuple(question for key, question in asked.items() if key not in answered),
+    )
 
-    def _group(self, name: str) -> str:
-        first = self._groups.setdefault(same(name), name)
-        self._note_one(name, first)
-        return first
 
-    def _note_one(self, name: str, first: str) -> None:
-        if name != first:
-            self._noted["one"].append(f"{name!r} is {first!r}")
+def _each(answers: Mapping[str, Mapping[str, _Answer]], name: str) -> dict[str, dict[str, Any]]:
+    """A field of each answer that has it."""
+    return {
+        group: {key: value for key, answer in mine.items() if (value := getattr(answer, name)) is not None}
+        for group, mine in answers.items()
+    }
 
-    def _new_check(self, question_id: str, text: str, options: tuple[str, ...]) -> None:
-        """Hold a row to its question's first one.
 
-        Raises:
-            Unusable: it lacks a text, or has others than the first row.
-        """
-        first = self._first[question_id]
-        if not clean(question_id):
-            raise Unusable("empty question_id")
-        if not clean(text) or not all(map(clean, options)):
-            raise Unusable("empty question or option text")
-        if same(text) != same(first.text):
-            raise Unusable("question text differs from the question's first row")
-        if [*map(same, options)] != [*map(same, first.options)]:
+def _question_hash(raw: RawAnswer) -> str:
+    """An id for a question that has none: the same wherever text, options and their order are."""
+    return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
+
+
+def _note_spelling(notes: Notes, name: str, first: str) -> None:
+    if name != first:
+        notes.add("options and groups that are one", f"{name!r} is {first!r}")
+
+
+def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
+    """What becomes of the options of a question, by its first row that has options."""
+    options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
+    place_K: list[int | None] = []
+    kind_K: list[Kind] = []
+    labels: dict[str, str] = {}
+    policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[reading.refusals]
+    sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
+    codes, ordinal = first.codes or first.options, first.ordinal or repeat(None)
+    for label, code, place in zip(map(clean, first.options), codes, ordinal, strict=False):
+        kind = reading.missing.kind(first.question_id, code, label)
+        kind_K.append(kind)
+        if kind == "answer":
+            labels[code] = label
+        else:
+            notes.add(sentences[kind], label)
+        if kind == "none" or (kind == "refusal" and reading.refusals != "keep"):
+            place_K.append(None)
+            continue
+        if (ours := options.setdefault(same(label), (label, place))[0]) != label:
+            _note_spelling(notes, label, ours)
+        elif [*options].index(same(label)) in place_K:
+            notes.add("options and groups that are one", f"several codes are {label!r}")
+        place_K.append([*options].index(same(label)))
+    problem = ""
+    if not clean(first.text) or not all(map(clean, first.options)):
+        problem = "empty question or option text"
+    elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+        problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
+    # No scale where one of the options left is not on it, or all share one place on it.
+    known = tuple(place for _, place in options.values() if place is not None)
+    scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+    question = Question(key, clean(first.text), tuple(label for label, _ in options.values()), scale)
+    return _Plan(question, place_K, kind_K, labels, problem)
+
+
+def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
+    """Raise `Unusable` if a row cannot be used, or has other text or options than its question's first row."""
+    if problem := raw.problem or plan.problem:
+        raise Unusable(problem)
+    if same(raw.text) != same(first.text):
+        raise Unusable("question text differs from the question's first row")
+    if raw.options != first.options:
+        if [*map(same, raw.options)] != [*map(same, first.options)]:
             raise Unusable("options differ from the question's first row")
-        for label, ours in zip(map(clean, options), map(clean, first.options), strict=True):
-            self._note_one(label, ours)
+        for label, ours in zip(map(clean, raw.options), map(clean, first.options), strict=True):
+            _note_spelling(notes, label, ours)
 
-    def _new_plan(self, question_id: str) -> _Plan:
-        """What becomes of the options of a question.
 
-        Raises:
-            Unusable: too few or too many are left.
-        """
-        first = self._first[question_id]
-        index: dict[str, int] = {}
-        options: list[str] = []
-        scale: list[float | None] = []
-        place_K: list[int | None] = []
-        kind_K: list[Kind] = []
-        for k, (label, code) in enumerate(zip(map(clean, first.options), first.codes or first.options, strict=True)):
-            kind = self.reading.missing.kind(question_id, code, label)
-            kind_K.append(kind)
-            if kind != "answer":
-                self._noted[kind].append(label)
-            if kind == "none" or (kind == "refusal" and self.reading.refusals != "keep"):
-                place_K.append(None)
-                continue
-            place = index.setdefault(same(label), len(options))
-            place_K.append(place)
-            if place == len(options):
-                options.append(label)
-                scale.append(first.ordinal[k] if first.ordinal else None)
-            elif label == options[place]:
-                self._noted["one"].append(f"several codes are {label!r}")
-            else:
-                self._note_one(label, options[place])
-        if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            raise Unusable(f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers")
-        # No scale where one of the options left is not on it, or all share one place on it.
-        known = tuple(place for place in scale if place is not None)
-        ordinal = known if len(known) == len(options) and len(set(known)) > 1 else None
-        question = Question(clean(question_id), clean(first.text), tuple(options), ordinal)
-        return _Plan(question, tuple(place_K), tuple(kind_K))
-
-    def _answer(self, raw: RawAnswer, plan: _Plan) -> tuple[FloatArray, float | None, float | None]:
-        """Shares over the options that are left, respondents, and the refusal rate.
-
-        Raises:
-            Unusable: why the answer does not count.
-        """
-        if raw.problem:
-            raise Unusable(raw.problem)
-        if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
-            raise Unusable(BAD_DISTRIBUTION)
-        if min(raw.shares) < 0.0:
-            raise Unusable(NEGATIVE)
-        nobody = "nobody gave an answer that counts"
-        if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
-            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else nobody)
-        n = raw.n
-        if raw.people:  # who refused is not counted, whatever becomes of the refusals
-            n = float(sum(count for count, kind in zip(raw.people, plan.kind_K, strict=True) if kind == "answer"))
-        if n is not None and n < self.reading.min_respondents:
-            raise Unusable("fewer respondents than the minimum")
-        shares = np.zeros(len(plan.question.options))
-        refused = 0.0
-        for share, place, kind in zip(raw.shares, plan.place_K, plan.kind_K, strict=True):
-            if place is not None:
-                shares[place] += share
-            elif kind == "refusal":
-                refused += share
-        total = math.fsum(shares)
-        if total <= 0.0:
-            raise Unusable(nobody)
-        rate = None
-        if self.reading.refusals == "separate":
-            rate = refused / (total + refused) if "refusal" in plan.kind_K else raw.refusal_rate
-        return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate
-
-    def _refuse_doubtful_codes(self, raws: Iterable[RawAnswer]) -> None:
-        """Raise the error about codes that look like missing ones, and that nobody has decided about."""
-        missing = self.reading.missing
-        doubtful: dict[str, list[str]] = {}
-        certain: set[str] = set()  # codes that are answers beyond doubt to some question
-        for question_id, first in self._first.items():
-            pairs = [
-                (code, label)
-                for code, label in zip(first.codes or first.options, first.options, strict=True)
-                if missing.kind(question_id, code, label) == "answer"
-            ]
-            suspects = looks_missing([code for code, _ in pairs], unlabelled=[c for c, label in pairs if c == label])
-            if suspects and not missing.settles(question_id):
-                doubtful[question_id] = suspects
-            certain |= {code for code, _ in pairs} - {*suspects}
-        if not doubtful:
-            return
-        shares: dict[tuple[str, str], list[float]] = {}
-        for raw in raws:
-            codes = raw.codes or raw.options
-            if raw.question_id in doubtful and len(raw.shares) == len(codes):
-                for code, share in zip(codes, raw.shares, strict=True):
-                    shares.setdefault((raw.question_id, code), []).append(share)
-        listed = [
-            f"{name} "
-            + ", ".join(f"{code} ({np.mean(shares.get((name, code), [0.0])):.1%} of answers)" for code in codes)
-            for name, codes in doubtful.items()
-        ]
-        every = sorted({code for codes in doubtful.values() for code in codes}, key=lambda code: (len(code), code))
-        proposed = ",".join(every)
-        if certain & {*every}:
-            proposed = ";".join(f"{name}={','.join(codes)}" for name, codes in doubtful.items())
-        raise UserError(
-            f"{self.source}: codes without a label that look like no answers: "
-            f"{some(listed, between='; ', more='columns ')}. "
-            f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
-        )
-
-    def _causes(self) -> str:
-        """The reasons of what was left out, each with its first row."""
-        return "; ".join(
-            f"{len(raws)} x {reason}, first row {raws[0].row}"
-            + (f" ({raws[0].group}, {raws[0].question_id})" if raws[0].group else "")
-            for reason, raws in self._left_out.items()
-        )
-
-    def _notes(self) -> list[str]:
-        policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[self.reading.refusals]
-        begin = {
-            "one": "options and groups that are one",
-            "none": "left out as no answers",
-            "refusal": f"refusals, {policy} (data.refusals)",
-        }
-        notes = [f"{begin[kind]}: {some(names)}" for kind, names in self._noted.items() if names]
-        return [*notes, f"answers left out: {self._causes()}"] if self._left_out else notes
+def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
+    """Shares over the options that are left, respondents, and the refusal rate; or raise `Unusable`."""
+    if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
+        raise Unusable("distribution is not a list of numbers, one for each option")
+    if min(raw.shares) < 0.0:
+        raise Unusable("negative share in the distribution")
+    if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
+        raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
+    n = raw.n
+    if raw.people:  # who refused is not counted, whatever becomes of the refusals
+        n = float(sum(count for count, kind in zip(raw.people, plan.kind_K, strict=True) if kind == "answer"))
+    if n is not None and n < reading.min_respondents:
+        raise Unusable("fewer respondents than the minimum")
+    shares = np.zeros(len(plan.question.options))
+    refused = 0.0
+    for share, place, kind in zip(raw.shares, plan.place_K, plan.kind_K, strict=True):
+        if place is not None:
+            shares[place] += share
+        elif kind == "refusal":
+            refused += share
+    total = math.fsum(shares)
+    if total <= 0.0:
+        raise Unusable(_NOBODY)
+    rate = None
+    if reading.refusals == "separate":
+        rate = refused / (total + refused) if "refusal" in plan.kind_K else raw.refusal_rate
+    return _Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate)

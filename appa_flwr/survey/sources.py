@@ -1,4 +1,4 @@
-"""A survey from anywhere: files, OpinionQA's folder, the hub, the generated population.
+"""A survey from anywhere: files, OpinionQA's folder, the generated population.
 
 Only `appa survey`, the launcher and a simulation's server come here; nodes read what `store` has written.
 """
@@ -9,17 +9,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, split_names
-from appa_flwr.core import own_code
+from appa_flwr.config import GENERATED_SURVEY, Config, split_names
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.survey import generate, respondents, store, tables
-from appa_flwr.survey.frames import Frame, objects, read_frame
+from appa_flwr.survey.frames import read_frame
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.raw import RawAnswer, Reading, Refusals
-from appa_flwr.survey.settle import Settling
-from appa_flwr.survey.types import About, Question, Survey
+from appa_flwr.survey.raw import Reading, Refusals
+from appa_flwr.survey.settle import settle
+from appa_flwr.survey.types import About, Survey
 
 
 def read_survey(
@@ -35,8 +33,7 @@ def read_survey(
     """A survey as questions and answers of all groups, or of some.
 
     Args:
-        source: a file of shares, counts or respondents (docs/surveys.md lists the formats), a folder in OpinionQA's
-            layout, or the hub id `HUB_SURVEY`.
+        source: a file of shares, counts or respondents (docs/surveys.md), or a folder in OpinionQA's layout.
         groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
         group_by: columns of groups, of a file with one row a respondent.
         weight: column of respondents' weights; "" = the only one that looks like it, "none" = none.
@@ -47,7 +44,7 @@ def read_survey(
 
     Returns:
         Questions with at least one usable answer, in the order of the source; the others as `extra`; what was decided
-        in `about.notes`; what was left out, with its row and reason.
+        and left out, with rows and reasons, in `about.notes`.
 
     Raises:
         UserError: the source cannot be read, has codes or weights that a person must decide about, or has no usable
@@ -55,17 +52,21 @@ def read_survey(
     """
     path = str(source)
     reading = Reading(tuple(group_by), weight, Missing.parse(missing), refusals, min_respondents)
-    raws, frame = _raw_answers(path, reading)
-    survey = Settling(path, reading).survey(raws, groups)
+    if Path(path).is_dir():
+        raws, frame = respondents.opinionqa(Path(path), reading)
+    else:
+        frame = read_frame(path)
+        raws = tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading)
+    survey = settle(path, reading, raws, groups, frame.notes)
     earlier = store.about_of(frame.header)
     about = About(
-        source=path if path == HUB_SURVEY else Path(path).name,
+        source=Path(path).name,
         sha256=sha256_of(path),
         group_by=",".join(group_by) or earlier.group_by,
         weight=frame.weight or earlier.weight,
         missing=missing or earlier.missing,
         refusals=refusals,
-        notes=(*earlier.notes, *frame.notes, *survey.about.notes),
+        notes=(*earlier.notes, *frame.notes.lines()),
     )
     return replace(survey, about=about)
 
@@ -91,15 +92,13 @@ def read_run(config: Config) -> Survey:
         )
     if not data.extra_questions:
         return replace(survey, extra=())
-    extra = list(survey.extra)
+    extra = survey.extra
     if data.extra_file:
         more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
-        extra += [*more.questions, *more.extra]
+        extra += more.questions + more.extra
     answered = {question.question_id for question in survey.questions}
-    by_id: dict[str, Question] = {}
-    for question in extra:
-        by_id.setdefault(question.question_id, question)
-    return replace(survey, extra=tuple(question for key, question in by_id.items() if key not in answered))
+    by_id = {question.question_id: question for question in reversed(extra) if question.question_id not in answered}
+    return replace(survey, extra=tuple(reversed(by_id.values())))
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:
@@ -141,34 +140,3 @@ def sha256_of(source: str) -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _raw_answers(path: str, reading: Reading) -> tuple[list[RawAnswer], Frame]:
-    """The answers of a source as they stand there, and the table that they come from."""
-    if path == HUB_SURVEY:
-        frame = _from_hub()
-    elif Path(path).is_dir() and (waves := respondents.waves(Path(path))):
-        parts = [respondents.opinionqa(wave, reading) for wave in waves]
-        frame = parts[0][1]
-        frame.notes[:] = [note for _, part in parts for note in part.notes]
-        return [raw for raws, _ in parts for raw in raws], frame
-    else:
-        frame = read_frame(path)
-    return tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading), frame
-
-
-def _from_hub() -> Frame:
-    """The public data set from the Hugging Face hub, or from its cache on this machine."""
-    # Imported here: the library takes seconds to load, and only this source needs it.
-    import datasets
-
-    try:
-        loaded: Any = datasets.load_dataset(HUB_SURVEY, split="train")
-        rows = loaded.select_columns(["question", "selections", "options"]).to_list()
-    # Whatever fails here, in any of the libraries below, means to the user that the hub gave no data.
-    except Exception as error:
-        raise UserError(
-            f"{HUB_SURVEY}: cannot be had from the hub ({own_code.in_words(error)}); download its CSV and give "
-            "survey = its path"
-        ) from None
-    return Frame(HUB_SURVEY, objects(dict(enumerate(rows, start=1))))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,20 +20,18 @@ SAME_WORDS: Final = 0.9  # of all words of two texts: above it one is a copy of 
 
 def _position(text: str, seed: int) -> float:
     """A number in [0, 1) that only the seed and the words of a question decide."""
-    words = " ".join(text.casefold().split())
-    digest = hashlib.sha256(f"{seed}\n{words}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}\n{_folded(text)}".encode()).digest()
     return int.from_bytes(digest[:_HASH_BYTES], "big") / 256**_HASH_BYTES
 
 
 def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2, seed: int = 0) -> Split:
     """Train and held-out questions, by a hash of each text (the paper holds out one question in five).
 
-    A question is held out where the hash of its text, with case and blanks folded, falls under
-    `test_fraction`. That depends on no other question and on no order, so every party finds the same split
-    from the part of the survey it has, questions can be added later without moving others, and a text that
-    was asked twice is never on both sides. The price is that the share held out is `test_fraction` only on
-    average: with Q texts its standard deviation is sqrt(f (1 - f) / Q). Only where one side would stay
-    empty does the one text nearest to it move there, which does depend on the other questions.
+    A question is held out where the hash of its text, with case and blanks folded, falls under `test_fraction`: so
+    every party finds the same split from the part of the survey it has, questions can be added later without moving
+    others, and a text that was asked twice is never on both sides. The share held out is `test_fraction` only on
+    average: with Q texts its standard deviation is sqrt(f (1 - f) / Q). Only where one side would stay empty does the
+    one text nearest to it move there.
 
     Args:
         questions: at least two different texts.
@@ -64,23 +63,20 @@ def without_copies(questions: Sequence[Question], held_out: Sequence[Question]) 
 
     A copy has the same options and at least `SAME_WORDS` of all words of the two texts in common (Jaccard index).
     """
-    words_of: dict[tuple[str, ...], list[frozenset[str]]] = {}
+    texts: defaultdict[str, list[set[str]]] = defaultdict(list)
     for question in held_out:
-        words_of.setdefault(_folded(question.options), []).append(_words(question.text))
-    return tuple(
-        question
-        for question in questions
-        if all(
-            len(words & other) < SAME_WORDS * len(words | other)
-            for words in (_words(question.text),)
-            for other in words_of.get(_folded(question.options), ())
-        )
-    )
+        texts[_folded(*question.options)].append(_words(question))
+
+    def is_copy(question: Question) -> bool:
+        words = _words(question)
+        return any(len(words & other) >= SAME_WORDS * len(words | other) for other in texts[_folded(*question.options)])
+
+    return tuple(question for question in questions if not is_copy(question))
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", text.casefold()))
+def _words(question: Question) -> set[str]:
+    return {*re.findall(r"\w+", question.text.casefold())}
 
 
-def _folded(options: Sequence[str]) -> tuple[str, ...]:
-    return tuple(" ".join(option.casefold().split()) for option in options)
+def _folded(*texts: str) -> str:
+    return "\n".join(" ".join(text.casefold().split()) for text in texts)

@@ -14,10 +14,11 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -40,8 +41,7 @@ _NAMELESS: Final = "group"
 _DEVICE: Final = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """Paths of an export: the public file, and each group's private one by the group's name."""
 
     questions: Path
@@ -57,13 +57,13 @@ def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) 
     if file.suffix != SUFFIX:
         raise UserError(f"{file}: a survey is written as {SUFFIX}")
     names = [name for name in survey.groups if groups is None or name in groups]
-    header = {HEADER: VERSION, "groups": names, **asdict(survey.about)}
-    rows: list[dict[str, object]] = []
+    rows = [{HEADER: VERSION, "groups": names, **asdict(survey.about)}]
     for question in survey.questions:
-        answers = [*_answers(question, survey, names)]
-        rows += answers or ([_public(question)] if groups is None else [])
-    rows += [_public(question) | {"extra": True} for question in survey.extra] if groups is None else []
-    replace_file(file, _lines([header, *rows]), mode=0o600)
+        asked = [name for name in names if question.question_id in survey.answers[name]]
+        rows += [_public(question) | _answer(survey, name, question.question_id) for name in asked]
+        rows += [_public(question)] if groups is None and not asked else []
+    rows += [_public(question) | {"extra": True} for question in survey.extra if groups is None]
+    replace_file(file, _lines(rows), mode=0o600)
 
 
 def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
@@ -202,34 +202,21 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
         slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or _NAMELESS
-        if _DEVICE.fullmatch(slug):
-            slug = f"{_NAMELESS}-{slug}"
-        candidate, number = slug, 1
-        while candidate in taken:
-            number += 1
-            candidate = f"{slug}-{number}"
-        taken[candidate] = name
+        slug = f"{_NAMELESS}-{slug}" if _DEVICE.fullmatch(slug) else slug
+        candidates = chain([slug], (f"{slug}-{number}" for number in count(2)))
+        taken[next(candidate for candidate in candidates if candidate not in taken)] = name
     return {name: slug for slug, name in taken.items()}
 
 
 def _public(question: Question) -> dict[str, object]:
-    return {
-        "question_id": question.question_id,
-        "question": question.text,
-        "options": question.options,
-        "ordinal": question.ordinal,
-    }
+    ours = {"question_id": question.question_id, "question": question.text}
+    return {**ours, "options": question.options, "ordinal": question.ordinal}
 
 
-def _answers(question: Question, survey: Survey, names: Sequence[str]) -> Iterator[dict[str, object]]:
-    key = question.question_id
-    for name in names:
-        if key in survey.answers[name]:
-            row = _public(question) | {"group": name, "distribution": survey.answers[name][key].tolist()}
-            for column, known in (("n", survey.respondents), ("refusal_rate", survey.refusal_rates)):
-                if key in known.get(name, {}):
-                    row[column] = known[name][key]
-            yield row
+def _answer(survey: Survey, group: str, question_id: str) -> dict[str, object]:
+    numbers = {"n": survey.respondents, "refusal_rate": survey.refusal_rates}
+    known = {column: mine[group][question_id] for column, mine in numbers.items() if question_id in mine.get(group, {})}
+    return {"group": group, "distribution": survey.answers[group][question_id].tolist(), **known}
 
 
 def _lines(rows: Iterable[Mapping[str, object]]) -> bytes:

@@ -35,25 +35,15 @@ class Question:
 
 @dataclass(frozen=True)
 class About:
-    """Where a survey comes from, and how its source was read.
+    """Where a survey comes from, and how its source was read."""
 
-    Attributes:
-        source: the name of the file or folder, or of a published set.
-        sha256: of the source's bytes; empty where it has none.
-        group_by: columns of groups, empty for a table of shares.
-        weight: column of weights; empty = none.
-        missing: `data.missing`.
-        refusals: `data.refusals`.
-        notes: what the reader decided, a sentence each.
-    """
-
-    source: str = ""
-    sha256: str = ""
-    group_by: str = ""
-    weight: str = ""
-    missing: str = ""
-    refusals: str = ""
-    notes: tuple[str, ...] = ()
+    source: str = ""  # the name of the file or folder, or of a published set
+    sha256: str = ""  # of the source's bytes; empty where it has none
+    group_by: str = ""  # columns of groups, empty for a table of shares
+    weight: str = ""  # column of weights; empty = none
+    missing: str = ""  # `data.missing`
+    refusals: str = ""  # `data.refusals`
+    notes: tuple[str, ...] = ()  # what the reader decided, a sentence each
 
     def sentence(self) -> str:
         """Source, hash, weight and missing codes, then what the reader decided."""

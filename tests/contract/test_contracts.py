@@ -86,7 +86,8 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path, monkeypatch):
         guard.check(fab + b" ")
     bundle = zipfile.ZipFile(io.BytesIO(fab))
     shipped = {path.relative_to(REPO).as_posix() for package in SHIPPED for path in (REPO / package).rglob("*.py")}
-    shipped |= {"appa_flwr/survey/questionnaire.toml", "LICENSE", "README.md", "pyproject.toml"}
+    shipped |= {f"appa_flwr/survey/{name}.toml" for name in ("nonanswers", "questionnaire")}
+    shipped |= {"LICENSE", "README.md", "pyproject.toml"}
     assert set(bundle.namelist()) == shipped | {".info/CONTENT"}
     # The server app builds the report from the bundle, where there are no files but these.
     bundle.extractall(app := tmp_path / "app")

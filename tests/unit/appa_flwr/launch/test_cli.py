@@ -180,7 +180,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0
     first = capsys.readouterr().out
-    assert "with a semicolon, which stands between the names of several, first row 5\n" in first
+    assert "with a semicolon, which stands between the names of several: row 5 (q1)" in first
     assert own in first
     assert other not in first
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}

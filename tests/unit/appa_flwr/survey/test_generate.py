@@ -12,40 +12,24 @@ from surveys import refused
 from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
-from appa_flwr.protocol.rewards import js
-from appa_flwr.survey.generate import (
-    COVERAGE,
-    FRAMES,
-    REFUSAL_OPTION,
-    RESPONDENTS,
-    TOPICS,
-    generate,
-    ground_truth,
-)
+from appa_flwr.survey.generate import COVERAGE, FRAMES, REFUSAL_OPTION, RESPONDENTS, TOPICS, generate, ground_truth
 from appa_flwr.survey.generate import population as keywords
 from pluralllm.data import group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.scores import nearest_question
 
-SEEDS = (0, 1, 2)
 SIZE = {"num_questions": 200, "num_groups": 8}
 NUM_QUESTIONS, NUM_GROUPS = SIZE.values()
 
 
-@pytest.fixture(scope="module", params=SEEDS)
+@pytest.fixture(scope="module", params=range(5))
 def population(request):
-    """Questions, the groups' exact distributions on each (one (G, K) array a question), and the survey drawn."""
-    questions, truth = ground_truth(**SIZE, seed=request.param)
-    survey = generate(**SIZE, seed=request.param)
-    return questions, [np.stack([truth[name][q.question_id] for name in truth]) for q in questions], survey
+    """Questions, the groups' exact distributions, and the survey drawn."""
+    return *ground_truth(**SIZE, seed=request.param), generate(**SIZE, seed=request.param)
 
 
 def shares(survey):
     return {name: {key: shares_K.tolist() for key, shares_K in mine.items()} for name, mine in survey.answers.items()}
-
-
-def score(prediction_K, target_GK):
-    return float(js(np.broadcast_to(prediction_K, target_GK.shape), target_GK, np.ones_like(target_GK, bool)).mean())
 
 
 def test_the_same_seed_gives_the_same_survey_and_another_gives_another():
@@ -59,7 +43,8 @@ def test_questions_are_well_formed_and_distinct_and_their_truth_is_distributions
     # the server draws the population only, the groups the survey: both must speak of the same questions
     assert questions == survey.questions
     assert len({q.question_id for q in questions}) == len({q.text for q in questions}) == NUM_QUESTIONS
-    for question, target_GK in zip(questions, truth, strict=True):
+    for question in questions:
+        target_GK = np.stack([mine[question.question_id] for mine in truth.values()])
         assert target_GK.shape == (NUM_GROUPS, len(question.options))
         assert (target_GK > 0).all()
         np.testing.assert_allclose(target_GK.sum(1), 1.0)
@@ -95,17 +80,15 @@ def test_coverage_is_sparse_and_differs_between_groups(population):
     assert all(all(generate(num_questions=2, num_groups=12, seed=seed).answers.values()) for seed in range(20))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_rules_can_differ_by_more_than_runs_do(seed):
-    questions, truth = ground_truth(**SIZE, seed=seed)
+def test_rules_can_differ_by_more_than_runs_do(population):
+    questions, truth, _ = population
     found = group_differences(*as_arrays(questions, truth), metric="js")
     assert found.gap >= 0.03
     assert 0.85 < found.min_of_fairest < 0.95
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_real_surveys(seed):
-    survey = generate(**SIZE, seed=seed)
+def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_real_surveys(population):
+    survey = population[2]
     truth_GQK, option_QK = as_arrays(survey.questions, survey.answers)
     embedding = embed_questions(survey.questions, dim=128)
     own = [group_data(name, mine, embedding=embedding) for name, mine in survey.answers.items()]

@@ -55,21 +55,26 @@ def test_labels(kind, labels):
     ],
 )
 def test_codes_that_look_missing(codes, expected):
-    assert looks_missing(codes.split(), unlabelled=codes.split()) == expected.split()
-    assert looks_missing(codes.split(), unlabelled=[]) == []  # with a label a code is what the label says
+    assert looks_missing({code: code for code in codes.split()}) == expected.split()
+    assert looks_missing({code: "a label" for code in codes.split()}) == []
 
 
 def test_the_key():
-    missing = Missing.parse("98,99,-5..-1;polintr=7,8,9;TRUST=none;Q1=Skipped on web")
+    missing = Missing.parse("98,99,-5..-1;polintr=7,8,9;TRUST=none;Q1=Skipped once")
     holds = {
         ("any", "98"): True, ("any", "-3"): True, ("any", "-6"): False, ("any", "7"): False,
         ("polintr", "8"): True, ("polintr", "98"): False, ("TRUST", "99"): False,
     }  # fmt: skip
-    assert {pair: missing.holds(*pair, pair[1]) for pair in holds} == holds
-    assert missing.holds("Q1", "5", "Skipped on web")
-    assert [missing.settles(column) for column in ("any", "polintr", "TRUST")] == [False, True, True]
-    assert Missing.parse("none").settles("any")
-    assert not Missing.parse("").settles("any")
+    assert {pair: missing.kind(*pair, pair[1]) == "none" for pair in holds} == holds
+    assert missing.kind("Q1", "5", "Skipped once") == "none"
+    codes = {"1": "1", "2": "2", "8": "8"}
+    for decided in (missing, Missing.parse("none")):
+        decided.check("x", {"polintr": codes, "TRUST": codes})
+    refused('data.missing="any=8"', missing.check, "x", {"any": codes, "TRUST": codes})
+    refused('data.missing="8"', Missing.parse("").check, "x", {"A": codes, "B": codes})
+    # 8 is an answer beyond doubt to C: by column.
+    scale = {code: code for code in map(str, range(10))}
+    refused('data.missing="A=8;B=8"', Missing.parse("").check, "x", {"A": codes, "B": codes, "C": scale})
     for wrong in ("=7", "A=", "A=1;A=2", "98;99"):
         refused("data.missing", Missing.parse, wrong)
 

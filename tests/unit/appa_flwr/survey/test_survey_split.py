@@ -39,9 +39,8 @@ def test_order_and_other_questions_do_not_matter():
 def test_a_text_asked_twice_is_on_one_side():
     texts = [f"Rule {number} should stay?" for number in range(200)]
     again = [f"  rule\t{number}  SHOULD stay?\n" for number in range(200)]
-    held_out = {int(name[1:]) for name in split_questions(questions(texts + again)).test}
-    assert 0 < len(held_out) < 400
-    assert {number + 200 for number in held_out if number < 200} == {number for number in held_out if number >= 200}
+    held_out = [int(name[1:]) for name in split_questions(questions(texts + again)).test]
+    assert 0 < len(held_out) == 2 * len({number % 200 for number in held_out}) < 400
 
 
 @pytest.mark.parametrize(

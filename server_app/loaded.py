@@ -18,7 +18,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
-from appa_flwr.run import predictions
+from appa_flwr.run.pair_scores import predicted_rows
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 from pluralllm.data import group_data, option_embedding
@@ -97,5 +97,5 @@ class LoadedPredictor:
             seed=child_seed(self._config.seed, "context", 0),
             trained=self._catalogue.train_Q,
         )
-        table = predictions.as_rows(predicted_QK[None], groups=(GROUP,), questions=self._catalogue.questions)
+        table = predicted_rows(predicted_QK[None], groups=(GROUP,), questions=self._catalogue.questions)
         return table.drop(columns="group")

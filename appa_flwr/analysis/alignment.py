@@ -5,7 +5,6 @@ Legend: G groups, Q questions, K options, R questions whose answer could be read
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,10 +35,7 @@ class Scores:
     fairness_of_readable: float
 
 
-def alignment_scores(
-    reward_GQ: npt.ArrayLike,
-    readable_Q: npt.ArrayLike | None = None,
-) -> Scores:
+def alignment_scores(reward_GQ: npt.ArrayLike, readable_Q: npt.ArrayLike | None = None) -> Scores:
     """Equations 18 and 19, alignment scores: AS_g = mean_q r_gq, Avg AS = mean_g AS_g, Min AS = min_g AS_g.
 
     In a sparse survey a group is averaged over the questions it has, and the Fairness Index (Equation 4) over the
@@ -52,9 +48,8 @@ def alignment_scores(
     Raises:
         ValueError: not (G, Q), infinite, or not a single reward.
     """
-    fairness_of = functools.partial(sparse_fairness_index, min_groups=GROUPS_TO_COMPARE)
     reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
-    fairness = fairness_of(reward_GQ)
+    fairness = sparse_fairness_index(reward_GQ, min_groups=GROUPS_TO_COMPARE)
     read_GR = reward_GQ if readable_Q is None else reward_GQ[:, np.asarray(readable_Q, dtype=bool)]
     present_GQ = ~np.isnan(reward_GQ)
     if not present_GQ.any():
@@ -67,7 +62,7 @@ def alignment_scores(
         avg_as=float(np.nanmean(per_group_G)),
         min_as=float(np.nanmin(per_group_G)),
         fairness_index=fairness,
-        fairness_of_readable=fairness_of(read_GR) if read_GR.size else float("nan"),
+        fairness_of_readable=sparse_fairness_index(read_GR, min_groups=GROUPS_TO_COMPARE) if read_GR.size else np.nan,
     )
 
 

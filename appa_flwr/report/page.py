@@ -39,10 +39,6 @@ SUMS_NOTE = (
 DIFFERENCES_NOTE = (
     "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them."
 )
-RULES_NOTE = (
-    "Free answers, no language model: where a policy that can answer anything ends under each rule, on this run's "
-    "predictions for held-out questions. appa-printed has the paper's parameters, appa-open never takes the plain mean."
-)
 
 Pictures = Mapping[str, tuple[bytes, str]]
 """Name -> PNG, and text for those who cannot see it."""
@@ -54,7 +50,7 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> str:
     return jinja.from_string(template.PAGE).render(
         name=run.folder.resolve().name,
         headline="" if run.summary.empty else frames.headline(intervals, run.config.rule),
-        missing=[*missing(run)],
+        missing=_facts(missing(run)),
         sections=[*_sections(run, intervals, pictures)],
     )
 
@@ -96,16 +92,18 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
         )
     yield "Groups", [*drawn("spider"), html(frames.groups(run), css="wide")]
     health = [_folded("Fairness, losses, KL, entropy", *drawn("health"))]
-    yield "Training", [*drawn("learning_curve", "weights", "rewards"), *health]
+    yield "Training", [*drawn("learning_curve", "weights"), *health]
     for name, rounds in run.served.items():
-        own = drawn(*(f"served_{name}_{what}" for what in ("weights", "rewards", "health")))
+        own = drawn(*(f"served_{name}_{what}" for what in ("weights", "health")))
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), html(frames.served_groups(rounds)), *own]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         yield "PluralLLM", [scores, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm", "pluralllm_groups")]
     if run.differences is not None or run.questions is not None:
-        rules = _folded("Rules side by side", html(frames.rules(run), caption=RULES_NOTE, sign=True))
-        yield "Survey", [_facts(survey_facts(run)), *map(html, frames.survey_differences(run)), rules]
+        yield (
+            "Survey",
+            [_facts(survey_facts(run)), *(html(frame, css="wide") for frame in frames.survey_differences(run))],
+        )
     examples = pd.DataFrame([{**vars(example), "options": "; ".join(example.options)} for example in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
     folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]
@@ -126,8 +124,8 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Markup:
     return Markup("<dl>{}</dl>").format(rows) if rows else rows
 
 
-def missing(run: RunFiles) -> Iterator[str]:
-    """A sentence for each thing that a complete run of its phases has and this one lacks."""
+def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
+    """What a complete run of its phases has and this one lacks."""
     config, until = run.config, run.config.run.phases
     files = {
         run_files.METRICS.name: not run.iterations.empty or until != "all",
@@ -136,11 +134,12 @@ def missing(run: RunFiles) -> Iterator[str]:
         run_files.CARD.name: run.pluralllm is not None,
         run_files.EXAMPLES.name: bool(run.examples) or until != "all",
     }
-    yield from (f"There is no {name}." for name, known in files.items() if not known)
+    if lost := [name for name, known in files.items() if not known]:
+        yield "Files", ", ".join(lost)
     if not run.iterations.empty:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:
-            yield f"The run stopped after iteration {last['iteration']} of {last['num_iterations']}."
+            yield "Iterations", f"{last['iteration']} of {last['num_iterations']} were made"
     expected = [] if until == "serve" else [*records.TRAINED_METHODS]
     expected += [*records.TRIVIAL_BASELINES, *CEILINGS]
     elsewhere = {"base"} if config.sft.checkpoint else set()  # its scores stand in the SFT model's run
@@ -148,10 +147,9 @@ def missing(run: RunFiles) -> Iterator[str]:
     elsewhere |= set() if config.eval.ceilings else {*CEILINGS, records.MEAN_PREDICTION}
     absent = [name for name in expected if name not in {*run.summary["method"], *elsewhere}]
     if absent and not run.summary.empty:
-        kept = (
-            " Owners may keep what it takes; run.log says so." if {*absent} & {*CEILINGS, *LOOK_UPS, "majority"} else ""
-        )
-        yield f"{run_files.SUMMARY.name} has no row for {', '.join(absent)}.{kept}"
+        yield f"Rows of {run_files.SUMMARY.name}", ", ".join(absent)
+    if {*absent} & {*CEILINGS, *LOOK_UPS, "majority"} and not run.summary.empty:
+        yield "Why", "owners may keep what look-ups, majority and ceilings take; run.log says so"
 
 
 def shown_config(run: RunFiles) -> dict[str, str]:

@@ -19,7 +19,7 @@ def rows(method, reward_GQ, *, metric="js", against=PREDICTIONS, questions=QUEST
 
 
 def test_a_row_for_each_number(tmp_path):
-    assert read(tmp_path) is None
+    assert read(tmp_path).empty
     put(tmp_path, rows("ppo", [[0.1, NAN, 0.3], [NAN, NAN, 0.6]]))
     found = read(tmp_path)
     assert found.to_dict("split")["data"] == [

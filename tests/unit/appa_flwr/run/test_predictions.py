@@ -8,8 +8,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import frames
-from appa_flwr.run import predictions
-from appa_flwr.run.pair_scores import replace_rows
+from appa_flwr.run.pair_scores import predicted_rows, predictions_of, read_predicted, replace_rows
 from appa_flwr.run.run_files import PREDICTIONS_FILE
 from appa_flwr.survey.types import Question
 
@@ -19,24 +18,24 @@ TARGET_GJK = np.array([[[0.9, 0.1, 0.0], [0.5, 0.3, 0.2]], [[0.3, 0.7, 0.0], [0.
 
 @pytest.fixture
 def kept():
-    return predictions.as_rows(TARGET_GJK, groups=("North", "A [b]"), questions=QUESTIONS)
+    return predicted_rows(TARGET_GJK, groups=("North", "A [b]"), questions=QUESTIONS)
 
 
 def test_what_is_written_is_read_and_a_question_is_found_by_its_words_and_options(kept, tmp_path):
-    assert predictions.read(tmp_path) is None
+    assert read_predicted(tmp_path).empty
     replace_rows(tmp_path / PREDICTIONS_FILE, kept)
-    found = predictions.read(tmp_path)
+    found = read_predicted(tmp_path)
     pd.testing.assert_frame_equal(found, kept)
     assert len(found) == 2 * (2 + 3)
-    asked = predictions.of_question(found, " How is it?", ("Bad", "Good", "Fair"))
+    asked = predictions_of(found, " How is it?", ("Bad", "Good", "Fair"))
     assert asked.index.tolist() == ["North", "A [b]"]
     assert asked.to_numpy().tolist() == [[0.2, 0.5, 0.3], [0.8, 0.1, 0.1]]
-    assert predictions.of_question(found, "How is it?", ("Good", "Bad")) is None
-    assert predictions.of_question(found, "Is she?", ("Yes", "No")) is None
-    assert predictions.of_question(None, "Is it?", ("Yes", "No")) is None
+    assert predictions_of(found, "How is it?", ("Good", "Bad")) is None
+    assert predictions_of(found, "Is she?", ("Yes", "No")) is None
+    assert predictions_of(kept[:0], "Is it?", ("Yes", "No")) is None
     replace_rows(tmp_path / PREDICTIONS_FILE, kept.drop(columns="text"))
     with pytest.raises(UserError, match=r"predictions\.parquet: .* question, group, option, share"):
-        predictions.read(tmp_path)
+        read_predicted(tmp_path)
 
 
 def shown(*arguments, **keywords) -> dict[str, list[object]]:

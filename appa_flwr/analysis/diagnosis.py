@@ -12,7 +12,6 @@ import pandas as pd
 
 from appa_flwr.analysis.aggregation import Rule
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, as_arrays, known_targets
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
 from appa_flwr.analysis.destinations import destination, drawn_questions, ends
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.group_differences import LABELS, group_differences
@@ -38,24 +37,22 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     Raises:
         UserError: no question was answered by two groups, or the metric has no ceilings.
     """
-    if metric not in SOLVED_METRICS:
-        raise unsolved(metric)
     target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
     count_Q = known_targets(target_GQK, option_QK).sum(axis=0)
     compared_Q = count_Q >= GROUPS_TO_COMPARE
     target_GQK, option_QK = target_GQK[:, compared_Q], option_QK[compared_Q]
     if not len(option_QK):
         raise UserError("no question was answered by two groups, so there is nothing to compare")
+    differences = group_differences(target_GQK, option_QK, metric=metric).row()
     drawn = drawn_questions(*target_GQK.shape[:2], seed=seed)
     tried = (target_GQK[:, drawn], option_QK[drawn])
     reached = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
     counts = {
         "Questions": len(count_Q),
-        "answered by two groups or more": int(compared_Q.sum()),
+        "answered by two groups or more": len(option_QK),
         "answered by all": int((count_Q == len(survey.groups)).sum()),
         "that rules were tried on": len(drawn),
     }
-    differences = group_differences(target_GQK, option_QK, metric=metric).row()
     of_rules, without = ends(reached, *tried, metric=metric), _without(survey.groups, target_GQK, option_QK, metric)
     return pd.DataFrame([counts]), pd.DataFrame([differences]), of_rules, without
 

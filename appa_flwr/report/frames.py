@@ -193,13 +193,18 @@ def served_groups(rounds: pd.DataFrame) -> pd.DataFrame:
     """Seconds of each group in the rounds that it answered, the slowest in the last one first, those missing before."""
     seconds = rounds.filter(regex="^group_seconds/").astype(float)
     seconds.columns = seconds.columns.str.removeprefix("group_seconds/")
-    missed = rounds["missing_groups"].explode().value_counts()
     names = rounds.columns[rounds.columns.str.startswith("rewards/")].str.removeprefix("rewards/")
-    by_group = seconds.reindex(columns=names).agg(["mean", "max"]).T.set_axis(["Mean", "Longest"], axis=1)
-    by_group.insert(0, "Seconds, last round", seconds.iloc[-1].reindex(names))
-    by_group["Rounds missed"] = missed.reindex(names).fillna(0).astype(int)
-    slowest = by_group.sort_values("Seconds, last round", ascending=False, na_position="first", kind="stable")
-    return slowest.rename_axis("Group").reset_index()
+    missed = rounds["missing_groups"].explode().value_counts()
+    columns = {
+        "Seconds, last round": seconds.iloc[-1],
+        "Mean": seconds.mean(),
+        "Longest": seconds.max(),
+        "Rounds missed": missed.reindex(names).fillna(0).astype(int),
+    }
+    by_group = pd.DataFrame(columns).reindex(names).rename_axis("Group")
+    return by_group.sort_values(
+        "Seconds, last round", ascending=False, na_position="first", kind="stable"
+    ).reset_index()
 
 
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:

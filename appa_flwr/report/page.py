@@ -25,8 +25,6 @@ from appa_flwr.run import records, run_files
 from appa_flwr.run.read import RunFiles
 from appa_flwr.run.records import CEILINGS, LOOK_UPS, PPO
 
-FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairness-threshold", "seed")
-"""Config keys shown before all others: what a reader asks first."""
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
 METHODS_NOTE = (
@@ -155,7 +153,8 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
 def shown_config(run: RunFiles) -> dict[str, str]:
     """Every key with its value, and with what the run chose where the key leaves that open."""
     config, chosen = run.config, dict(run.auto)
-    chosen["metric"] = config.reward_metric if config.metric in AUTO_METRICS else ""
+    if config.metric in AUTO_METRICS:
+        chosen["metric"] = config.reward_metric
     if not config.pluralllm.learning_rate:
         chosen["pluralllm.learning-rate"] = str(config.pluralllm.local_learning_rate)
     if run.groups and not config.group_names:
@@ -163,43 +162,35 @@ def shown_config(run: RunFiles) -> dict[str, str]:
     if not run.iterations.empty and not config.ppo.num_iterations:
         chosen["ppo.num-iterations"] = str(run.iterations["num_iterations"].iloc[-1])
     values = config.flat()
-    return {
-        key: f"{values[key]} (here {chosen[key]})".strip() if chosen.get(key) else f"{values[key]}".strip()
-        for key in dict.fromkeys((*FIRST_KEYS, *sorted(values)))
-    }
+    return {key: f"{values[key]} (here {chosen[key]})" if key in chosen else f"{values[key]}" for key in sorted(values)}
 
 
 def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
     """Where the survey comes from, how it was read, and how many of its questions are used."""
-    yield "Survey", run.survey or shown_config(run)["survey"]
+    yield "Survey", run.survey or run.config.survey
     if run.questions is not None:
         yield from ((key.replace("_", " ").capitalize() + " questions", str(n)) for key, n in run.questions if n)
 
 
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     """How to have the run again, and what made it."""
-    keys = shown_config(run)
+    keys, appa = shown_config(run), run.config.appa
     yield "Command", command(run.config)
     if run.made_by:
         yield "Made by", run.made_by
     yield from ((key.capitalize(), keys[key]) for key in ("task", "model", "rule", "metric", "seed"))
     if "appa" in run.config.rules:
-        appa = run.config.appa
         yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold}"
     yield "Survey", run.survey or keys["survey"]
-    seconds = sum(phase.seconds for phase in run.phases)
     if not run.iterations.empty:
-        last, waiting = run.iterations.iloc[-1], run.iterations.filter(like="seconds/")
+        last, parts = run.iterations.iloc[-1], run.iterations.filter(like="seconds/").sum()
         yield "Iterations", f"{last['iteration']} of {last['num_iterations']}"
         if (fell_back := run.iterations["fell_back"].dropna()).size:
             yield "Plain mean taken", f"in {int(fell_back.sum())} of {len(fell_back)} iterations"
-        if "seconds/federation_wait" in waiting:
-            yield (
-                "Waiting for groups",
-                f"{waiting['seconds/federation_wait'].sum() / waiting.sum().sum():.1%} of PPO's time",
-            )
-    if seconds:
-        yield "Time", duration(seconds)
+        if "seconds/federation_wait" in parts:
+            yield "Waiting for groups", f"{parts['seconds/federation_wait'] / parts.sum():.1%} of PPO's time"
+    if run.phases:
+        yield "Time", duration(sum(phase.seconds for phase in run.phases))
 
 
 def command(config: Config) -> str:

@@ -14,7 +14,7 @@ from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.analysis.intervals import Interval, bootstrap
 from appa_flwr.core.files import replace_file
 from appa_flwr.report.tables import markdown
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned
+from appa_flwr.run.pair_scores import PREDICTIONS, aligned
 from appa_flwr.run.read import read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
@@ -22,8 +22,6 @@ from experiments.grid import pictures
 from experiments.grid.plan import Grid, Trial
 
 SETTING = ["dataset", "task", "model"]
-COMMON = "survey, common"
-"""Against the survey on questions that all groups answered; in a sparse survey each group is scored on others."""
 FORMAT = "Format"
 PAPER_MEASURES = {"fi": "FI", "avg_as": "Avg AS", "min_as": "Min AS", "format_score": FORMAT}
 
@@ -56,7 +54,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     return path
 
 
-def _frames(trials: Sequence[Trial]) -> tuple[pd.DataFrame, ...]:
+def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
     """Scores, summaries and iterations of the runs with setting and seed; a rule's policy is the method of its name."""
     parts: dict[str, list[pd.DataFrame]] = {"scores": [], "summary": [], "iterations": []}
     for trial in trials:
@@ -66,11 +64,7 @@ def _frames(trials: Sequence[Trial]) -> tuple[pd.DataFrame, ...]:
             if trial.stage == "rule":
                 rows = (rows[rows["method"] == PPO] if "method" in rows else rows).assign(method=trial.rule)
             frames.append(rows.assign(**{name: getattr(trial, name) for name in (*SETTING, "seed")}))
-    scores, summary, iterations = (pd.concat(frames, ignore_index=True) for frames in parts.values())
-    survey, run_keys = scores[scores["against"] == SURVEY], [*SETTING, "seed", "method", "metric"]
-    answered = survey.groupby([*run_keys, "question"])["group"].transform("size")
-    common = survey[answered == survey.groupby(run_keys)["group"].transform("nunique")].assign(against=COMMON)
-    return pd.concat([scores, common], ignore_index=True), summary, iterations
+    return [pd.concat(frames, ignore_index=True) for frames in parts.values()]
 
 
 def _lines(scores: pd.DataFrame, rules: Sequence[str], baseline: str) -> Iterator[dict[str, object]]:

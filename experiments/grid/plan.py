@@ -36,7 +36,12 @@ HASH_DIGITS = 8
 TRIALS = "trials"
 CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
 
-PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
+FIXED: Mapping[Stage, dict[str, Scalar]] = {
+    "predictor": {"baseline-rule": "", "run.phases": "pluralllm"},
+    "sft": {"baseline-rule": "", "run.phases": "sft"},
+    "rule": {"baseline-rule": "", "run.phases": "all", "eval.ceilings": False},  # ceilings stand in SFT's trial
+}
+"""Stage -> keys that no file changes."""
 
 Keys = Mapping[str, Scalar]
 _Tables = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
@@ -165,8 +170,15 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
 
     def add(stage: Stage, seed: int, *names: str, needs: Trial | None = None) -> Trial:
         label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
+        place: dict[str, Scalar] = {"run.output-dir": str(output.absolute() / TRIALS), "seed": seed}
         try:
-            config = _config(grid, stage, seed, names, needs, label, folder=output.absolute() / TRIALS, here=here)
+            config = assemble([], folder=here, beneath=_merged(grid, names) | place | FIXED[stage])
+            own: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
+            if needs is not None:
+                own["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)
+            if needs is not None and stage == "rule":
+                own["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
+            config = Config.load({**config.flat(), **own})
         except UserError as error:
             raise UserError(f"trial {label}: {error}") from None
         planned.append(Trial(stage, seed, config, *names, needs=needs))
@@ -181,30 +193,10 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     return planned
 
 
-def _config(
-    grid: Grid,
-    stage: Stage,
-    seed: int,
-    names: Sequence[str],
-    needs: Trial | None,
-    label: str,
-    *,
-    folder: Path,
-    here: Path,
-) -> Config:
-    keys: dict[str, Scalar] = {}
-    for table in (grid.keys, *(grid.axes[axis][name] for axis, name in zip(AXES, names, strict=False)), grid.last):
-        keys |= table
-    keys |= {"baseline-rule": "", "seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(folder)}
-    if stage == "rule":  # the ceilings stand in SFT's trial
-        keys["eval.ceilings"] = False
-    config = assemble([], folder=here, beneath=keys)
-    changed: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
-    if needs is not None:
-        changed["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)
-    if needs is not None and stage == "rule":
-        changed["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
-    return Config.load({**config.flat(), **changed})
+def _merged(grid: Grid, names: Sequence[str]) -> dict[str, Scalar]:
+    """The keys of a trial of these names, the later ones in place of the earlier."""
+    of_names = [grid.axes[axis][name] for axis, name in zip(AXES, names, strict=False)]
+    return {key: value for table in (grid.keys, *of_names, grid.last) for key, value in table.items()}
 
 
 def _hash(config: Config, needs: Trial | None) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.report import frames, plots, predictor
+from appa_flwr.report import frames, plots
 from appa_flwr.report.page import page, short
 from appa_flwr.run.pair_scores import PREDICTIONS, replace_rows
 from appa_flwr.run.read import RunFiles, read_run
@@ -68,5 +68,3 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
     card = run.pluralllm
     if card is not None and card.losses:
         yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"
-    if card is not None and card.groups:
-        yield "pluralllm_groups", plots.predictor(predictor.by_group(card)), "score of PluralLLM by group"

@@ -96,7 +96,8 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), html(frames.served_groups(rounds)), *own]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
-        yield "PluralLLM", [scores, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm", "pluralllm_groups")]
+        by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
+        yield "PluralLLM", [scores, by_group, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm")]
     if run.differences is not None or run.questions is not None:
         yield (
             "Survey",

@@ -21,7 +21,7 @@ from appa_flwr.report import style
 from appa_flwr.report.frames import method_name, spans
 
 LEAST_SPIDER_GROUPS = 3
-MOST_UPRIGHT_NAMES = 12
+FEW_SPOKES = 12
 """Above this, the names round a spider plot would collide and are written along their spokes."""
 MOST_NAMED_GROUPS = 12
 """Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
@@ -83,19 +83,14 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     scores differ by a few hundredths. `scores_GM` has a row a group, `LEAST_SPIDER_GROUPS` or more, clockwise from the
     top, and a column a method: scores in [0, 1], a gap where there is none; `rule` is that of PPO.
     """
-    groups = scores_GM.index
-    upright = len(groups) <= MOST_UPRIGHT_NAMES
-    figure = style.figure(6.5 if upright else 8.0, width=9.0)
-    axes: Any = figure.add_subplot(projection="polar")
-    axes.set_theta_zero_location("N")
-    axes.set_theta_direction(-1)
-    angles_G = np.linspace(0, 2 * np.pi, len(groups), endpoint=False)
-    round_trip = [*range(len(groups)), 0]
+    few = len(scores_GM) <= FEW_SPOKES
+    figure = style.figure(6.5 if few else 8.0, width=9.0)
+    axes: Any = figure.add_subplot(projection="polar", theta_offset=np.pi / 2, theta_direction=-1)
+    angles_G = np.linspace(0, 2 * np.pi, len(scores_GM), endpoint=False)
+    round_trip = [*range(len(scores_GM)), 0]
     others = itertools.cycle(style.OTHER_STYLES)
     for method, scores_G in scores_GM.items():
-        colour, marker, dash = (
-            style.METHOD_STYLE[str(method)][1:] if method in style.METHOD_STYLE else (*next(others), "-")
-        )
+        _, colour, marker, dash = style.METHOD_STYLE.get(str(method)) or ("", *next(others), "-")
         look: style.Look = {"color": colour, "linestyle": dash, "marker": marker}
         name = style.label(method_name(str(method), rule))
         axes.plot(angles_G[round_trip], scores_G.to_numpy(float)[round_trip], label=name, **look)
@@ -106,11 +101,11 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     axes.set_ylim(floor, top)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], prune="upper"))
     # Between two spokes, so that the numbers do not lie on a line of scores.
-    axes.set_rlabel_position((180.0 if upright else 540.0) / len(groups))
+    axes.set_rlabel_position((180.0 if few else 540.0) / len(scores_GM))
     axes.tick_params(axis="y", labelsize=8, labelcolor=style.DARK_GREY, zorder=10)
     axes.set_xticks(angles_G, [])
-    for angle, group in zip(angles_G, groups, strict=True):
-        _name_spoke(axes, style.label(str(group)), angle=float(angle), rim=top, upright=upright)
+    for angle, group in zip(angles_G, scores_GM.index, strict=True):
+        _name_spoke(axes, style.label(str(group)), angle=float(angle), rim=top, upright=few)
     figure.suptitle(f"{title}\nThe centre is {floor:.2f}, the rim {top:.2f}")
     style.legend(figure, axes)
     return figure
@@ -228,17 +223,4 @@ def loss(losses: Sequence[float]) -> Figure:
         xlabel="federated round", ylabel="loss\n(mean over groups)", title="PluralLLM pretraining"
     )
     style.curve(axes, pd.Series(losses, index=range(1, len(losses) + 1)), color=style.BLUE)
-    return figure
-
-
-@style.picture
-def predictor(scores: pd.DataFrame) -> Figure:
-    """A row a group: PluralLLM and the trivial predictors (columns) against the group's own held-out answers."""
-    figure = style.figure(1.2 + 0.32 * len(scores))
-    axes = figure.add_subplot(xlabel="JS against the group's own held-out answers (0 to 1)", title="PluralLLM by group")
-    for column, (colour, marker) in zip(scores, style.OTHER_STYLES, strict=False):
-        look: style.Look = {"linestyle": "none", "color": colour, "marker": marker, "markersize": 6}
-        axes.plot(scores[column], range(len(scores)), label=style.label(str(column)), **look)
-    style.rows(axes, [style.label(str(group)) for group in scores.index])
-    style.legend(figure, axes)
     return figure

@@ -73,7 +73,7 @@ def test_the_groups_differences_have_their_numbers_and_say_whether_rules_can_dif
 
 
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
-    scores = predictor.by_group(made.read_card(tmp_path, ("a", "b", "c")))["PluralLLM"]
+    scores = predictor.by_group(made.read_card(tmp_path, ("a", "b", "c"))).set_index("Group")["PluralLLM"]
     assert scores.to_dict() == {"c": 0.88, "b": 0.89, "a (unseen)": 0.9}
     assert [*scores.index] == ["c", "b", "a (unseen)"]
 
@@ -101,7 +101,7 @@ def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_on
 
 
 def test_pictures_are_not_written_through_a_link(tmp_path):
-    folder = made.write_run(tmp_path / "run", config=made.CONFIG, pluralllm=made.predictor_card(losses=[]))
+    folder = made.write_run(tmp_path / "run", config=made.CONFIG, pluralllm=made.predictor_card())
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (folder / "plots").symlink_to(theirs)
@@ -110,7 +110,7 @@ def test_pictures_are_not_written_through_a_link(tmp_path):
     assert list(theirs.iterdir()) == []
     (folder / "plots").unlink()
     build(folder)
-    assert [path.name for path in (folder / "plots").iterdir()] == ["pluralllm_groups.png"]
+    assert [path.name for path in (folder / "plots").iterdir()] == ["pluralllm.png"]
 
 
 def test_a_broken_file_leaves_the_old_report_alone(tmp_path):

@@ -129,23 +129,22 @@ def headline(intervals: pd.DataFrame, rule: str) -> str:
         return "The policy after PPO has no scores that it can be compared with."
     against = rows["against"].iloc[0]
     target = "the groups' survey answers" if against == SURVEY else "PluralLLM's predictions of the groups' answers"
-    surely, gain = _verdict(rows)
-    first = f"{method_name(PPO, rule)} serves the worst-off group {surely} {method_name(other)}, by {target}: {gain}."
-    tables = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
-    if tables.empty:
+    better, gain = _compared(rows)
+    first = f"{method_name(PPO, rule)} serves the worst-off group {better} {method_name(other)}, by {target}: {gain}."
+    look_ups = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
+    if look_ups.empty:
         return first
-    surely, gain = _verdict(tables)  # what PPO has least more than is the best look-up
-    return f"{first} It is {surely} the best look-up ({method_name(tables['less'].iloc[0])}): {gain}."
+    better, gain = _compared(look_ups)  # what PPO has least more than is the best look-up
+    return f"{first} It is {better} the best look-up ({method_name(look_ups['less'].iloc[0])}): {gain}."
 
 
-def _verdict(rows: pd.DataFrame) -> tuple[str, str]:
-    """In words, what the first row's interval of a difference tells, and the interval."""
-    gain = Interval(*rows[["value", "low", "high"]].to_numpy(float)[0])
-    surely = (
-        "better than" if gain.low > 0 else "worse than" if gain.high < 0 else "neither surely better nor worse than"
+def _compared(rows: pd.DataFrame) -> tuple[str, str]:
+    """What the first row's interval of a difference shows, and the interval."""
+    value, low, high = rows[["value", "low", "high"]].to_numpy(float)[0]
+    better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
+    return better, f"Min AS {value:+.3f} " + (
+        f"(95 %: {low:+.3f} to {high:+.3f})" if np.isfinite(low) else "(no interval)"
     )
-    span = f"95 %: {gain.low:+.3f} to {gain.high:+.3f}" if np.isfinite(gain.low) else "how surely is not known"
-    return surely, f"Min AS {gain.value:+.3f} ({span})"
 
 
 def all_metrics(run: RunFiles) -> pd.DataFrame:

@@ -133,17 +133,21 @@ class Rule(BaseModel, ABC):
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
-        present_G, shapes = present_groups(reward_GJ), (reward_GJ.shape, training_reward_GJ.shape)
-        if len({*shapes}) > 1 or state.history_G.shape != present_G.shape:
-            both = " and training rewards ".join(map(str, shapes))
-            raise ValueError(f"rewards {both} do not fit together, or not with the state {state.history_G.shape}")
+        present_G = present_groups(reward_GJ)
+        if reward_GJ.shape != training_reward_GJ.shape or reward_GJ.shape[:1] != state.history_G.shape:
+            raise ValueError(
+                f"rewards {reward_GJ.shape}, training rewards {training_reward_GJ.shape} and state "
+                f"{state.history_G.shape} do not fit together"
+            )
         if not np.array_equal(present_G, present_groups(training_reward_GJ)):
             raise ValueError("a group must be missing (a row of NaN) in both rewards or in neither")
+
         fairness = fairness_index(reward_GJ)
         history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
         lead_G[present_G] = self.lead(lead_G[present_G], reward_GJ[present_G].mean(axis=1))
         past = Past(history_G[present_G], lead_G[present_G], fairness)
-        aggregate_J, present_weight_G, fell_back = self._combined(training_reward_GJ[present_G], past)
+        present_GJ = training_reward_GJ[present_G]
+        aggregate_J, present_weight_G, fell_back = self._combined(present_GJ, past)
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
@@ -157,14 +161,16 @@ class Rule(BaseModel, ABC):
         rule = f'rule "{type(self).__module__}:{type(self).__name__}"'
         try:
             combined = Combination(*self.combine(reward_GJ, past))
-            arrays = [np.asarray(array, dtype=np.float64) for array in combined[:2]]
+            aggregate_J, weight_G = (np.asarray(array, dtype=np.float64) for array in combined[:2])
         except Exception as error:  # whatever its code does
             raise UserError(f"{rule}: fails ({own_code.in_words(error)})") from error
-        for what, array, size in zip(("rewards", "weights"), arrays, reward_GJ.shape[::-1], strict=True):
+        for what, array, size in zip(
+            ("rewards", "weights"), (aggregate_J, weight_G), reward_GJ.shape[::-1], strict=True
+        ):
             if array.shape != (size,) or not np.isfinite(array).all():
                 wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
                 raise UserError(f"{rule}: gives {wrong}; it has to give ({size},), all finite")
-        return Combination(arrays[0], arrays[1], combined.fell_back)
+        return Combination(aggregate_J, weight_G, combined.fell_back)
 
 
 def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

@@ -91,7 +91,7 @@ def test_where_only_sums_are_known_there_are_values_without_bounds(tmp_path):
     value, low, high = bounds(found, "ppo", "sft", "predictions", "Avg AS")
     assert (value, low, high) == pytest.approx((0.05, np.nan, np.nan), nan_ok=True)
     assert "better than SFT" not in frames.headline(found, "appa")
-    assert "Min AS +0.030 (how surely is not known)" in frames.headline(found, "appa")
+    assert "Min AS +0.030 (no interval)" in frames.headline(found, "appa")
 
 
 def test_a_difference_is_bold_where_its_interval_leaves_0(tmp_path):

@@ -159,19 +159,14 @@ def test_questions_that_were_left_out_are_counted_and_intervals_over_few_are_cal
         assert ("too narrow" in page) == (held_out < 30)
 
 
-def test_two_spokes_are_no_plane(tmp_path):
-    built_page(scored_run(tmp_path))  # of two groups, whose single scores are not known
-    assert not (tmp_path / "plots").exists()
-
-
 def test_unseen_groups_are_marked(tmp_path):
     fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)
     marked = page_of(write_run(tmp_path, config={**CONFIG, "pluralllm.unseen-groups": "b"}))
     assert (marked.count("<td>b (unseen)</td>"), marked.count("<td>c (unseen)</td>")) == (1, 0)
 
 
-def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(tmp_path):
-    read_card(tmp_path, COUNTRIES[:2], losses=[], validation=None)
+def test_what_was_not_done_has_no_text_and_no_picture(tmp_path):
+    read_card(scored_run(tmp_path), COUNTRIES[:2], losses=[], validation=None)  # two groups: two spokes are no plane
     page = built_page(tmp_path)
     assert "views were weighed" not in page
     assert ">None<" not in page

@@ -168,7 +168,7 @@ def test_unseen_groups_are_marked(tmp_path):
 def test_what_was_not_done_has_no_text_and_no_picture(tmp_path):
     read_card(scored_run(tmp_path), COUNTRIES[:2], losses=[], validation=None)  # two groups: two spokes are no plane
     page = built_page(tmp_path)
-    assert "views were weighed" not in page
+    assert "Views weighed" not in page
     assert ">None<" not in page
     assert not (tmp_path / "plots").exists()
 

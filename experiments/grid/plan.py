@@ -83,6 +83,7 @@ class Grid(BaseModel):
 
     Attributes:
         baseline: the rule that others are compared with; by default the first.
+        path: of the file.
         last: keys that come after all others, from the command line.
     """
 
@@ -95,6 +96,7 @@ class Grid(BaseModel):
     tasks: _Tables
     models: _Tables
     rules: _Tables
+    path: Path = Path()
     last: dict[str, Any] = {}
 
     @property
@@ -117,8 +119,8 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         for name in content:
-            _check("table", name, valid=Grid.model_fields)
-        grid = Grid.model_validate({**content, "last": dict(on_its_preset(last or {}))})
+            _check("table", name, valid=Grid.model_fields.keys() - {"path", "last"})
+        grid = Grid.model_validate(content)
         if grid.baseline:
             _check("baseline", grid.baseline, valid=grid.rules)
         for name in only:
@@ -139,7 +141,8 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     baseline = grid.baseline if grid.baseline in cut["rules"] else next(iter(cut["rules"]))
-    return grid.model_copy(update={**cut, "keys": keys, "baseline": baseline})
+    own = {"path": path, "keys": keys, "baseline": baseline, "last": on_its_preset(last or {})}
+    return grid.model_copy(update={**cut, **own})
 
 
 def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
@@ -180,7 +183,7 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
                 own["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
             config = Config.load({**config.flat(), **own})
         except UserError as error:
-            raise UserError(f"trial {label}: {error}") from None
+            raise UserError(f"{grid.path}: trial {label}: {error}") from None
         planned.append(Trial(stage, seed, config, *names, needs=needs))
         return planned[-1]
 

@@ -105,6 +105,10 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         assert set(names(planned()).values()).isdisjoint(first.values())
     with pytest.raises(UserError, match=r"grid\.toml: unknown table 'rule': did you mean 'rules'"):
         planned(TEXT.replace("rules", "rule"))
+    with pytest.raises(UserError, match=r"grid\.toml: unknown table 'last'"):
+        planned(TEXT + "\n[last]\n")
+    with pytest.raises(UserError, match=r"grid\.toml: trial two-predictor-s0: "):
+        planned(TEXT.replace("num-questions = 50", "num-questions = -1"))
     with pytest.raises(UserError, match=r"grid\.toml: seeds\.0: "):
         planned(TEXT.replace("[0, 1]", '["0"]'))
     assert {c.dataset for c in planned(only=["two", "open"])} == {"two"}

@@ -116,7 +116,7 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
     assert appa(monkeypatch, "pluralllm", *overrides) == 0
     assert [config.run.phases for config in asked] == ["pluralllm"]
     said = capsys.readouterr().out
-    kept = "Error by which views were weighed: JS distance (natural) 0.250"
+    kept = "Views weighed by: JS distance (natural) 0.250"
     weights = f"pluralllm.checkpoint={tmp_path}/p/pluralllm.safetensors"
     for part in ("PluralLLM", "0.930", kept, weights):
         assert part in said

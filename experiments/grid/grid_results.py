@@ -116,7 +116,7 @@ def _tables(rows: pd.DataFrame) -> Iterator[str]:
     for (metric, against), known in levels.groupby(["metric", "against"], sort=False):
         wide = _wide(known, ["method"]).assign(Seeds=known.groupby("method")["seeds"].max())
         paper = known.pivot(index="method", columns="measure", values="paper").dropna(axis="columns", how="all")
-        shown = wide.join(paper.add_prefix("paper's ")).reset_index()
+        shown = pd.concat({"": wide, "paper": paper}, axis="columns").reset_index()
         yield f"{metric}, against the {against}:\n\n{markdown(shown)}\n"
     if not compared.empty:
         yield "Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n"

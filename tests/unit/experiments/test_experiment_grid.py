@@ -160,7 +160,8 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         assert tuple(found.loc[at]) == pytest.approx(numbers), at
     text = (out / "results.md").read_text()
     assert "| open | average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text.replace("\xa0", " ")
-    assert "| Seeds | paper's Avg AS |" in text
+    assert "| Seeds | paper, Avg AS | paper, FI |" in text
+    assert "| 2 | 0.839 | 0.9" in text  # AVERAGE, with FI to four decimals
     paper = frame.set_index(["method", "against", "measure"])["paper"]
     assert paper["average", "predictions", "Avg AS"].max() == 0.839  # AVERAGE in the paper's table
     assert len(grid_results._paper().groupby(["dataset", "task", "model", "method"])) == 60

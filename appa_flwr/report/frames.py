@@ -7,7 +7,6 @@ scores are not known, as under secure sums, there are values of summary.json alo
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from appa_flwr.analysis.alignment import shared_rewards
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.analysis.group_differences import GroupDifferences
 from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
@@ -23,7 +21,7 @@ from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.report.style import METHOD_STYLE
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, predictions_of, table
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
-from appa_flwr.run.records import CEILINGS, LOOK_UPS, MODEL, PPO
+from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
 
 COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
 TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
@@ -227,7 +225,7 @@ def survey_differences(run: RunFiles) -> Iterator[pd.DataFrame]:
 def asked(
     question: str, options: Collection[str], answer_K: FloatArray, *, predictions: pd.DataFrame, metric: str
 ) -> pd.DataFrame:
-    """A policy's answer beside the best shared ones, the uniform one, and the groups' predictions, in shares.
+    """A policy's answer beside the uniform one and the groups' predictions, in shares.
 
     An answer's score on this one question is the groups' mean, and the worst-served group's. Without predictions for
     the question there are the policy's shares alone.
@@ -236,16 +234,11 @@ def asked(
     if predicted is None:
         return pd.DataFrame({"Option": [*options], "Share": answer_K})
     target_G1K, option_1K = predicted.to_numpy(float)[:, None], np.ones((1, len(options)), dtype=bool)
-    answers = {"this policy": answer_K, "uniform": option_1K[0] / len(options)}
-    for method, objective in CEILINGS.items() if metric in SOLVED_METRICS else ():
-        with contextlib.suppress(NotSolved):
-            answers[method] = shared_answer(target_G1K, option_1K, metric=metric, objective=objective)[0]
     rows = []
-    for method, share_K in answers.items():
+    for method, share_K in (("this policy", answer_K), ("uniform", option_1K[0] / len(options))):
         score_G = shared_rewards(share_K[None], target_G1K, option_1K, metric=metric)[:, 0]
-        rows.append(
-            [method_name(method), *share_K, score_G.mean(), score_G.min(), predicted.index[int(score_G.argmin())]]
-        )
+        worst = predicted.index[int(score_G.argmin())]
+        rows.append([method_name(method), *share_K, score_G.mean(), score_G.min(), worst])
     rows += [[f"predicted: {group}", *shares, None, None, ""] for group, *shares in predicted.itertuples()]
     scores = [(metric, "mean"), (metric, "worst"), ("", "worst-served")]
     columns = [("", "Answer"), *(("share", option) for option in options), *scores]

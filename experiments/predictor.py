@@ -14,12 +14,11 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,7 +35,6 @@ from appa_flwr.protocol.rewards import js, js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
-from appa_flwr.survey.types import Survey
 from client_app import predictor
 from experiments import entry, study
 from experiments.federation import LocalGroups, flower_task
@@ -66,7 +64,6 @@ UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
 NUM_SEEN = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT = "unseen/held-out", "unseen/training", "seen/held-out"
-MEASURES = ("js", "js_distance", "r", "r2", "order")
 SIZES = (1, 4, 16, 64, 128)
 """Numbers of context questions with which a table's first row is scored too."""
 
@@ -75,13 +72,13 @@ SIZES = (1, 4, 16, 64, 128)
 class TableRow:
     """One line of a table: its name, and all that decides its scores but the survey and the seed.
 
-    A prediction is the mean over `draws` contexts.
+    A prediction is the mean over `draws` contexts. `num_training` takes so many of GlobalQA's countries.
     """
 
     name: str
     keys: tuple[str, ...] = ()
-    embedding: str = "minilm"
-    num_training: int | None = None
+    encoder: str = "minilm"
+    num_training: int = len(SEEN_COUNTRIES)
     draws: int = 1
 
 
@@ -91,13 +88,12 @@ TABLES: dict[str, tuple[TableRow, ...]] = {
         TableRow("residual, FedAvg", ("pluralllm.strategy=fedavg",)),
         TableRow("attention, FedAdam", ATTENTION, draws=4),
     ),
-    "variants": (TableRow("n-grams", embedding="ngrams"),),
+    "variants": (TableRow("n-grams", encoder="ngrams"),),
     "countries": (TableRow("110 countries", num_training=110),),
 }
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Groups with the answers their predictions rest on, and the answers these are compared with, both (G,)."""
 
     context: tuple[GroupData, ...]
@@ -110,50 +106,40 @@ class Problem:
 
     Attributes:
         embedding: the public table, of all questions.
-        training: the seen groups' answers to training questions.
-        validation: the same groups' answers that choose among rounds; none of them are trained on.
         trained_Q: which questions are for training.
-        parts: name -> what is scored.
+        parts: name -> what is scored; seen groups train on the context of `SEEN_HELD_OUT`, and its truth, on which
+            none of them trains, chooses among rounds.
     """
 
     embedding: OptionEmbedding
-    training: tuple[GroupData, ...]
-    validation: tuple[GroupData, ...]
     trained_Q: BoolArray
     parts: Mapping[str, Part]
 
 
-def survey_file(name: str, folder: Path | None) -> Path:
-    """A real survey's file, in that folder or the one that APPA_SURVEYS names.
+@functools.cache
+def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str, num_training: int) -> Problem:
+    """Read a survey in the folder, or generate one, and part its groups and questions by this seed.
+
+    Refusals are left out. GlobalQA's seen groups are the paper's eight countries, of a larger `num_training` also those
+    with the most answers; those of GSS (13 of 22) and of the generated survey (6 of 8) are drawn with the seed,
+    OpinionQA leaves out one of three thirds, by seed modulo 3.
 
     Raises:
-        UserError: it is not there, or no folder is named.
+        UserError: the survey's file is not there, or no folder is named.
     """
-    folder = folder or (Path(os.environ[SURVEYS]) if os.environ.get(SURVEYS) else None)
-    if folder is None or not (folder / REAL[name]).is_file():
-        where = f" in {folder}" if folder else ""
-        raise UserError(f"no {REAL[name]}{where}; name its folder by --surveys DIR or by the variable {SURVEYS}")
-    return folder / REAL[name]
-
-
-@functools.cache
-def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str, num_training: int | None) -> Problem:
-    """Read a survey from `survey_file`, or generate one, and part its groups and questions by this seed.
-
-    Refusals are left out. GlobalQA's seen groups are the paper's eight countries, those of GSS (13 of 22) and of the
-    generated survey (6 of 8) are drawn with the seed, OpinionQA leaves out one of three thirds, by seed modulo 3.
-    `num_training` takes so many countries of GlobalQA instead, the eight first, then those with the most answers.
-    """
-    wanted = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" and num_training is None else None
     if name == "generated":
         survey = generate(seed=seed)
+    elif folder is None or not (folder / REAL[name]).is_file():
+        raise UserError(f"{folder or '.'}: no {REAL[name]}; name its folder by --surveys DIR or the variable {SURVEYS}")
     else:
-        survey = read_survey(survey_file(name, folder), groups=wanted, refusals="drop")
+        paper = name == "globalqa" and num_training == len(SEEN_COUNTRIES)
+        wanted = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if paper else None
+        survey = read_survey(folder / REAL[name], groups=wanted, refusals="drop")
     names = sorted(survey.groups)
     if name == "globalqa":
         others = [group for group in names if group not in (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES)]
         others.sort(key=lambda group: -len(survey.answers[group]))
-        seen: Sequence[str] = (*SEEN_COUNTRIES, *others)[: num_training or len(SEEN_COUNTRIES)]
+        seen: Sequence[str] = (*SEEN_COUNTRIES, *others)[:num_training]
         survey = replace(survey, answers={group: survey.answers[group] for group in (*seen, *UNSEEN_COUNTRIES)})
     elif name == "opinionqa":
         seen = [group for place, group in enumerate(names) if place % OPINIONQA_FOLDS != seed % OPINIONQA_FOLDS]
@@ -161,11 +147,6 @@ def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
     embedding = embed_questions(survey.questions, encoder=encoder(encoder_name, cache=cache_folder()))
-    return split_problem(survey, embedding, seen=seen, seed=seed)
-
-
-def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[str], seed: int) -> Problem:
-    """A survey's groups, those of `seen` and the others, and its questions by the split of this seed."""
     split = split_questions(survey.questions, seed=seed)
 
     def answers(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:
@@ -174,19 +155,18 @@ def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[
         )
 
     unseen = [group for group in sorted(survey.groups) if group not in seen]
-    training, held_out = answers(seen, split.train), answers(seen, split.test)
     context = answers(unseen, split.train)
     parts = {
         UNSEEN_HELD_OUT: Part(context, answers(unseen, split.test)),
         UNSEEN_TRAINING: Part(context, context),
-        SEEN_HELD_OUT: Part(training, held_out),
+        SEEN_HELD_OUT: Part(answers(seen, split.train), answers(seen, split.test)),
     }
-    return Problem(embedding, training, held_out, np.isin(embedding.question_ids, split.train), parts)
+    return Problem(embedding, np.isin(embedding.question_ids, split.train), parts)
 
 
 def train(problem: Problem, config: Config) -> PluralLLM:
     """Train a fresh network as a run's server does, every group on a node of its own, all of them in this process."""
-    pairs = {data.group: (data, held_out) for data, held_out in zip(problem.training, problem.validation, strict=True)}
+    pairs = {data.group: (data, held_out) for data, held_out in zip(*problem.parts[SEEN_HELD_OUT], strict=True)}
 
     def numbers(ask: Ask, group: str) -> dict[str, Any]:
         weight_P, (data, held_out) = ask.array("weights", np.float32, axes=1), pairs[group]
@@ -217,17 +197,14 @@ def measure(
     """
     option_QK = embedding.option_QK
     truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
-    agreement, distance = [], []
+    scores = []
     for table_QK, prediction_QK, data in zip(truth_GQK, predicted, truth, strict=True):
         rows = data.question_N[option_QK[data.question_N].sum(axis=1) > 1]
         table_QK[data.question_N] = data.answer_NK
         case = prediction_QK[rows], table_QK[rows], option_QK[rows]
-        agreement.append(js(*case))
-        distance.append(js_distance(*case, base=np.e))
+        scores.append(np.stack([js(*case), js_distance(*case, base=np.e)]))
+    means = dict(zip(("js", "js_distance"), np.concatenate(scores, axis=1).mean(axis=1).tolist(), strict=True))
     captured = deviations(np.stack(predicted), truth_GQK, option_QK)
-    means = {
-        name: float(np.concatenate(parts).mean()) for name, parts in (("js", agreement), ("js_distance", distance))
-    }
     return means | {name: getattr(captured, name) for name in ("r", "r2", "order")}
 
 
@@ -239,7 +216,7 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     """
     embedding = problem.embedding
     uniform_QK = embedding.option_QK / embedding.option_QK.sum(axis=1, keepdims=True)
-    means, groups = [], (*problem.training, *problem.validation)
+    means, groups = [], [data for part in problem.parts[SEEN_HELD_OUT] for data in part]
     for data in part.truth:
         mean_QK = mean_of_groups(groups, embedding, without=data.group, min_groups=1)
         means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
@@ -255,7 +232,7 @@ def scores(dataset: str, row: TableRow, seed: int, folder: Path | None, *, first
 
     N-grams stand in for MiniLM on the generated survey, whose words they know.
     """
-    encoder_name = "ngrams" if dataset == "generated" else row.embedding
+    encoder_name = "ngrams" if dataset == "generated" else row.encoder
     config = assemble((*SHORT_ROUNDS, *row.keys, f"pluralllm.encoder={encoder_name}", f"seed={seed}"), folder=None)
     problem = load_problem(dataset, seed=seed, folder=folder, encoder_name=encoder_name, num_training=row.num_training)
     begin = time.process_time()
@@ -282,7 +259,7 @@ def main(
     datasets: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(DATASETS),
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
     rows: Annotated[int, typer.Option(min=0, help="Only so many of the table's rows; 0 = all.")] = 0,
-    surveys: Annotated[Path | None, typer.Option(help=f"Folder of the real files; else {SURVEYS}.")] = None,
+    surveys: Annotated[Path | None, typer.Option(envvar=SURVEYS, help="Folder of the real files.")] = None,
 ) -> None:
     """Train every row of a table with every seed and print it, survey by survey and part by part."""
     if table not in TABLES:

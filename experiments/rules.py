@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -75,13 +75,13 @@ def population(scale: float, seed: int, *, questions: int, groups: int) -> tuple
 
 
 def ends(
-    scale: float, rule: str, seed: int, *, lie: str = HONEST, visits: int, questions: int, groups: int
+    disagreement: float, rule: str, seed: int, *, lie: str = HONEST, visits: int, questions: int, groups: int
 ) -> dict[str, float]:
     """True scores of the answers that a rule ends with, the liar's and the others' among them.
 
     As rule `BEST` it is Min AS of the best shared answers for the worst group.
     """
-    target_GQK, option_QK = population(scale, seed, questions=questions, groups=groups)
+    target_GQK, option_QK = population(disagreement, seed, questions=questions, groups=groups)
     if rule == BEST:
         return {"min_as": group_differences(target_GQK, option_QK, metric="js").min_of_fairest}
     liar = int(np.argmin(js(target_GQK.mean(0), target_GQK, option_QK).mean(axis=1)))
@@ -156,27 +156,14 @@ def main(
 ) -> None:
     """Measure what every rule ends with, against how far groups differ."""
     at = partial(ends, visits=visits, questions=questions, groups=groups)
+    name, parts = ("liars", ("rule", "lie")) if liars else ("rules", ("disagreement", "rule"))
+    both: tuple[Iterable[object], ...] = (RULES, (HONEST, *LIES)) if liars else (DISAGREEMENT, (*RULES, BEST))
 
-    def by_disagreement(setting: study.Setting, seed: int) -> dict[str, float]:
-        return at(setting[0], setting[1], seed)
+    def measure(setting: study.Setting, seed: int) -> dict[str, float]:
+        return at(seed=seed, **{"disagreement": 1.0, **dict(zip(parts, setting, strict=True))})
 
-    def by_lie(setting: study.Setting, seed: int) -> dict[str, float]:
-        return at(1.0, setting[0], seed, lie=setting[1])
-
-    if liars:
-        lies = itertools.product(RULES, (HONEST, *LIES))
-        study.study("liars", ("rule", "lie"), lies, range(seeds), by_lie, lie_columns, output=output)
-        return
-    study.study(
-        "rules",
-        ("disagreement", "rule"),
-        itertools.product(DISAGREEMENT, (*RULES, BEST)),
-        range(seeds),
-        by_disagreement,
-        rule_columns,
-        output=output,
-        picture=picture,
-    )
+    columns, drawn = (lie_columns, None) if liars else (rule_columns, picture)
+    study.study(name, parts, itertools.product(*both), range(seeds), measure, columns, output=output, picture=drawn)
 
 
 if __name__ == "__main__":

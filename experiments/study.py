@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from scipy import stats
 
-from appa_flwr.analysis.intervals import LEVEL, Interval
+from appa_flwr.analysis.intervals import LEVEL
 from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 
@@ -46,17 +46,12 @@ def extremes(values: pd.Series[float]) -> str:
 
 
 def difference(pairs: pd.Series[float]) -> str:
-    """Mean of paired differences with its interval by Student's t; empty where there are none."""
+    """Mean of paired differences with its interval by Student's t, bold where that excludes 0; empty without pairs."""
     if pairs.isna().any() or len(pairs) < 2:
         return ""
     low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL)
-    return interval(Interval(float(pairs.mean()), low, high))
-
-
-def interval(found: Interval, *, decimals: int = 3) -> str:
-    """A difference with its interval, bold where that excludes 0."""
-    text = f"{found.value:+.{decimals}f} ({found.low:+.{decimals}f} to {found.high:+.{decimals}f})"
-    return f"**{text}**" if found.excludes_zero else text
+    text = f"{pairs.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def less(values: pd.Series[float], level: str, other: str) -> pd.Series[float]:
@@ -102,13 +97,13 @@ def study(
 
 def table(columns: Columns) -> str:
     """Markdown: the rows of the first column in their order, but for those without text."""
-    texts = {title: values.groupby(_rows(values), sort=False).agg(show) for title, (values, show) in columns.items()}
+    texts = {
+        title: values.groupby([str(name) for name in values.index.names if name != "seed"], sort=False).agg(show)
+        for title, (values, show) in columns.items()
+    }
     order = next(iter(texts.values())).index
     shown = pd.DataFrame({title: text.reindex(order) for title, text in texts.items()}).fillna("")
     lines = shown[(shown != "").any(axis="columns")].reset_index()
-    rows = ((part if isinstance(part, str) else f"{part:g}" for part in row) for row in lines.to_numpy())
-    return markdown.table(lines.columns, rows)
-
-
-def _rows(values: pd.Series[float]) -> list[str]:
-    return [str(name) for name in values.index.names if name != "seed"]
+    return markdown.table(
+        lines.columns, lines.map(lambda part: part if isinstance(part, str) else f"{part:g}").to_numpy()
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,12 @@ import pandas as pd
 
 from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
-from appa_flwr.analysis.destinations import destination, drawn_questions, ends, rules
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run import predictions
-from appa_flwr.run.pair_scores import put, replace_rows
+from appa_flwr.run.pair_scores import predicted_rows, put, replace_rows
 from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
@@ -31,8 +29,6 @@ from appa_flwr.run.records import (
     OWN_PREDICTION,
     Differences,
     Means,
-    Numbers,
-    RuleEnds,
     SummaryRow,
 )
 from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
@@ -56,7 +52,7 @@ log = logging.getLogger("appa.server")
 
 @dataclass(frozen=True, eq=False)
 class Baselines:
-    """The scale of a learned score: methods that need no language model, and how groups and rules differ.
+    """The scale of a learned score: methods that need no language model, and how groups differ.
 
     Attributes:
         scored: the methods.
@@ -167,7 +163,7 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
 
 
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
-    """Score trivial baselines, own predictions and ceilings, and compare the groups, and the rules, with each other.
+    """Score trivial baselines, own predictions and ceilings, and compare the groups with each other.
 
     The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
     group's owner who keeps its predictions. In a simulation the groups are compared by their survey answers too.
@@ -196,7 +192,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     scored.append(scores(MEAN_PREDICTION, target_GJK.mean(axis=0)))
     if groups.simulated:
         names = [groups.names[g] for g in np.flatnonzero(there_G)]
-        predicted = predictions.as_rows(target_GJK, groups=names, questions=run.questions(question_J))
+        predicted = predicted_rows(target_GJK, groups=names, questions=run.questions(question_J))
         own = _own_scores(tables, option_JK, groups.names, metrics=metrics)
         mean = given_answers(question_J, target_GJK.mean(axis=0))
         scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
@@ -215,7 +211,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
 def _compared(
     target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
 ) -> Differences | None:
-    """Differences by the groups' predictions, and by their survey answers where these are known, and the rules' ends.
+    """Differences by the groups' predictions, and by their survey answers where these are known.
 
     None for a metric without ceilings, and where these are not found.
     """
@@ -228,40 +224,14 @@ def _compared(
             predicted=_differences(target_GQK, option_QK, config),
             survey=None if truth_GQK is None else _differences(truth_GQK, option_QK, config),
             captured=None if truth_GQK is None else vars(deviations(target_GQK, truth_GQK, option_QK)),
-            rules=_rules(target_GQK, truth_GQK, option_QK, config),
         )
     except NotSolved as error:
-        log.warning("groups and rules are not compared: %s", error)
+        log.warning("groups are not compared: %s", error)
         return None
 
 
 def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Means:
     return vars(group_differences(target_GQK, option_QK, metric=config.reward_metric))
-
-
-def _rules(
-    target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
-) -> dict[str, RuleEnds]:
-    """The end of each rule on the predictions, scored against these and, where known, against the survey answers."""
-    metric = config.reward_metric
-    drawn = drawn_questions(*target_GQK.shape[:2], seed=config.seed)
-    target_GQK, option_QK = target_GQK[:, drawn], option_QK[drawn]
-    truth_GQK = None if truth_GQK is None else truth_GQK[:, drawn]
-    destinations = {
-        name: destination(rule, target_GQK, option_QK, metric=metric, seed=config.seed)
-        for name, rule in rules(config).items()
-    }
-
-    def scored(against_GQK: FloatArray) -> dict[str, Numbers]:
-        by_rule = ends(destinations, against_GQK, option_QK, metric=metric)
-        return {name: {**vars(end), "over_average": astuple(end.over_average)} for name, end in by_rule.items()}
-
-    predicted = scored(target_GQK)
-    survey = {} if truth_GQK is None else scored(truth_GQK)
-    return {
-        name: RuleEnds(fell_back=reached.fell_back, predicted=predicted[name], survey=survey.get(name))
-        for name, reached in destinations.items()
-    }
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:

@@ -20,16 +20,13 @@ import torch
 from transformers import PreTrainedModel
 
 from appa_flwr import report
-from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.analysis.checks import check_methods
-from appa_flwr.analysis.group_differences import generated_differences
-from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.run.cards import SFTCard
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, SFT_MODEL, SUMMARY, SURVEY_FILE
-from appa_flwr.survey.generate import population
 from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
@@ -69,8 +66,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
     run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
-    if config.survey == GENERATED_SURVEY:
-        folder.progress("survey", 1, 1, f"the generated population, by JS: {_population(config)}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     checkpoint = read_checkpoint(config, run.catalogue, start)
     sft_card = sft_checkpoint.read_card(config, run.questions(run.catalogue.held_out_Q))
@@ -97,15 +92,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     with writing(folder.path):
         path = report.build(folder.path)
     folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # who serves can go on
-
-
-def _population(config: Config) -> str:
-    """How far the groups of the generated survey differ, or why nobody can say."""
-    try:
-        differences = generated_differences(**population(config.data, config.seed))
-    except NotSolved as error:
-        return str(error)
-    return differences.sentence(threshold=config.appa.fairness_threshold)
 
 
 def join(run: RunInputs) -> dict[str, int]:

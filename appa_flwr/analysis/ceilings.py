@@ -175,13 +175,6 @@ SOLVED_METRICS = (*_PROGRAMS, "borda")
 """Metrics that have ceilings. `js-distance` has none: its weighted problem can have several local optima."""
 
 
-def unsolved(metric: str) -> UserError:
-    """The error about a metric that has no ceilings."""
-    return UserError(
-        f'metric = "{metric}" has no best shared answers to compare with; take {", ".join(SOLVED_METRICS)}'
-    )
-
-
 def _sparse(values: npt.ArrayLike, row: IntArray, column: IntArray) -> sparse.csr_array:
     return sparse.csr_array((values, (row, column)))
 

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation import RULES, Rule, configured
 from appa_flwr.analysis.alignment import known_targets, shared_rewards
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
-from appa_flwr.analysis.intervals import Interval, paired_differences
+from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.config import Config
+from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.protocol.rewards import find
 
 BATCH = 192
@@ -30,10 +32,11 @@ STEP = 0.01
 """How far a whitened reward of 1 moves logits: the mean of the steps, which shrink from twice as much to 0."""
 NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
-NEVER = 1.1
-"""A fairness threshold that no index reaches."""
-PRINTED: Mapping[str, float] = {"fairness_threshold": 0.99, "temperature": 0.1}
-"""The paper's settings of `appa` (APPA table)."""
+APPA_VARIANTS: Mapping[str, Mapping[str, float]] = {
+    "appa-printed": {"fairness_threshold": PAPER_FAIRNESS_THRESHOLD, "temperature": PAPER_TEMPERATURE},
+    "appa-open": {"fairness_threshold": FAIRNESS_THRESHOLD},
+}
+"""The paper's settings (APPA table), and a threshold that no index reaches."""
 MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Of groups and questions that rules are tried on, so that a rule takes a second or two."""
 
@@ -42,8 +45,7 @@ def rules(config: Config) -> dict[str, Rule]:
     """The config's rule and every other but `alpha`, with its parameters; APPA as printed and without threshold too."""
     names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
     own = {name: configured(name, config.appa) for name in names}
-    variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER}}
-    made = {name: own["appa"].model_copy(update=changes) for name, changes in variants.items()}
+    made = {name: own["appa"].model_copy(update=changes) for name, changes in APPA_VARIANTS.items()}
     return own | {name: rule for name, rule in made.items() if rule != own["appa"]}
 
 
@@ -115,31 +117,22 @@ def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
     return np.asarray(softmax(np.where(option_JK, theta_JK, -np.inf), axis=1))
 
 
-@dataclass(frozen=True)
-class End:
-    """Avg AS and Min AS of the answers that a rule ends with, and Min AS less that of the rule `average`."""
-
-    avg_as: float
-    min_as: float
-    over_average: Interval
-
-
 def ends(
     destinations: Mapping[str, Destination], target_GQK: FloatArray, option_QK: BoolArray, *, metric: str
-) -> dict[str, End]:
-    """Rule -> its end against these targets, which may be others than those that the answers followed.
+) -> pd.DataFrame:
+    """A row a rule: Avg AS, Min AS, Min AS minus `average`'s as an `Interval`, and the share of plain means.
 
     Rule `average` is among `destinations`. Targets are shares (G, Q, K), rows of NaN where a group has none; groups
-    without any take no part.
+    without any take no part. They may be others than those that the answers followed.
     """
+    there_G = known_targets(target_GQK, option_QK).any(axis=1)
     scores = {
-        rule: shared_rewards(reached.answer_QK, target_GQK, option_QK, metric=metric)
+        rule: shared_rewards(reached.answer_QK, target_GQK[there_G], option_QK, metric=metric)
         for rule, reached in destinations.items()
     }
-    there_G = known_targets(target_GQK, option_QK).any(axis=1)
-    ended = {}
+    rows = []
     for rule, score_GQ in scores.items():
-        mean_G = np.nanmean(score_GQ[there_G], axis=1)
-        over = paired_differences([(score_GQ[there_G], scores["average"][there_G])])["Min AS"]
-        ended[rule] = End(float(mean_G.mean()), float(mean_G.min()), over)
-    return ended
+        mean_G = np.nanmean(score_GQ, axis=1)
+        over = bootstrap([(score_GQ, scores["average"])])["Min AS"]
+        rows.append((rule, mean_G.mean(), mean_G.min(), over, destinations[rule].fell_back))
+    return pd.DataFrame(rows, columns=["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"])

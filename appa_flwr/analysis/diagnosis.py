@@ -5,116 +5,67 @@ Axis letters: G groups, Q questions, K options.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.analysis.aggregation import Rule
-from appa_flwr.analysis.alignment import as_arrays, known_targets
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
-from appa_flwr.analysis.destinations import Destination, End, destination, drawn_questions, ends
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, as_arrays, known_targets
+from appa_flwr.analysis.destinations import destination, drawn_questions, ends
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
-from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences, group_differences
+from appa_flwr.analysis.group_differences import LABELS, group_differences
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Survey
 
-COMPARED = 2
-HALF = 0.5
 MOST_LEFT_OUT = 24
 """Groups up to which each is left out in turn."""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Findings on a survey.
+def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> tuple[pd.DataFrame, ...]:
+    """Four tables on the groups' own answers, by one metric.
 
-    Attributes:
-        differences: between the groups, on all questions that two groups or more have.
-        destinations: rule -> where free answers end that follow it, on `tried` of these questions.
-        ends: rule -> the scores there.
-        without: group -> its answers among the compared questions, and the gap between the two ceilings of the others:
-            where that is much smaller than all groups', this group makes the gap. Empty for two groups, and for more
-            than `MOST_LEFT_OUT`.
-        compared: questions that two groups or more have answered.
-        common: questions that all have answered.
-    """
+    - a row: how many questions compare groups.
+    - a row: how much the groups differ, and whether rules can.
+    - a row a rule: Avg AS and Min AS of the free answers that follow it, and "Plain mean taken", see `Destination`.
+    - a row a group that is left out: its answers, and what the others leave a rule to win; where that is much smaller
+      than what all groups leave, this group makes the gap. Empty for two groups, and above `MOST_LEFT_OUT`.
 
-    metric: str
-    differences: GroupDifferences
-    destinations: Mapping[str, Destination]
-    ends: Mapping[str, End]
-    tried: int
-    without: Mapping[str, tuple[int, float]]
-    compared: int
-    common: int
-    questions: int
-
-    def sentences(self, *, threshold: float) -> Iterator[str]:
-        """In plain words, the warnings last."""
-        yield f"By {self.metric}: {self.differences.sentence(threshold=threshold)}."
-        yield (
-            f"Of {self.questions} questions, {self.compared} were answered by two groups or more and {self.common} by "
-            f"all. Rules were tried on {self.tried}."
-        )
-        if self.differences.gap <= CLEAR_GAIN:
-            yield f"WARNING: no rule can gain more than {CLEAR_GAIN:g} for the worst group over the plain mean."
-        if (taken := self.destinations["appa"].fell_back) is not None and taken > HALF:
-            yield (
-                f"WARNING: as configured, appa takes the plain mean in {taken:.0%} of the iterations once its answers "
-                "are good; with appa.fairness-threshold above 1 it never does."
-            )
-        if self.compared < HALF * self.questions:
-            yield (
-                "WARNING: most questions were answered by one group alone, so scores against the survey compare groups "
-                "on different questions."
-            )
-
-
-def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> Diagnosis:
-    """Diagnosis of a survey from the groups' own answers, by one metric.
-
-    `rules` are named, `average` and `appa` among them, as `appa_flwr.analysis.destinations.rules` does; `seed` is of
-    the questions and noise that they are tried with.
+    `rules` are named, `average` among them, as `appa_flwr.analysis.destinations.rules` does; `seed` is of the questions
+    and noise that they are tried with.
 
     Raises:
         UserError: no question was answered by two groups, or the metric has no ceilings.
     """
-    if metric not in SOLVED_METRICS:
-        raise unsolved(metric)
     target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    known_GQ = known_targets(target_GQK, option_QK)
-    count_Q = known_GQ.sum(axis=0)
-    compared_Q = count_Q >= COMPARED
-    target_GQK, option_QK, known_GQ = target_GQK[:, compared_Q], option_QK[compared_Q], known_GQ[:, compared_Q]
+    count_Q = known_targets(target_GQK, option_QK).sum(axis=0)
+    compared_Q = count_Q >= GROUPS_TO_COMPARE
+    target_GQK, option_QK = target_GQK[:, compared_Q], option_QK[compared_Q]
     if not len(option_QK):
         raise UserError("no question was answered by two groups, so there is nothing to compare")
+    differences = group_differences(target_GQK, option_QK, metric=metric).row()
     drawn = drawn_questions(*target_GQK.shape[:2], seed=seed)
     tried = (target_GQK[:, drawn], option_QK[drawn])
     reached = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
-    return Diagnosis(
-        metric=metric,
-        differences=group_differences(target_GQK, option_QK, metric=metric),
-        destinations=reached,
-        ends=ends(reached, *tried, metric=metric),
-        tried=len(drawn),
-        without=_without(survey.groups, target_GQK, option_QK, known_GQ, metric=metric),
-        compared=int(compared_Q.sum()),
-        common=int((count_Q == len(survey.groups)).sum()),
-        questions=len(count_Q),
-    )
+    counts = {
+        "Questions": len(count_Q),
+        "answered by two groups or more": len(option_QK),
+        "answered by all": int((count_Q == len(survey.groups)).sum()),
+        "that rules were tried on": len(drawn),
+    }
+    of_rules, without = ends(reached, *tried, metric=metric), _without(survey.groups, target_GQK, option_QK, metric)
+    return pd.DataFrame([counts]), pd.DataFrame([differences]), of_rules, without
 
 
-def _without(
-    groups: tuple[str, ...], target_GQK: FloatArray, option_QK: BoolArray, known_GQ: BoolArray, *, metric: str
-) -> dict[str, tuple[int, float]]:
-    """Group -> its answers, and the others' gap; nothing for two groups, which leave one, and for very many."""
-    if not COMPARED < len(groups) <= MOST_LEFT_OUT:
-        return {}
-    gaps = {}
-    for g, name in enumerate(groups):
-        others_Q = np.delete(known_GQ, g, axis=0).sum(axis=0) >= COMPARED
-        left_GQK = np.delete(target_GQK, g, axis=0)[:, others_Q]
-        gap = group_differences(left_GQK, option_QK[others_Q], metric=metric).gap if others_Q.any() else float("nan")
-        gaps[name] = int(known_GQ[g].sum()), gap
-    return gaps
+def _without(groups: tuple[str, ...], target_GQK: FloatArray, option_QK: BoolArray, metric: str) -> pd.DataFrame:
+    """The differences among all groups but one, for each; the smallest gap first."""
+    rows = []
+    for g, name in enumerate(groups if GROUPS_TO_COMPARE < len(groups) <= MOST_LEFT_OUT else ()):
+        others_GQK = np.delete(target_GQK, g, axis=0)
+        others_Q = known_targets(others_GQK, option_QK).sum(axis=0) >= GROUPS_TO_COMPARE
+        gap = np.nan
+        if others_Q.any():
+            gap = group_differences(others_GQK[:, others_Q], option_QK[others_Q], metric=metric).gap
+        rows.append((name, int(known_targets(target_GQK, option_QK)[g].sum()), gap))
+    columns = ["Without group", "Its answers", LABELS["gap"]]
+    return pd.DataFrame(rows, columns=columns).sort_values(LABELS["gap"], kind="stable")

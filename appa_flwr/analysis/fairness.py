@@ -49,19 +49,17 @@ def fairness_per_question(reward_GJ: npt.ArrayLike, *, min_groups: int) -> Float
         raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
     present_GJ = ~np.isnan(reward_GJ)
     compared_J = present_GJ.sum(axis=0) >= min_groups
-    found_J = np.full(reward_GJ.shape[1], np.nan)
+    fairness_J = np.full(reward_GJ.shape[1], np.nan)
     if not reward_GJ[:, compared_J].size:
-        return found_J
+        return fairness_J
     reward_GJ, present_GJ = reward_GJ[:, compared_J], present_GJ[:, compared_J]
-    mean_J = reward_GJ.mean(axis=0, where=present_GJ)
-    std_J = reward_GJ.std(axis=0, where=present_GJ)
+    mean_J, std_J = reward_GJ.mean(axis=0, where=present_GJ), reward_GJ.std(axis=0, where=present_GJ)
     # Rounding lets the deviation of equal numbers come out above 0, so equality is decided on the numbers.
     equal_J = np.nanmax(reward_GJ, axis=0) == np.nanmin(reward_GJ, axis=0)
-    cov_J = np.full_like(mean_J, MAX_COV)
-    np.divide(std_J, mean_J, out=cov_J, where=mean_J > 0.0)
-    fairness_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, MAX_COV) ** 2))
-    found_J[compared_J] = np.where(equal_J | (mean_J >= MIN_MEAN), fairness_J, np.nan)
-    return found_J
+    cov_J = np.divide(std_J, mean_J, out=np.full_like(mean_J, MAX_COV), where=mean_J > 0.0)
+    index_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, MAX_COV) ** 2))
+    fairness_J[compared_J] = np.where(equal_J | (mean_J >= MIN_MEAN), index_J, np.nan)
+    return fairness_J
 
 
 def present_groups(reward_GJ: FloatArray) -> BoolArray:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.alignment import as_arrays, known_targets, shared_rewards
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, known_targets, shared_rewards
 from appa_flwr.analysis.ceilings import OBJECTIVES, shared_answer
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
-from appa_flwr.survey.generate import Population, ground_truth
 
 CLEAR_DIFFERENCE = 0.05
 """Shares of an option that are closer are told apart by chance."""
@@ -31,6 +29,15 @@ TINY = 1e-9
 
 CLEAR_GAIN = 0.01
 """A smaller gap between the two ceilings is lost among the differences between runs."""
+
+LABELS = {
+    "size": "Groups' spread",
+    "min_of_average": "Worst group at the best answers for the average",
+    "min_of_fairest": "for the worst group",
+    "gap": "Most a rule can win",
+    "fairness": "FI",
+}
+"""Field of `GroupDifferences` -> what tables call it."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +67,11 @@ def deviations(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: Boo
     """
     nothing = float("nan")
     known_GQ = known_targets(truth_GQK, option_QK)
-    known_GQ &= (known_GQ.sum(axis=0) > 1) & (option_QK.sum(axis=1) > 1)
+    known_GQ &= (known_GQ.sum(axis=0) >= GROUPS_TO_COMPARE) & (option_QK.sum(axis=1) > 1)
     valid_GQK = known_GQ[:, :, None] & option_QK
     if not valid_GQK.any():
         return Deviations(nothing, nothing, nothing, nothing, nothing)
-    count_Q1 = np.maximum(known_GQ.sum(axis=0), 1)[:, None]
-
-    def centred(value_GQK: FloatArray) -> FloatArray:
-        kept_GQK = np.where(valid_GQK, value_GQK, 0.0)
-        deviation_L: FloatArray = (kept_GQK - kept_GQK.sum(axis=0) / count_Q1)[valid_GQK]
-        return deviation_L
-
-    true_L, predicted_L = centred(truth_GQK), centred(prediction_GQK)
+    true_L, predicted_L = (_centred(value_GQK, valid_GQK) for value_GQK in (truth_GQK, prediction_GQK))
     true_size, predicted_size = float(true_L.std()), float(predicted_L.std())
     right = clear = 0.0
     for a, b in itertools.combinations(range(len(known_GQ)), 2):
@@ -80,12 +80,20 @@ def deviations(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: Boo
         clear_L = np.abs(true_gap_L) > CLEAR_DIFFERENCE
         clear += clear_L.sum()
         right += (0.5 + 0.5 * np.sign(true_gap_L) * np.sign(gap_L))[clear_L].sum()
-    order = right / clear if clear else nothing
+    order = float(right / clear) if clear else nothing
     if true_size < TINY:
         return Deviations(nothing, nothing, order, nothing, 0.0)
     r = float(np.corrcoef(true_L, predicted_L)[0, 1]) if predicted_size > TINY else 0.0
     r2 = 1.0 - float(((true_L - predicted_L) ** 2).sum() / (true_L**2).sum())
-    return Deviations(r, r2, float(order), predicted_size / true_size, true_size)
+    return Deviations(r, r2, order, predicted_size / true_size, true_size)
+
+
+def _centred(value_GQK: FloatArray, valid_GQK: BoolArray) -> FloatArray:
+    """The valid values less their mean over the groups, in a row."""
+    kept_GQK = np.where(valid_GQK, value_GQK, 0.0)
+    mean_QK = kept_GQK.sum(axis=0) / np.maximum(valid_GQK.any(axis=2).sum(axis=0), 1)[:, None]
+    deviation_L: FloatArray = (kept_GQK - mean_QK)[valid_GQK]
+    return deviation_L
 
 
 @dataclass(frozen=True)
@@ -109,43 +117,22 @@ class GroupDifferences:
         """The most that a rule can win for the worst group."""
         return self.min_of_fairest - self.min_of_average
 
-    def sentence(self, *, threshold: float) -> str:
-        """In plain words, with APPA's threshold."""
-        verdict = "rules can differ" if self.gap > CLEAR_GAIN else "no rule can do better than the mean here"
-        side = "under" if self.fairness < threshold else "over"
-        return (
-            f"groups differ by {self.size:.3f} (standard deviation of shares); the best answers for the average leave "
-            f"the worst group at {self.min_of_average:.3f}, the best for it at {self.min_of_fairest:.3f}: {verdict}. "
-            f"The fairness index of the first is {self.fairness:.4f}, {side} the threshold {threshold:g}"
-        )
+    def row(self) -> dict[str, object]:
+        """Label -> number, and whether rules can differ."""
+        numbers = {label: getattr(self, name) for name, label in LABELS.items()}
+        return {**numbers, "Rules can differ": "yes" if self.gap > CLEAR_GAIN else "no"}
 
 
 def group_differences(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: str) -> GroupDifferences:
-    """Of targets (G, Q, K), rows of NaN where a group has none; arguments and errors are those of `ceiling`."""
-    targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
-    option_QK = np.asarray(options_QK, dtype=np.bool_)
-    average_GQ, fairest_GQ = (
-        shared_rewards(
-            shared_answer(targets_GQK, option_QK, metric=metric, objective=objective),
-            targets_GQK,
-            option_QK,
-            metric=metric,
-        )
-        for objective in OBJECTIVES
-    )
+    """Of targets (G, Q, K), rows of NaN where a group has none; arguments and errors as of `shared_answer`."""
+    targets_GQK, option_QK = np.asarray(targets_GQK, dtype=np.float64), np.asarray(options_QK, dtype=np.bool_)
+    best = (shared_answer(targets_GQK, option_QK, metric=metric, objective=objective) for objective in OBJECTIVES)
+    average_GQ, fairest_GQ = (shared_rewards(each, targets_GQK, option_QK, metric=metric) for each in best)
     known_GQ = known_targets(targets_GQK, option_QK)
-    valid_GQK = known_GQ[:, :, None] & option_QK
-    kept_GQK = np.where(valid_GQK, targets_GQK, 0.0)
-    mean_QK = kept_GQK.sum(axis=0) / np.maximum(known_GQ.sum(axis=0), 1)[:, None]
     there_G = known_GQ.any(axis=1)
     return GroupDifferences(
-        size=float((kept_GQK - mean_QK)[valid_GQK].std()),
+        size=float(_centred(targets_GQK, known_GQ[:, :, None] & option_QK).std()),
         min_of_average=float(np.nanmean(average_GQ[there_G], axis=1).min()),
         min_of_fairest=float(np.nanmean(fairest_GQ[there_G], axis=1).min()),
-        fairness=sparse_fairness_index(average_GQ, min_groups=2),
+        fairness=sparse_fairness_index(average_GQ, min_groups=GROUPS_TO_COMPARE),
     )
-
-
-def generated_differences(**drawn: Unpack[Population]) -> GroupDifferences:
-    """Of the true answers behind a generated survey, to all its questions, by JS."""
-    return group_differences(*as_arrays(*ground_truth(**drawn)), metric="js")

@@ -101,12 +101,12 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
     """Where each rule would end, before any training."""
     from appa_flwr.analysis.destinations import rules
     from appa_flwr.analysis.diagnosis import diagnose
-    from appa_flwr.report.frames import diagnosis
     from appa_flwr.report.tables import show as table
 
-    result = diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
-    yield from (table(frame, sign=True) for frame in diagnosis(result))
-    yield from result.sentences(threshold=config.appa.fairness_threshold)
+    yield from (
+        table(frame, sign=True)
+        for frame in diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
+    )
 
 
 @export.command("lm-eval")

@@ -9,7 +9,7 @@ import pandas as pd
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.report import frames, plots, predictor, style
+from appa_flwr.report import frames, plots
 from appa_flwr.report.page import page, short
 from appa_flwr.run.pair_scores import PREDICTIONS, replace_rows
 from appa_flwr.run.read import RunFiles, read_run
@@ -47,41 +47,24 @@ def build(run_folder: Path) -> Path:
 def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
     """Every picture the run has the numbers for."""
     if not intervals["low"].isna().all():
-        yield (
-            "worst_group",
-            plots.worst_group(intervals, rule=run.config.rule),
-            "score of the worst-off group by method",
-        )
+        picture = plots.worst_group(intervals, rule=run.config.rule)
+        yield "worst_group", picture, "score of the worst-off group by method"
     kinds = {kind: frames.by_group(run, against=kind).dropna(axis=1, how="all") for kind in frames.TARGETS}
     against = next((kind for kind, known in kinds.items() if not known.empty), PREDICTIONS)
-    per_group = kinds[against].rename(
-        columns=lambda method: method if method in style.METHOD_STYLE else frames.method_name(method)
-    )
-    if not per_group.empty and len(run.groups) >= plots.LEAST_SPIDER_GROUPS:
+    if not kinds[against].empty and len(run.groups) >= plots.LEAST_SPIDER_GROUPS:
         title = f"Alignment score per group ({run.metric}), against {frames.TARGETS[against]}"
-        picture = plots.spider(per_group, run.groups, title=title, rule=run.config.rule)
-        yield "spider", picture, "alignment score per group"
-    if not run.iterations.empty:
-        if run.iterations.columns.str.startswith("held_out/").any():
-            yield "learning_curve", plots.learning_curve(run.iterations), "scores of the policy while it learns"
-        yield from _rule_pictures(run, run.iterations)
-    for name, rounds in list(run.served.items())[:MOST_SERVED]:
-        yield from _rule_pictures(run, rounds, prefix=f"served_{name}_")
+        yield "spider", plots.spider(kinds[against], title=title, rule=run.config.rule), "alignment score per group"
+    rules = {"": run.iterations, **dict([*run.served.items()][:MOST_SERVED])}
+    for name, rounds in rules.items():
+        if rounds.empty:
+            continue
+        prefix = f"served_{name}_" if name else ""
+        if rounds.columns.str.startswith("held_out/").any():
+            yield f"{prefix}learning_curve", plots.learning_curve(rounds), "scores of the policy while it learns"
+        if rounds.columns.str.startswith("weights/").any():
+            yield f"{prefix}weights", plots.weights(rounds, run.groups), "weight per group over the iterations"
+        tau = run.config.appa.fairness_threshold if rounds["fell_back"].notna().any() else None
+        yield f"{prefix}health", plots.health(rounds, threshold=tau), "measures of health over the iterations"
     card = run.pluralllm
     if card is not None and card.losses:
         yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"
-    if card is not None and card.groups:
-        yield "pluralllm_groups", plots.predictor(predictor.by_group(card)), "score of PluralLLM by group"
-
-
-def _rule_pictures(run: RunFiles, rounds: pd.DataFrame, *, prefix: str = "") -> Iterator[Picture]:
-    """Weights and rewards where they are known of single groups, and measures of health, over the rounds of a rule."""
-    tau = run.config.appa.fairness_threshold if rounds["fell_back"].notna().any() else None
-    for what, title, axis in (
-        ("weights", "Weight per group; dotted: all equal; grey: not used, plain mean taken", "weight (share)"),
-        ("rewards", "Alignment reward per group", "mean reward (0 to 1)"),
-    ):
-        if rounds.columns.str.startswith(f"{what}/").any():
-            png = plots.group_curves(rounds, what, run.groups, title=title, axis=axis)
-            yield f"{prefix}{what}", png, f"{what.removesuffix('s')} per group over the iterations"
-    yield f"{prefix}health", plots.health(rounds, threshold=tau), "measures of health over the iterations"

@@ -50,11 +50,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
         for (what, mine), theirs in zip(_scored(run).items(), _scored(first).values(), strict=True):
             if mine != theirs:
                 raise UserError(f"{run.folder} and {first.folder}: have not one {what}: {mine!r} and {theirs!r}")
-    of_policy = [run.scores[run.scores["method"] == PPO].assign(method=name) for name, run in runs.items()]
-    scores = pd.concat([rows[rows["metric"] == first.metric] for rows in of_policy])
-    in_all = scores.groupby("against")["method"].transform("nunique") == len(runs)
-    one_predictor = len({_targets(run) for run in runs.values()}) == 1
-    scores = scores[in_all & (one_predictor | (scores["against"] == SURVEY))]
+    scores = pd.concat(
+        run.scores[(run.scores["method"] == PPO) & (run.scores["metric"] == first.metric)].assign(method=name)
+        for name, run in runs.items()
+    )
+    if len({_targets(run) for run in runs.values()}) > 1:
+        scores = scores[scores["against"] == SURVEY]
+    scores = scores[scores.groupby("against")["method"].transform("nunique") == len(runs)]
     if scores.empty:
         raise UserError(
             f"{first.folder} and the others: have neither scores against survey answers nor one predictor; give later "
@@ -64,11 +66,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if scores.empty:
         raise UserError(f"{first.folder} and the others: have no group and held-out question in common")
     scores = scores.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
-    names = [*runs]
-    rows = scores.drop_duplicates(["method", "against"])
-    return Comparison(
-        runs, scores, intervals(rows, scores, metric=first.metric, pairs=[(name, names[0]) for name in names[1:]])
-    )
+    rows, (base, *others) = scores.drop_duplicates(["method", "against"]), runs
+    pairs = [(name, base) for name in others]
+    return Comparison(runs, scores, intervals(rows, scores, metric=first.metric, pairs=pairs))
 
 
 def levels(compared: Comparison) -> pd.DataFrame:

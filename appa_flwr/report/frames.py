@@ -7,7 +7,6 @@ scores are not known, as under secure sums, there are values of summary.json alo
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -15,16 +14,14 @@ import numpy as np
 import pandas as pd
 
 from appa_flwr.analysis.alignment import shared_rewards
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
-from appa_flwr.analysis.diagnosis import Diagnosis
 from appa_flwr.analysis.fairness import FloatArray
-from appa_flwr.analysis.intervals import MEASURES, Interval, levels, paired_differences
+from appa_flwr.analysis.group_differences import GroupDifferences
+from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.report.style import METHOD_STYLE
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
-from appa_flwr.run.predictions import of_question
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, predictions_of, table
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
-from appa_flwr.run.records import CEILINGS, LOOK_UPS, MODEL, PPO
+from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
 
 COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
 TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
@@ -32,12 +29,6 @@ FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
-DIFFERENCES = {
-    "size": "Groups' spread",
-    "min_of_average": "Worst group at the best answers for the average",
-    "min_of_fairest": "for the worst group",
-    "fairness": "FI",
-}
 CAPTURED = {
     "r": "Predicted and true deviations: r",
     "r2": "R2",
@@ -45,8 +36,6 @@ CAPTURED = {
     "spread": "Predicted / true spread",
     "size": "True spread",
 }
-ENDS = {"avg_as": "Avg AS", "min_as": "Min AS", "over_average": "Min AS minus average's"}
-PLAIN = "Plain mean taken"
 
 
 def intervals(
@@ -59,21 +48,15 @@ def intervals(
         rewards = {name: table(scores, name, metric=metric, against=str(against)) for name in value_of.index}
         wanted = [*((name, "") for name in rewards), *(pair for pair in pairs if rewards.keys() >= {*pair})]
         for name, less in wanted:
-            measured = _bootstrapped(rewards[name], rewards[less] if less else None)
-            if measured is None:
+            at = {"method": name, "less": less, "metric": metric, "against": against}
+            both = aligned(rewards[name], rewards[less or name])
+            if both is None:  # single scores are not known
                 values = value_of.loc[name] - (value_of.loc[less] if less else 0.0)
                 measured = {measure: Interval(values[FIELDS[measure]], np.nan, np.nan) for measure in MEASURES}
-            at = {"method": name, "less": less, "metric": metric, "against": against}
+            else:
+                measured = bootstrap([both if less else both[:1]])
             rows += [{**at, "measure": measure, **vars(measured[measure])} for measure in MEASURES]
     return pd.DataFrame(rows, columns=[*COLUMNS])
-
-
-def _bootstrapped(rewards: pd.DataFrame, others: pd.DataFrame | None) -> Mapping[Any, Interval] | None:
-    """By measure, of a method or of what it has more than another; None where single scores are not known."""
-    if others is None:
-        return None if rewards.empty else levels([rewards.to_numpy(float)])
-    both = aligned(rewards, others)
-    return None if both is None else paired_differences([both])
 
 
 def of_run(run: RunFiles) -> pd.DataFrame:
@@ -144,23 +127,22 @@ def headline(intervals: pd.DataFrame, rule: str) -> str:
         return "The policy after PPO has no scores that it can be compared with."
     against = rows["against"].iloc[0]
     target = "the groups' survey answers" if against == SURVEY else "PluralLLM's predictions of the groups' answers"
-    surely, gain = _verdict(rows)
-    first = f"{method_name(PPO, rule)} serves the worst-off group {surely} {method_name(other)}, by {target}: {gain}."
-    tables = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
-    if tables.empty:
+    better, gain = _compared(rows)
+    first = f"{method_name(PPO, rule)} serves the worst-off group {better} {method_name(other)}, by {target}: {gain}."
+    look_ups = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
+    if look_ups.empty:
         return first
-    surely, gain = _verdict(tables)  # what PPO has least more than is the best look-up
-    return f"{first} It is {surely} the best look-up ({method_name(tables['less'].iloc[0])}): {gain}."
+    better, gain = _compared(look_ups)  # what PPO has least more than is the best look-up
+    return f"{first} It is {better} the best look-up ({method_name(look_ups['less'].iloc[0])}): {gain}."
 
 
-def _verdict(rows: pd.DataFrame) -> tuple[str, str]:
-    """In words, what the first row's interval of a difference tells, and the interval."""
-    gain = Interval(*rows[["value", "low", "high"]].to_numpy(float)[0])
-    surely = (
-        "better than" if gain.low > 0 else "worse than" if gain.high < 0 else "neither surely better nor worse than"
+def _compared(rows: pd.DataFrame) -> tuple[str, str]:
+    """What the first row's interval of a difference shows, and the interval."""
+    value, low, high = rows[["value", "low", "high"]].to_numpy(float)[0]
+    better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
+    return better, f"Min AS {value:+.3f} " + (
+        f"(95 %: {low:+.3f} to {high:+.3f})" if np.isfinite(low) else "(no interval)"
     )
-    span = f"95 %: {gain.low:+.3f} to {gain.high:+.3f}" if np.isfinite(gain.low) else "how surely is not known"
-    return surely, f"Min AS {gain.value:+.3f} ({span})"
 
 
 def all_metrics(run: RunFiles) -> pd.DataFrame:
@@ -208,13 +190,18 @@ def served_groups(rounds: pd.DataFrame) -> pd.DataFrame:
     """Seconds of each group in the rounds that it answered, the slowest in the last one first, those missing before."""
     seconds = rounds.filter(regex="^group_seconds/").astype(float)
     seconds.columns = seconds.columns.str.removeprefix("group_seconds/")
-    missed = rounds["missing_groups"].explode().value_counts()
     names = rounds.columns[rounds.columns.str.startswith("rewards/")].str.removeprefix("rewards/")
-    by_group = seconds.reindex(columns=names).agg(["mean", "max"]).T.set_axis(["Mean", "Longest"], axis=1)
-    by_group.insert(0, "Seconds, last round", seconds.iloc[-1].reindex(names))
-    by_group["Rounds missed"] = missed.reindex(names).fillna(0).astype(int)
-    slowest = by_group.sort_values("Seconds, last round", ascending=False, na_position="first", kind="stable")
-    return slowest.rename_axis("Group").reset_index()
+    missed = rounds["missing_groups"].explode().value_counts()
+    columns = {
+        "Seconds, last round": seconds.iloc[-1],
+        "Mean": seconds.mean(),
+        "Longest": seconds.max(),
+        "Rounds missed": missed.reindex(names).fillna(0).astype(int),
+    }
+    by_group = pd.DataFrame(columns).reindex(names).rename_axis("Group")
+    return by_group.sort_values(
+        "Seconds, last round", ascending=False, na_position="first", kind="stable"
+    ).reset_index()
 
 
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
@@ -224,29 +211,13 @@ def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
     yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
 
 
-def rules(run: RunFiles) -> pd.DataFrame:
-    """The ends of free answers that follow each rule on this run's predictions."""
-    rows: dict[str, dict[tuple[str, str], object]] = {}
-    for rule, ends in (run.differences.rules if run.differences is not None else {}).items():
-        row = rows.setdefault(rule, {})
-        for kind, end in ((SURVEY, ends.survey), (PREDICTIONS, ends.predicted)):
-            for field, value in (end or {}).items():
-                row[TARGETS[kind], ENDS[field]] = Interval(*value) if isinstance(value, tuple) else value
-        row["", PLAIN] = ends.fell_back
-    if not rows:
-        return pd.DataFrame()
-    columns = pd.MultiIndex.from_tuples([*dict.fromkeys(key for row in rows.values() for key in row)])
-    return pd.DataFrame([*rows.values()], index=pd.Index([*rows], name="Rule"), columns=columns).reset_index()
-
-
 def survey_differences(run: RunFiles) -> Iterator[pd.DataFrame]:
-    """How far groups differ and what a rule can win for the worst of them; what predictions capture of this."""
+    """How far groups differ and whether rules can; what predictions capture of the differences."""
     if run.differences is None:
         return
     kinds = {TARGETS[SURVEY]: run.differences.survey, TARGETS[PREDICTIONS]: run.differences.predicted}
-    known = {kind: numbers for kind, numbers in kinds.items() if numbers is not None}
-    by_kind = pd.DataFrame.from_dict(known, orient="index").rename(columns=DIFFERENCES)
-    yield by_kind.rename_axis("Groups, by").reset_index()
+    rows = [{"By": kind, **GroupDifferences(**numbers).row()} for kind, numbers in kinds.items() if numbers is not None]
+    yield pd.DataFrame(rows)
     if run.differences.captured is not None:
         yield pd.DataFrame([run.differences.captured]).rename(columns=CAPTURED)
 
@@ -254,38 +225,21 @@ def survey_differences(run: RunFiles) -> Iterator[pd.DataFrame]:
 def asked(
     question: str, options: Collection[str], answer_K: FloatArray, *, predictions: pd.DataFrame, metric: str
 ) -> pd.DataFrame:
-    """A policy's answer beside the best shared ones, the uniform one, and the groups' predictions, in shares.
+    """A policy's answer beside the uniform one and the groups' predictions, in shares.
 
     An answer's score on this one question is the groups' mean, and the worst-served group's. Without predictions for
     the question there are the policy's shares alone.
     """
-    predicted = of_question(predictions, question, [*options])
+    predicted = predictions_of(predictions, question, [*options])
     if predicted is None:
         return pd.DataFrame({"Option": [*options], "Share": answer_K})
     target_G1K, option_1K = predicted.to_numpy(float)[:, None], np.ones((1, len(options)), dtype=bool)
-    answers = {"this policy": answer_K, "uniform": option_1K[0] / len(options)}
-    for method, objective in CEILINGS.items() if metric in SOLVED_METRICS else ():
-        with contextlib.suppress(NotSolved):
-            answers[method] = shared_answer(target_G1K, option_1K, metric=metric, objective=objective)[0]
     rows = []
-    for method, share_K in answers.items():
+    for method, share_K in (("this policy", answer_K), ("uniform", option_1K[0] / len(options))):
         score_G = shared_rewards(share_K[None], target_G1K, option_1K, metric=metric)[:, 0]
-        rows.append(
-            [method_name(method), *share_K, score_G.mean(), score_G.min(), predicted.index[int(score_G.argmin())]]
-        )
+        worst = predicted.index[int(score_G.argmin())]
+        rows.append([method_name(method), *share_K, score_G.mean(), score_G.min(), worst])
     rows += [[f"predicted: {group}", *shares, None, None, ""] for group, *shares in predicted.itertuples()]
     scores = [(metric, "mean"), (metric, "worst"), ("", "worst-served")]
     columns = [("", "Answer"), *(("share", option) for option in options), *scores]
     return pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(columns))
-
-
-def diagnosis(result: Diagnosis) -> Iterator[pd.DataFrame]:
-    """Where every rule ends on a survey, and the gap between the ceilings of all groups but one; smallest first."""
-    rows = [
-        {"Rule": rule, **vars(end), "taken": result.destinations[rule].fell_back} for rule, end in result.ends.items()
-    ]
-    yield pd.DataFrame(rows).rename(columns={**ENDS, "taken": PLAIN})
-    if result.without:
-        gaps = [(group, answers, gap, result.differences.gap) for group, (answers, gap) in result.without.items()]
-        names = ["Without group", "Its answers", "Gap of the others", "Gap of all"]
-        yield pd.DataFrame(gaps, columns=names).sort_values(names[2], kind="stable")

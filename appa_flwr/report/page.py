@@ -25,8 +25,6 @@ from appa_flwr.run import records, run_files
 from appa_flwr.run.read import RunFiles
 from appa_flwr.run.records import CEILINGS, LOOK_UPS, PPO
 
-FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairness-threshold", "seed")
-"""Config keys shown before all others: what a reader asks first."""
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
 METHODS_NOTE = (
@@ -39,10 +37,6 @@ SUMS_NOTE = (
 DIFFERENCES_NOTE = (
     "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them."
 )
-RULES_NOTE = (
-    "Free answers, no language model: where a policy that can answer anything ends under each rule, on this run's "
-    "predictions for held-out questions. appa-printed has the paper's parameters, appa-open never takes the plain mean."
-)
 
 Pictures = Mapping[str, tuple[bytes, str]]
 """Name -> PNG, and text for those who cannot see it."""
@@ -54,7 +48,7 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> str:
     return jinja.from_string(template.PAGE).render(
         name=run.folder.resolve().name,
         headline="" if run.summary.empty else frames.headline(intervals, run.config.rule),
-        missing=[*missing(run)],
+        missing=_facts(missing(run)),
         sections=[*_sections(run, intervals, pictures)],
     )
 
@@ -96,16 +90,19 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
         )
     yield "Groups", [*drawn("spider"), html(frames.groups(run), css="wide")]
     health = [_folded("Fairness, losses, KL, entropy", *drawn("health"))]
-    yield "Training", [*drawn("learning_curve", "weights", "rewards"), *health]
+    yield "Training", [*drawn("learning_curve", "weights"), *health]
     for name, rounds in run.served.items():
-        own = drawn(*(f"served_{name}_{what}" for what in ("weights", "rewards", "health")))
+        own = drawn(*(f"served_{name}_{what}" for what in ("weights", "health")))
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), html(frames.served_groups(rounds)), *own]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
-        yield "PluralLLM", [scores, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm", "pluralllm_groups")]
+        by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
+        yield "PluralLLM", [scores, by_group, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm")]
     if run.differences is not None or run.questions is not None:
-        rules = _folded("Rules side by side", html(frames.rules(run), caption=RULES_NOTE, sign=True))
-        yield "Survey", [_facts(survey_facts(run)), *map(html, frames.survey_differences(run)), rules]
+        yield (
+            "Survey",
+            [_facts(survey_facts(run)), *(html(frame, css="wide") for frame in frames.survey_differences(run))],
+        )
     examples = pd.DataFrame([{**vars(example), "options": "; ".join(example.options)} for example in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
     folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]
@@ -126,8 +123,8 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Markup:
     return Markup("<dl>{}</dl>").format(rows) if rows else rows
 
 
-def missing(run: RunFiles) -> Iterator[str]:
-    """A sentence for each thing that a complete run of its phases has and this one lacks."""
+def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
+    """What a complete run of its phases has and this one lacks."""
     config, until = run.config, run.config.run.phases
     files = {
         run_files.METRICS.name: not run.iterations.empty or until != "all",
@@ -136,11 +133,12 @@ def missing(run: RunFiles) -> Iterator[str]:
         run_files.CARD.name: run.pluralllm is not None,
         run_files.EXAMPLES.name: bool(run.examples) or until != "all",
     }
-    yield from (f"There is no {name}." for name, known in files.items() if not known)
+    if lost := [name for name, known in files.items() if not known]:
+        yield "Files", ", ".join(lost)
     if not run.iterations.empty:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:
-            yield f"The run stopped after iteration {last['iteration']} of {last['num_iterations']}."
+            yield "Iterations", f"{last['iteration']} of {last['num_iterations']} were made"
     expected = [] if until == "serve" else [*records.TRAINED_METHODS]
     expected += [*records.TRIVIAL_BASELINES, *CEILINGS]
     elsewhere = {"base"} if config.sft.checkpoint else set()  # its scores stand in the SFT model's run
@@ -148,16 +146,16 @@ def missing(run: RunFiles) -> Iterator[str]:
     elsewhere |= set() if config.eval.ceilings else {*CEILINGS, records.MEAN_PREDICTION}
     absent = [name for name in expected if name not in {*run.summary["method"], *elsewhere}]
     if absent and not run.summary.empty:
-        kept = (
-            " Owners may keep what it takes; run.log says so." if {*absent} & {*CEILINGS, *LOOK_UPS, "majority"} else ""
-        )
-        yield f"{run_files.SUMMARY.name} has no row for {', '.join(absent)}.{kept}"
+        yield f"Rows of {run_files.SUMMARY.name}", ", ".join(absent)
+    if {*absent} & {*CEILINGS, *LOOK_UPS, "majority"} and not run.summary.empty:
+        yield "Why", "owners may keep what look-ups, majority and ceilings take; run.log says so"
 
 
 def shown_config(run: RunFiles) -> dict[str, str]:
     """Every key with its value, and with what the run chose where the key leaves that open."""
     config, chosen = run.config, dict(run.auto)
-    chosen["metric"] = config.reward_metric if config.metric in AUTO_METRICS else ""
+    if config.metric in AUTO_METRICS:
+        chosen["metric"] = config.reward_metric
     if not config.pluralllm.learning_rate:
         chosen["pluralllm.learning-rate"] = str(config.pluralllm.local_learning_rate)
     if run.groups and not config.group_names:
@@ -165,43 +163,35 @@ def shown_config(run: RunFiles) -> dict[str, str]:
     if not run.iterations.empty and not config.ppo.num_iterations:
         chosen["ppo.num-iterations"] = str(run.iterations["num_iterations"].iloc[-1])
     values = config.flat()
-    return {
-        key: f"{values[key]} (here {chosen[key]})".strip() if chosen.get(key) else f"{values[key]}".strip()
-        for key in dict.fromkeys((*FIRST_KEYS, *sorted(values)))
-    }
+    return {key: f"{values[key]} (here {chosen[key]})" if key in chosen else f"{values[key]}" for key in sorted(values)}
 
 
 def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
     """Where the survey comes from, how it was read, and how many of its questions are used."""
-    yield "Survey", run.survey or shown_config(run)["survey"]
+    yield "Survey", run.survey or run.config.survey
     if run.questions is not None:
         yield from ((key.replace("_", " ").capitalize() + " questions", str(n)) for key, n in run.questions if n)
 
 
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     """How to have the run again, and what made it."""
-    keys = shown_config(run)
+    keys, appa = shown_config(run), run.config.appa
     yield "Command", command(run.config)
     if run.made_by:
         yield "Made by", run.made_by
     yield from ((key.capitalize(), keys[key]) for key in ("task", "model", "rule", "metric", "seed"))
     if "appa" in run.config.rules:
-        appa = run.config.appa
         yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold}"
     yield "Survey", run.survey or keys["survey"]
-    seconds = sum(phase.seconds for phase in run.phases)
     if not run.iterations.empty:
-        last, waiting = run.iterations.iloc[-1], run.iterations.filter(like="seconds/")
+        last, parts = run.iterations.iloc[-1], run.iterations.filter(like="seconds/").sum()
         yield "Iterations", f"{last['iteration']} of {last['num_iterations']}"
         if (fell_back := run.iterations["fell_back"].dropna()).size:
             yield "Plain mean taken", f"in {int(fell_back.sum())} of {len(fell_back)} iterations"
-        if "seconds/federation_wait" in waiting:
-            yield (
-                "Waiting for groups",
-                f"{waiting['seconds/federation_wait'].sum() / waiting.sum().sum():.1%} of PPO's time",
-            )
-    if seconds:
-        yield "Time", duration(seconds)
+        if "seconds/federation_wait" in parts:
+            yield "Waiting for groups", f"{parts['seconds/federation_wait'] / parts.sum():.1%} of PPO's time"
+    if run.phases:
+        yield "Time", duration(sum(phase.seconds for phase in run.phases))
 
 
 def command(config: Config) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,13 @@ from matplotlib.ticker import MaxNLocator
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
 from appa_flwr.report.frames import method_name, spans
-from appa_flwr.run.records import PPO
 
 LEAST_SPIDER_GROUPS = 3
-MOST_UPRIGHT_NAMES = 12
+FEW_SPOKES = 12
 """Above this, the names round a spider plot would collide and are written along their spokes."""
 MOST_NAMED_GROUPS = 12
 """Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
 NAMED_LOWEST, NAMED_HIGHEST = 4, 3
-SMOOTHING_WINDOW = 5
 HEALTH = {
     # column: (title, unit)
     "fairness_index": ("Fairness index", "0 to 1"),
@@ -78,32 +76,24 @@ def dots(spans: pd.DataFrame, *, title: str) -> Figure:
 
 
 @style.picture
-def spider(
-    per_group: Mapping[str, Mapping[str, float]] | pd.DataFrame, groups: Sequence[str], *, title: str, rule: str = ""
-) -> Figure:
+def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     """Per-group alignment scores of several methods on one polar picture.
 
     Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
-    scores differ by a few hundredths. `per_group` is method or rule (column) -> group -> score in [0, 1], a gap where
-    there is none; `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top; `rule` is that of PPO.
+    scores differ by a few hundredths. `scores_GM` has a row a group, `LEAST_SPIDER_GROUPS` or more, clockwise from the
+    top, and a column a method: scores in [0, 1], a gap where there is none; `rule` is that of PPO.
     """
-    upright = len(groups) <= MOST_UPRIGHT_NAMES
-    figure = style.figure(6.5 if upright else 8.0, width=9.0)
-    axes: Any = figure.add_subplot(projection="polar")
-    axes.set_theta_zero_location("N")
-    axes.set_theta_direction(-1)
-    angles_G = np.linspace(0, 2 * np.pi, len(groups), endpoint=False)
-    round_trip = [*range(len(groups)), 0]
-    scores_GM = pd.DataFrame(per_group).reindex([*groups]).astype(float)
+    few = len(scores_GM) <= FEW_SPOKES
+    figure = style.figure(6.5 if few else 8.0, width=9.0)
+    axes: Any = figure.add_subplot(projection="polar", theta_offset=np.pi / 2, theta_direction=-1)
+    angles_G = np.linspace(0, 2 * np.pi, len(scores_GM), endpoint=False)
+    round_trip = [*range(len(scores_GM)), 0]
     others = itertools.cycle(style.OTHER_STYLES)
     for method, scores_G in scores_GM.items():
-        name, colour, marker, dash = style.METHOD_STYLE.get(str(method)) or (
-            *(style.label(str(method)), *(style.RULE_STYLE.get(str(method)) or next(others))),
-            "-",
-        )
+        _, colour, marker, dash = style.METHOD_STYLE.get(str(method)) or ("", *next(others), "-")
         look: style.Look = {"color": colour, "linestyle": dash, "marker": marker}
-        name = method_name(PPO, rule) if method == PPO else name
-        axes.plot(angles_G[round_trip], scores_G.to_numpy()[round_trip], label=name, **look)
+        name = style.label(method_name(str(method), rule))
+        axes.plot(angles_G[round_trip], scores_G.to_numpy(float)[round_trip], label=name, **look)
     step = 0.05
     low, high = np.nanmin(scores_GM), np.nanmax(scores_GM)
     floor = max(0.0, math.floor(low / step - 0.5) * step)
@@ -111,11 +101,11 @@ def spider(
     axes.set_ylim(floor, top)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], prune="upper"))
     # Between two spokes, so that the numbers do not lie on a line of scores.
-    axes.set_rlabel_position((180.0 if upright else 540.0) / len(groups))
+    axes.set_rlabel_position((180.0 if few else 540.0) / len(scores_GM))
     axes.tick_params(axis="y", labelsize=8, labelcolor=style.DARK_GREY, zorder=10)
     axes.set_xticks(angles_G, [])
-    for angle, group in zip(angles_G, groups, strict=True):
-        _name_spoke(axes, style.label(group), angle=float(angle), rim=top, upright=upright)
+    for angle, group in zip(angles_G, scores_GM.index, strict=True):
+        _name_spoke(axes, style.label(str(group)), angle=float(angle), rim=top, upright=few)
     figure.suptitle(f"{title}\nThe centre is {floor:.2f}, the rim {top:.2f}")
     style.legend(figure, axes)
     return figure
@@ -141,20 +131,18 @@ def _name_spoke(axes: Axes, name: str, *, angle: float, rim: float, upright: boo
 
 
 @style.picture
-def group_curves(rounds: pd.DataFrame, what: str, groups: Sequence[str], *, title: str, axis: str) -> Figure:
-    """A line a group over the rounds of a rule: their `weights`, `history` or `rewards`.
+def weights(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
+    """A line a group over the rounds of a rule: its weight; dotted equal weights, grey where the plain mean was taken.
 
     Up to `MOST_NAMED_GROUPS` groups each has its colour and dash, named at the right in the order in which the lines
     end. Of more, all are grey and only the lowest and highest at the end are named. Where a group gave nothing is a
-    gap. Rewards are a centred mean over `SMOOTHING_WINDOW` rounds in long runs; grey are the rounds in which the rule
-    took the plain mean, dotted equal weights.
+    gap.
     """
     figure = style.figure(4.4)
-    axes = figure.add_subplot(ylabel=axis)
-    values_IG = rounds.set_index("iteration").reindex(columns=[f"{what}/{group}" for group in groups]).astype(float)
+    title = "Weight per group; dotted: all equal; grey: not used, plain mean taken"
+    axes = figure.add_subplot(ylabel="weight (share)", title=title)
+    values_IG = rounds.set_index("iteration").reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
     values_IG.columns = pd.Index(groups)
-    if what == "rewards" and len(values_IG) > style.MOST_MARKED_POINTS:
-        values_IG, title = smoothed(values_IG, SMOOTHING_WINDOW), f"{title} (mean over {SMOOTHING_WINDOW} iterations)"
     ranked = [*values_IG.ffill().iloc[-1].dropna().sort_values(kind="stable").index]
     many = len(groups) > MOST_NAMED_GROUPS
     named = ranked[:NAMED_LOWEST] + ranked[NAMED_LOWEST:][-NAMED_HIGHEST:] if many else [*groups]
@@ -165,14 +153,12 @@ def group_curves(rounds: pd.DataFrame, what: str, groups: Sequence[str], *, titl
         second, colour = divmod(number, len(style.GROUP_COLOURS))
         look: style.Look = {"linestyle": "--", "marker": "s"} if second else {"linestyle": "-", "marker": "o"}
         handles[group] = style.curve(axes, values_IG[group], color=style.GROUP_COLOURS[colour], zorder=3, **look)
-    if what == "weights":
-        axes.axhline(1 / len(groups), color=style.DARK_GREY, linestyle=":", linewidth=1.2)
+    axes.axhline(1 / len(groups), color=style.DARK_GREY, linestyle=":", linewidth=1.2)
     order = [group for group in reversed(ranked) if group in named]
-    names = [style.label(group) for group in order]
     above = f"extremes of {len(groups)} at the end" if many else None
+    names = [style.label(group) for group in order]
     figure.legend([handles[group] for group in order], names, loc="outside right center", title=above)
     _over(axes, rounds)
-    axes.set_title(title)
     return figure
 
 
@@ -182,13 +168,7 @@ def _over(axes: Axes, rounds: pd.DataFrame) -> None:
     for number in numbers[rounds["fell_back"].eq(True)]:
         axes.axvspan(number - 0.5, number + 0.5, color=style.SHADE, linewidth=0, zorder=0)
     axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
-    style.whole_numbers(axes.xaxis)
     axes.set_xlabel("iteration")
-
-
-def smoothed(values: pd.DataFrame, window: int) -> pd.DataFrame:
-    """Centred mean over up to `window` measured rows; a row without a value stays without."""
-    return values.rolling(window, center=True, min_periods=1).mean().where(values.notna())
 
 
 @style.picture
@@ -243,18 +223,4 @@ def loss(losses: Sequence[float]) -> Figure:
         xlabel="federated round", ylabel="loss\n(mean over groups)", title="PluralLLM pretraining"
     )
     style.curve(axes, pd.Series(losses, index=range(1, len(losses) + 1)), color=style.BLUE)
-    style.whole_numbers(axes.xaxis)
-    return figure
-
-
-@style.picture
-def predictor(scores: pd.DataFrame) -> Figure:
-    """A row a group: PluralLLM and the trivial predictors (columns) against the group's own held-out answers."""
-    figure = style.figure(1.2 + 0.32 * len(scores))
-    axes = figure.add_subplot(xlabel="JS against the group's own held-out answers (0 to 1)", title="PluralLLM by group")
-    for column, (colour, marker) in zip(scores, style.OTHER_STYLES, strict=False):
-        look: style.Look = {"linestyle": "none", "color": colour, "marker": marker, "markersize": 6}
-        axes.plot(scores[column], range(len(scores)), label=style.label(str(column)), **look)
-    style.rows(axes, [style.label(str(group)) for group in scores.index])
-    style.legend(figure, axes)
     return figure

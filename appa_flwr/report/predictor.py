@@ -41,24 +41,24 @@ def scores(card: Card) -> pd.DataFrame:
 
 def by_group(card: Card) -> pd.DataFrame:
     """JS on held-out questions, a row a group and a column a predictor; the worst first, unseen groups last."""
-    rows = {
-        (part.startswith("unseen/"), group): {name: means["js"] for name, means in _ordered(predictors)}
+    rows = [
+        {"Group": f"{group} (unseen)" if (unseen := part.startswith("unseen/")) else group, "unseen": unseen}
+        | {name: means["js"] for name, means in _ordered(predictors)}
         for group, parts in card.groups.items()
         for part, predictors in parts.items()
         if part.endswith(HELD_OUT)
-    }
-    if not rows:
-        return pd.DataFrame()
-    ranked = sorted(rows, key=lambda key: (key[0], rows[key].get(PREDICTORS[ALONE], 0.0)))
-    names = [f"{group} (unseen)" if unseen else group for unseen, group in ranked]
-    return pd.DataFrame([rows[key] for key in ranked], index=pd.Index(names))
+    ]
+    by = ["unseen", *(name for name in (PREDICTORS[ALONE],) if rows and name in rows[0])]
+    return pd.DataFrame(rows).sort_values(by, kind="stable").drop(columns="unseen") if rows else pd.DataFrame()
 
 
 def facts(card: Card) -> Iterator[tuple[str, str]]:
     """How its views were weighed, and what its sums were made of."""
     if card.validation is not None:
-        chosen = "by the training groups' held-out questions, which flatters them a little; unseen groups had no say"
-        yield "Error by which views were weighed", f"JS distance (natural) {card.validation:.3f}, {chosen}"
+        yield (
+            "Views weighed by",
+            f"JS distance (natural) {card.validation:.3f} on the training groups' held-out questions",
+        )
     if card.group_sums is not None:
         least, held_out = card.group_sums.min_groups, card.group_sums.held_out
         yield "Sums over groups", f"of at least {least} groups each, for {held_out} held-out questions"

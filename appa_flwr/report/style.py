@@ -14,7 +14,6 @@ from typing import Any, ParamSpec
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -112,18 +111,13 @@ def curve(axes: Axes, values: pd.Series, *, marker: str = "o", **look: Any) -> L
     """A line over the index, with gaps; only a short one has markers, where a single point would show no line."""
     points = marker if len(values) <= MOST_MARKED_POINTS else None
     (line,) = axes.plot(values.index, values.to_numpy(float), marker=points, **look)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     return line
-
-
-def whole_numbers(axis: Axis) -> None:
-    """Ticks at whole numbers only."""
-    axis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
 
 
 def legend(figure: Figure, axes: Axes) -> None:
     """A legend right of the picture, of all that has a label."""
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
 
 
 def rows(axes: Axes, names: Sequence[str]) -> None:

@@ -1,12 +1,14 @@
 """A DataFrame as a table of the page, of a terminal or in Markdown: the only places where numbers become text.
 
-Cells are texts, numbers, or intervals; the columns of a frame may have two levels. Jinja's `Markup` marks what is
-HTML, all else is escaped: a group or a question may be called "<script>".
+Cells are texts, numbers, or intervals; the columns of a frame may have two levels. With `sign`, intervals are of
+differences: bold where they leave 0. Jinja's `Markup` marks what is HTML, all else is escaped: a group or a question
+may be called "<script>".
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pandas as pd
 from markupsafe import Markup, escape
@@ -24,9 +26,9 @@ DECIMALS = {"FI": 4, "FI readable": 4, "Skill": 1}
 def show(frame: pd.DataFrame, *, title: str = "", sign: bool = False) -> Table:
     """For a terminal."""
     table = Table(title=Text(title) if title else None, title_justify="left")
-    for column in frame:
-        table.add_column(Text("\n".join(filter(None, map(str, _levels(column))))))
-    for row in _texts(frame, sign=sign).itertuples(index=False):
+    for levels in _heads(frame):
+        table.add_column(Text("\n".join(filter(None, levels))))
+    for row in _rows(frame, sign=sign):
         table.add_row(*(Text(text, "bold" if bold else "") for text, bold in row))
     return table
 
@@ -35,33 +37,33 @@ def html(frame: pd.DataFrame, *, caption: str = "", sign: bool = False, css: str
     """For the page; empty for a frame without rows."""
     if frame.empty:
         return Markup("")
-    cells = _texts(frame, sign=sign).map(lambda cell: Markup("<b>{}</b>" if cell[1] else "{}").format(cell[0]))
-    heads = [tuple(str(escape(level)) for level in _levels(column)) for column in frame]
-    cells.columns = pd.MultiIndex.from_tuples(heads) if frame.columns.nlevels > 1 else pd.Index([h for (h,) in heads])
+    heads = pd.MultiIndex.from_tuples([tuple(str(escape(level)) for level in levels) for levels in _heads(frame)])
+    texts = [
+        [Markup("<b>{}</b>" if bold else "{}").format(text) for text, bold in row] for row in _rows(frame, sign=sign)
+    ]
+    cells = pd.DataFrame(texts, columns=heads if heads.nlevels > 1 else heads.get_level_values(0))
     with pd.option_context("display.max_colwidth", None):
-        table = cells.to_html(index=False, escape=False, border=0, classes=css or None)
+        table = Markup(cells.to_html(index=False, escape=False, border=0, classes=css or None))
     below = Markup('<p class="small">{}</p>').format(caption) if caption else ""
-    return Markup('<div class="scroll">{}</div>{}').format(Markup(table), below)
+    return Markup('<div class="scroll">{}</div>{}').format(table, below)
 
 
 def markdown(frame: pd.DataFrame, *, sign: bool = False) -> str:
     """For a comment or a card."""
-    heads = [", ".join(filter(None, map(str, _levels(column)))) for column in frame]
-    rows = _texts(frame, sign=sign).itertuples(index=False)
-    return _markdown.table(heads, ([f"**{text}**" if bold else text for text, bold in row] for row in rows))
+    heads = (", ".join(filter(None, levels)) for levels in _heads(frame))
+    rows = ([f"**{text}**" if bold else text for text, bold in row] for row in _rows(frame, sign=sign))
+    return _markdown.table(heads, rows)
 
 
-def _levels(column: object) -> tuple[object, ...]:
-    return column if isinstance(column, tuple) else (column,)
+def _heads(frame: pd.DataFrame) -> list[tuple[str, ...]]:
+    return [tuple(map(str, column if isinstance(column, tuple) else (column,))) for column in frame]
 
 
-def _texts(frame: pd.DataFrame, *, sign: bool) -> pd.DataFrame:
-    """(text, whether it is bold) of each cell; `sign` is for intervals of differences, bold where these leave 0."""
-    texts = frame.astype(object).copy()
-    for place, column in enumerate(frame):
-        decimals = next((DECIMALS[level] for level in map(str, _levels(column)) if level in DECIMALS), 3)
-        texts.isetitem(place, [_text(cell, decimals, sign=sign) for cell in frame.iloc[:, place]])
-    return texts
+def _rows(frame: pd.DataFrame, *, sign: bool) -> Iterator[list[tuple[str, bool]]]:
+    """Text of each cell, and whether it is bold."""
+    decimals = [next((DECIMALS[level] for level in levels if level in DECIMALS), 3) for levels in _heads(frame)]
+    for row in frame.astype(object).itertuples(index=False, name=None):
+        yield [_text(cell, places, sign=sign) for cell, places in zip(row, decimals, strict=True)]
 
 
 def _text(cell: object, decimals: int, *, sign: bool) -> tuple[str, bool]:
@@ -69,13 +71,13 @@ def _text(cell: object, decimals: int, *, sign: bool) -> tuple[str, bool]:
         spec = f"{'+' if sign else ''}.{decimals}f"
         # no-break spaces: a narrow column breaks between a value and its interval alone
         span = f" ({cell.low:{spec}}\xa0to\xa0{cell.high:{spec}})" if math.isfinite(cell.low) else ""
-        return number(cell.value, spec) + span, sign and cell.excludes_zero
+        return _number(cell.value, spec) + span, sign and cell.excludes_zero
     if cell is None or isinstance(cell, float):
-        return number(cell, f".{decimals}f"), False
+        return _number(cell, f".{decimals}f"), False
     return str(cell), False
 
 
-def number(value: float | None, spec: str = ".3f") -> str:
+def _number(value: float | None, spec: str) -> str:
     """A number, or a dash where it was not measured."""
     known = value is not None and math.isfinite(value)
     return format(value, spec.replace(".", "z.", 1)) if known else DASH  # z: no negative zero

@@ -21,7 +21,7 @@ table{border-collapse:collapse;margin:.6em 0;font-size:.86em;font-variant-numeri
 th,td{padding:.28em .5em;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
 th{background:var(--head);font-weight:600;text-align:center}
 td:first-child{position:sticky;left:0;background:var(--paper);text-align:left;white-space:normal;min-width:8em}
-table.wide{font-size:.8em}table.wide td{white-space:normal;padding:.28em .4em}
+table.wide{font-size:.8em}table.wide td,table.wide th{white-space:normal;padding:.28em .4em}
 table.texts td{text-align:left;white-space:pre-wrap;overflow-wrap:anywhere;max-width:60em}
 img{max-width:100%;min-width:min(640px,180%);height:auto;display:block;margin:.6em 0}
 summary{cursor:pointer;margin:.6em 0;font-weight:600}
@@ -31,11 +31,7 @@ dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 <body>
 <h1>Run {{ name }}</h1>
 {% if headline %}<p class="headline">{{ headline }}</p>{% endif %}
-
-{% if missing %}
-<div class="missing"><b>This report is incomplete</b>
-<ul>{% for sentence in missing %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
-{% endif %}
+{% if missing %}<div class="missing"><b>This report is incomplete</b>{{ missing }}</div>{% endif %}
 {% for title, parts in sections if parts|select|list %}
 <h2>{{ title }}</h2>
 {% for part in parts|select %}

@@ -1,6 +1,7 @@
-"""scores.parquet: what every group gave each answer to a held-out question, a row a number; intervals are made of it.
+"""Two files of rows: scores.parquet, what every group gave each answer to a held-out question, and
+predictions.parquet, what PluralLLM predicts for each group and held-out question, in simulations.
 
-Legend: G groups, Q questions.
+Legend: G groups, Q questions, K options, R rows.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import pyarrow as pa
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.run_files import SCORES_FILE
-from appa_flwr.survey.types import FloatArray
+from appa_flwr.run.run_files import PREDICTIONS_FILE, SCORES_FILE
+from appa_flwr.survey.types import FloatArray, Question
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
+PREDICTED_COLUMNS = ("question", "text", "group", "option", "share")
 PREDICTIONS, SURVEY = "predictions", "survey"
 """Targets that answers are compared with: predictions, or the groups' survey answers."""
 
@@ -27,31 +29,33 @@ def as_rows(
     method: str, metric: str, against: str, reward_GQ: FloatArray, *, groups: Sequence[str], questions: Sequence[str]
 ) -> pd.DataFrame:
     """Rewards (G, Q) as rows, one for each that is not NaN."""
-    group_J, question_J = np.nonzero(~np.isnan(reward_GQ))
-    return pd.DataFrame(
-        {
-            "method": method,
-            "metric": metric,
-            "against": against,
-            "group": np.asarray(groups, dtype=object)[group_J],
-            "question": np.asarray(questions, dtype=object)[question_J],
-            "reward": reward_GQ[group_J, question_J],
-        }
-    )
+    group_R, question_R = np.nonzero(~np.isnan(reward_GQ))
+    keys = (method, metric, against, np.asarray(groups, object)[group_R], np.asarray(questions, object)[question_R])
+    return pd.DataFrame(dict(zip(COLUMNS, (*keys, reward_GQ[group_R, question_R]), strict=True)))
+
+
+def predicted_rows(target_GQK: FloatArray, *, groups: Sequence[str], questions: Sequence[Question]) -> pd.DataFrame:
+    """Distributions (G, Q, K), padded, as rows, one an option."""
+    rows = [
+        (question.question_id, question.text, group, option, share)
+        for q, question in enumerate(questions)
+        for group, target_QK in zip(groups, target_GQK, strict=True)
+        for option, share in zip(question.options, target_QK[q], strict=False)
+    ]
+    return pd.DataFrame(rows, columns=[*PREDICTED_COLUMNS])
 
 
 def put(folder: Path, rows: pd.DataFrame) -> None:
-    """Add rows to the file, in place of those it has of the same methods.
+    """Add rows of scores to a run's folder, in place of those it has of the same methods.
 
     Raises:
-        UserError: it cannot be read or written; what was there before is intact.
+        UserError: the file cannot be read or written; what was there before is intact.
     """
     if rows.empty:  # where the server sees the groups' sums alone
         return
-    earlier = read(folder)
-    if earlier is not None:
-        rows = pd.concat([earlier[~earlier["method"].isin(rows["method"].unique())], rows], ignore_index=True)
-    replace_rows(folder / SCORES_FILE, rows)
+    kept = read(folder)
+    kept = kept[~kept["method"].isin(rows["method"])]
+    replace_rows(folder / SCORES_FILE, pd.concat([kept, rows], ignore_index=True) if len(kept) else rows)
 
 
 def replace_rows(path: Path, rows: pd.DataFrame) -> None:
@@ -61,19 +65,24 @@ def replace_rows(path: Path, rows: pd.DataFrame) -> None:
     replace_file(path, data.getvalue())
 
 
-def read(folder: Path) -> pd.DataFrame | None:
-    """The file's rows; None where there is none.
+def read(folder: Path) -> pd.DataFrame:
+    """The scores of a run's folder, without rows where it has no file.
 
     Raises:
-        UserError: it cannot be read, has other columns, or a reward that is no number or there twice.
+        UserError: the file cannot be read, has other columns, or a number that is none or there twice.
     """
-    return read_columns(folder / SCORES_FILE, COLUMNS)
+    return _read(folder / SCORES_FILE, COLUMNS)
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
-    """A file's rows, which must have these columns, the last a number for each of the others' values; see `read`."""
+def read_predicted(folder: Path) -> pd.DataFrame:
+    """The predictions of a run's folder; all else as of `read`."""
+    return _read(folder / PREDICTIONS_FILE, PREDICTED_COLUMNS)
+
+
+def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Rows with these columns, of which the last has a number for each of the others' values."""
     if not path.exists():
-        return None
+        return pd.DataFrame(columns=[*columns])
     try:
         rows = pd.read_parquet(path)
     except (OSError, pa.ArrowException) as error:
@@ -99,3 +108,11 @@ def aligned(first: pd.DataFrame, second: pd.DataFrame) -> tuple[FloatArray, Floa
     if hole.all(axis=None):
         return None
     return first.mask(hole).to_numpy(float), second.mask(hole).to_numpy(float)
+
+
+def predictions_of(rows: pd.DataFrame, text: str, options: Sequence[str]) -> pd.DataFrame | None:
+    """The predictions for a question with these options, a row a group; None where the run has not asked it so."""
+    for _, same in rows[rows["text"].str.strip() == text.strip()].groupby("question", sort=False):
+        if set(same["option"]) == set(options):
+            return same.pivot(index="group", columns="option", values="share").loc[same["group"].unique(), [*options]]
+    return None

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import pair_scores, predictions, records, run_files
+from appa_flwr.run import pair_scores, records, run_files
 from appa_flwr.run.cards import Card
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
-from appa_flwr.run.records import METHODS, MODEL, PPO, SummaryRow
+from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import read_config, rule_folder
 from appa_flwr.run.served import read_rounds
 from appa_flwr.survey.store import read_about
 
 GROUP, BY = "group/", " by "
+MEASURES = {"avg_as", "min_as", "fi", "fi_readable", "skill"}
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,19 @@ def read_run(folder: Path) -> RunFiles:
     config = read_config(folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder) or ()}
-    summary, scores = [*_summary(folder)], _scores(folder)
+    summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
     rule = config.baseline_rule
     if rule and rule != config.rule and finished(other := folder / rule_folder(rule)):
-        theirs, method = _scores(other), PPO + BY + rule
+        method = PPO + BY + rule
         summary += [{**row, "method": method} for row in _summary(other) if row["method"] == PPO]
-        scores = pd.concat([scores, theirs[theirs["method"] == PPO].assign(method=method)], ignore_index=True)
-    predicted = predictions.read(folder)
+        scores.append(pair_scores.read(other).query("method == @PPO").assign(method=method))
     return RunFiles(
         folder=folder,
         config=config,
         summary=pd.DataFrame(sorted(summary, key=_place), columns=None if summary else ["method", "metric", "against"]),
         iterations=as_frame([lines[number] for number in sorted(lines)]),
-        scores=scores,
-        predictions=pd.DataFrame(columns=[*predictions.COLUMNS]) if predicted is None else predicted,
+        scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
+        predictions=pair_scores.read_predicted(folder),
         served={name: as_frame(rounds) for name, rounds in read_rounds(folder).items()},
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
@@ -114,41 +115,30 @@ def read_run(folder: Path) -> RunFiles:
     )
 
 
-def _scores(folder: Path) -> pd.DataFrame:
-    scores = pair_scores.read(folder)
-    return pd.DataFrame(columns=[*pair_scores.COLUMNS]) if scores is None else scores
-
-
 def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
     """Rounds of a rule, a row each; what a line holds by group becomes columns such as `weights/NAME`."""
     return pd.json_normalize([line.model_dump() for line in lines], sep="/")
 
 
-def _summary(folder: Path) -> Iterator[dict[str, object]]:
+def _summary(folder: Path) -> Iterator[dict[str, Any]]:
     """The rows of summary.json, one for each kind of target."""
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run_files.SUMMARY.read(folder) or (), start=1):
         if (first := seen.setdefault((row.method, row.metric), number)) != number:
             both = f"rows {first} and {number} are both method '{row.method}', metric '{row.metric}'"
             raise UserError(f"{folder / run_files.SUMMARY.name}: {both}")
-        yield _flat(row, PREDICTIONS, row)
-        if row.survey is not None:
-            yield _flat(row, SURVEY, row.survey)
+        own = row.model_dump(include={"method", "metric", "format_score", "readable"})
+        for against, scores in ((PREDICTIONS, row), (SURVEY, row.survey)):
+            if scores is not None:
+                by_group = {GROUP + name: score for name, score in scores.per_group.items()}
+                yield {**own, "against": against, **scores.model_dump(include=MEASURES), **by_group}
 
 
-def _flat(row: SummaryRow, against: str, scores: records.ScoreRecord) -> dict[str, object]:
-    measures = {name: getattr(scores, name) for name in ("avg_as", "min_as", "fi", "fi_readable", "skill")}
-    own = {"format_score": row.format_score, "readable": row.readable}
-    by_group = {GROUP + name: score for name, score in scores.per_group.items()}
-    return {"method": row.method, "metric": row.metric, "against": against, **measures, **own, **by_group}
-
-
-def _place(row: Mapping[str, object]) -> tuple[int, bool, bool, bool]:
+def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:
     """Where a row stands in tables: policies, models of `appa eval`, what needs no model; survey answers first."""
-    method = str(row["method"])
-    policy, _, rule = method.partition(BY)
+    policy, _, rule = row["method"].partition(BY)
     after = METHODS.index(policy) if policy in METHODS else METHODS.index(PPO)
-    return after, method.startswith(MODEL), rule != "", row["against"] == PREDICTIONS
+    return after, policy.startswith(MODEL), rule != "", row["against"] == PREDICTIONS
 
 
 def _made_by(folder: Path) -> str:

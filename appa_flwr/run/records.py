@@ -27,7 +27,6 @@ MODEL = "model:"
 MOSTLY = 0.5
 
 Means = dict[str, float]
-Numbers = dict[str, float | tuple[float, float, float]]
 PartScores = dict[str, dict[str, Means]]
 """Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "answers", their number."""
 
@@ -179,7 +178,12 @@ class SummaryRow(ScoreRecord, _Evaluated):
 
 
 class QuestionCounts(Record):
-    """questions.json: how many questions the policy is asked, and how many are left out for want of room."""
+    """questions.json: how many questions the policy is asked, and how many are left out.
+
+    Attributes:
+        unanswerable: whose answer does not fit into `ppo.response-length`.
+        too_long: whose prompt and answer do not fit into `policy.max-sequence-length`.
+    """
 
     training: int
     held_out: int
@@ -187,24 +191,8 @@ class QuestionCounts(Record):
     too_long: int
 
     def sentence(self) -> str:
-        """In words."""
-        used = f"{self.training} training and {self.held_out} held-out questions are used"
-        if self.unanswerable:
-            used += f"; {self.unanswerable} left out, whose answer does not fit into ppo.response-length"
-        if self.too_long:
-            used += f"; {self.too_long} left out, whose prompt and answer do not fit into policy.max-sequence-length"
-        return used
-
-
-class RuleEnds(Record):
-    """Scores of the free answers that followed a rule on the predictions, see `appa_flwr.analysis.destinations`.
-
-    `over_average` is a difference with its 95 % interval; `survey` is against the survey answers, in a simulation.
-    """
-
-    fell_back: float | None
-    predicted: Numbers
-    survey: Numbers | None = None
+        """For the log."""
+        return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
 
 
 class Differences(Record):
@@ -214,10 +202,11 @@ class Differences(Record):
     of its `Deviations`. None in a deployed run is what needs survey answers, which nobody but the group sees there.
     """
 
+    model_config = ConfigDict(extra="ignore")  # earlier runs also kept where each rule would end
+
     predicted: Means
     survey: Means | None = None
     captured: Means | None = None
-    rules: dict[str, RuleEnds] = {}
 
 
 class Phase(Record):

@@ -14,12 +14,7 @@ from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, SURVEY_FILE, read_con
 
 LAST_PHASE = "report"
 # How long a run waits and who hears of it changes none of its numbers.
-CHANGEABLE_KEYS = (
-    "run.reply-timeout",
-    "run.tracker",
-    "serve.host",
-    "serve.port",
-)
+CHANGEABLE_KEYS = ("run.reply-timeout", "run.tracker", "serve.host", "serve.port")
 FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
@@ -28,14 +23,8 @@ _BEGUN = (
     *(files.WEIGHTS_FILE, files.CHECKPOINT_FILE, files.ERROR_FILE, files.SCORES_FILE, files.SFT_MODEL, files.POLICY),
 )
 _SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
-_OF_A_FAILURE = _SAYS_WHY | {
-    CONFIG_FILE,
-    SURVEY_FILE,
-    PROGRESS.name,
-    files.LOG_FILE,
-    f".{files.LOG_FILE}.lock",
-    files.FLOWER_LOG,
-}
+_LOGS = {files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}
+_OF_A_FAILURE = {CONFIG_FILE, SURVEY_FILE, PROGRESS.name} | _LOGS | _SAYS_WHY
 
 
 def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:

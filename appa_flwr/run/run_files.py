@@ -84,9 +84,8 @@ class LineFile(Generic[T]):
 
     def read(self, folder: Path) -> tuple[T, ...] | None:
         """Its lines, None where there is no file; see `read`."""
-        path = folder / self.name
-        data, adapter = _bytes(path), TypeAdapter(self.kind)
-        if data is None:
+        path, adapter = folder / self.name, TypeAdapter(self.kind)
+        if (data := _bytes(path)) is None:
             return None
         lines = enumerate(data.split(b"\n"), start=1)
         return tuple(parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())

@@ -19,10 +19,11 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import find_app_folder
 from appa_flwr.launch.flower import launch
 from appa_flwr.launch.terminal import RUN_FAILED
+from appa_flwr.run.resume import finished
 from experiments import entry
 from experiments.grid.grid_results import write_results
 from experiments.grid.plan import read_grid, trials
-from experiments.grid.runner import plan_text, run_trials
+from experiments.grid.runner import run_trials
 
 
 def main(
@@ -32,9 +33,7 @@ def main(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of runs and results; default runs/NAME.")] = None,
     only: Annotated[str, typer.Option(help="Names, separated by commas, to which their axes are cut.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print trials and the time they take, and run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print trials, and run nothing.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="Write the results of what is done.")] = False,
 ) -> None:
     """Run every trial of a grid once; then tables, intervals and pictures."""
@@ -43,7 +42,7 @@ def main(
     here = Path.cwd()
     planned = trials(grid, folder, here=here)
     if dry_run:
-        print(plan_text(planned))
+        print("\n".join(f"{trial.name}: {'done' if finished(trial.folder) else 'to do'}" for trial in planned))
         return
     failed: dict[str, str] = {}
     if not tables_only:

@@ -1,40 +1,29 @@
-"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV and Markdown.
-
-No axis letters: tables have names.
-"""
+"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from appa_flwr.analysis.intervals import MEASURES, Interval, levels, paired_differences
-from appa_flwr.core import markdown
+from appa_flwr.analysis.fairness import FloatArray
+from appa_flwr.analysis.intervals import Interval, bootstrap
 from appa_flwr.core.files import replace_file
-from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, read, table
-from appa_flwr.run.records import LOOK_UPS
+from appa_flwr.report.tables import markdown
+from appa_flwr.run.pair_scores import PREDICTIONS, aligned
+from appa_flwr.run.read import read_run
+from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import SUMMARY
 from experiments.grid import pictures
-from experiments.grid.pictures import PPO, Methods
 from experiments.grid.plan import Grid, Trial
-from experiments.study import interval
 
-FORMAT = "format"
-COMMON = "survey, common"
-"""Against the survey on questions that all groups answered; in a sparse survey each group is scored on others."""
-AGAINST = (PREDICTIONS, SURVEY, COMMON)
+SETTING = ["dataset", "task", "model"]
+FORMAT = "Format"
 PAPER_MEASURES = {"fi": "FI", "avg_as": "Avg AS", "min_as": "Min AS", "format_score": FORMAT}
-
-Setting = tuple[str, str, str]
-"""Dataset, task and model."""
 
 
 def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | None:
@@ -46,145 +35,96 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     ended = [trial for trial in trials if trial.stage != "predictor" and finished(trial.folder)]
     if not ended:
         return None
-    paper = {} if grid.last else _paper()  # these are other models than the paper's
-    frames, sections = [], []
-    for setting in product(grid.axes["datasets"], grid.axes["tasks"], grid.axes["models"]):
-        methods = _methods(grid, [of for of in ended if (of.dataset, of.task, of.model) == setting])
-        if not methods:
-            continue
-        found = pd.DataFrame(_levels(setting, methods, paper))
-        compared = pd.DataFrame(_differences(setting, methods, grid.baseline))
-        frames += [found, compared]
-        sections.append(_markdown(setting, found, compared))
-        pictures.write(output, setting, methods)
-    replace_file(output / "results.csv", pd.concat(frames).to_csv(index=False).encode())
+    scores, summary, iterations = _frames(ended)
+    rules = [rule for rule in grid.axes["rules"] if rule in set(summary["method"])]
+    found = pd.DataFrame([*_lines(scores, rules, grid.baseline), *_formats(summary)])
+    # With keys from the command line these are other models than the paper's.
+    found = found.merge(_paper()[:0] if grid.last else _paper(), how="left")
+    replace_file(output / "results.csv", found.to_csv(index=False).encode())
+    sections = []
+    for setting, rows in found.groupby(SETTING, sort=False):
+        names = [*map(str, setting)]
+        sections.append(f"## {', '.join(names)}\n\n" + "\n".join(_tables(rows)))
+        own, curves = (frame[(frame[SETTING] == names).all(axis="columns")] for frame in (summary, iterations))
+        drawn = pictures.pictures(own, curves, rules, metric=own["metric"].iloc[0], title=", ".join(names))
+        for picture, png in drawn:
+            replace_file(output / "plots" / f"{'-'.join(names)}-{picture}.png", png, parents=True)
     path = output / "results.md"
-    replace_file(path, ("\n".join(sections)).encode())
+    replace_file(path, "\n".join(sections).encode())
     return path
 
 
-def _methods(grid: Grid, trials: Sequence[Trial]) -> Methods:
-    sft = {trial.seed: trial for trial in trials if trial.stage == "sft"}
-    names = dict.fromkeys(row.method for trial in sft.values() for row in SUMMARY.read(trial.folder) or ())
-    by_rule = {rule: {of.seed: of for of in trials if of.rule == rule} for rule in grid.axes["rules"]}
-    ppo = {rule: (PPO, by_seed) for rule, by_seed in by_rule.items() if by_seed}
-    return {name: (name, sft) for name in names} | ppo
+def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
+    """Scores, summaries and iterations of the runs with setting and seed; a rule's policy is the method of its name."""
+    parts: dict[str, list[pd.DataFrame]] = {"scores": [], "summary": [], "iterations": []}
+    for trial in trials:
+        run = read_run(trial.folder)
+        for name, frames in parts.items():
+            rows: pd.DataFrame = getattr(run, name)
+            if trial.stage == "rule":
+                rows = (rows[rows["method"] == PPO] if "method" in rows else rows).assign(method=trial.rule)
+            frames.append(rows.assign(**{name: getattr(trial, name) for name in (*SETTING, "seed")}))
+    return [pd.concat(frames, ignore_index=True) for frames in parts.values()]
 
 
-@cache
-def _scores(folder: Path) -> pd.DataFrame | None:
-    """The single scores of a run that is done, read once for all tables."""
-    return read(folder)
+def _lines(scores: pd.DataFrame, rules: Sequence[str], baseline: str) -> Iterator[dict[str, object]]:
+    """A line for each method, metric, kind of target and measure.
+
+    And one for the differences of each rule, paired by seed, to the baseline rule, SFT, uniform answer and look-ups.
+    """
+    by = [*SETTING, "metric", "against"]
+    for at, of_setting in scores.groupby(by, sort=False):
+        names = dict(zip(by, at, strict=True))
+        tables: dict[str, dict[int, pd.DataFrame]] = {}  # method -> seed -> a row a group and a column a question
+        for (method, seed), rows in of_setting.groupby(["method", "seed"], sort=False):
+            wide = rows.pivot(index="group", columns="question", values="reward")
+            tables.setdefault(str(method), {})[int(str(seed))] = wide
+        for method, of_seed in tables.items():
+            yield from _measured([(wide.to_numpy(float),) for wide in of_seed.values()], {**names, "method": method})
+        others = [other for other in (baseline, "sft", "uniform", *LOOK_UPS) if other in tables]
+        for rule, other in product(filter(tables.__contains__, rules), others):
+            both = [aligned(wide, tables[other][seed]) for seed, wide in tables[rule].items() if seed in tables[other]]
+            pairs = [pair for pair in both if pair is not None and rule != other]
+            yield from _measured(pairs, {**names, "method": rule, "less": other})
 
 
-def _tables(method: str, trials: Mapping[int, Trial], metric: str, against: str) -> dict[int, pd.DataFrame]:
-    """Seed -> rewards of a method, a row a group and a column a question; of seeds that have any."""
-    found = {}
-    for seed, trial in trials.items():
-        frame = _scores(trial.folder)
-        if frame is not None:
-            rewards = table(frame, method, metric=metric, against=SURVEY if against == COMMON else against)
-            found[seed] = rewards.dropna(axis="columns") if against == COMMON else rewards
-    return {seed: rewards for seed, rewards in found.items() if not rewards.empty}
+def _measured(runs: Sequence[tuple[FloatArray, ...]], names: Mapping[str, object]) -> Iterator[dict[str, object]]:
+    for measure, found in bootstrap(runs).items() if runs else ():
+        yield {"less": "", **names, "measure": measure, "seeds": len(runs), **vars(found)}
 
 
-def _levels(setting: Setting, methods: Methods, paper: Mapping[tuple[str, ...], float]) -> Iterator[dict[str, object]]:
-    """A line for each method, metric, kind of target and measure."""
-    for (name, (method, trials)), metric in product(methods.items(), metrics_of(setting[1])):
-        at = {**_names(setting), "method": name, "metric": metric}
-        lines: list[dict[str, object]] = []
-        for against in AGAINST:
-            tables = _tables(method, trials, metric, against)
-            if tables:
-                measured = levels([rewards.to_numpy(float) for rewards in tables.values()])
-                lines += [
-                    {"against": against, "measure": measure, "seeds": len(tables), **vars(found)}
-                    for measure, found in measured.items()
-                ]
-        rows = pictures.summary_rows(method, trials, metric)
-        formats = [row.format_score for row in rows if row.format_score is not None]
-        if formats:
-            score = {"measure": FORMAT, "seeds": len(formats), "value": np.mean(formats)}
-            lines.append({"against": PREDICTIONS, **score})
-        for line in lines:
-            printed = paper.get((*setting, name, metric, str(line["measure"])))
-            yield {**at, **line, "paper": printed if line["against"] == PREDICTIONS else None}
+def _formats(summary: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """A line for the mean format score of each method that a model wrote."""
+    known = summary[(summary["against"] == PREDICTIONS) & summary["format_score"].notna()]
+    for at, values in known.groupby([*SETTING, "method", "metric"], sort=False)["format_score"]:
+        names = dict(zip((*SETTING, "method", "metric"), at, strict=True))
+        line = {"against": PREDICTIONS, "less": "", "measure": FORMAT, "seeds": len(values), "value": values.mean()}
+        yield {**names, **line}
 
 
-def _differences(setting: Setting, methods: Methods, baseline: str) -> Iterator[dict[str, object]]:
-    """A line for each rule less the baseline rule, SFT, the uniform answer and the look-ups, paired by seed."""
-    rules = [name for name, (method, _) in methods.items() if method == PPO]
-    others = [other for other in (baseline, "sft", "uniform", *LOOK_UPS) if other in methods]
-    for rule, other, metric, against in product(rules, others, metrics_of(setting[1]), AGAINST):
-        if rule == other:
-            continue
-        first, second = (_tables(*methods[name], metric, against) for name in (rule, other))
-        both = [aligned(first[seed], second[seed]) for seed in first if seed in second]
-        arrays = [found for found in both if found is not None]
-        if arrays:
-            at = {**_names(setting), "method": rule, "less": other, "metric": metric, "against": against}
-            for measure, found in paired_differences(arrays).items():
-                yield {**at, "measure": measure, "seeds": len(arrays), **vars(found)}
+def _paper() -> pd.DataFrame:
+    """The figures of the paper's two tables of results, a row each, in the column `paper`."""
+    with (resources.files("experiments.grid") / "paper.csv").open(encoding="utf-8") as file:
+        frame = pd.read_csv(file).rename(columns=PAPER_MEASURES)
+    rows = frame.melt([*SETTING, "method", "metric"], var_name="measure", value_name="paper")
+    return rows.assign(less="", against=PREDICTIONS)
 
 
-def _names(setting: Setting) -> dict[str, str]:
-    return dict(zip(("dataset", "task", "model"), setting, strict=True))
-
-
-def _paper() -> dict[tuple[str, ...], float]:
-    """(dataset, task, model, method, metric, measure) -> the paper's figure, from its two tables of results."""
-    path = resources.files("experiments.grid") / "paper.csv"
-    with path.open(encoding="utf-8") as file:
-        frame = pd.read_csv(file)
-    return {
-        (row["dataset"], row["task"], row["model"], row["method"], row["metric"], measure): row[column]
-        for row in frame.to_dict("records")
-        for column, measure in PAPER_MEASURES.items()
-    }
-
-
-def _markdown(setting: Setting, found: pd.DataFrame, compared: pd.DataFrame) -> str:
+def _tables(rows: pd.DataFrame) -> Iterator[str]:
     """A setting's scores by each metric and kind of target, and the differences between its methods."""
-    parts = [f"## {', '.join(setting)}\n"]
-    for metric, against in product(dict.fromkeys(found["metric"]), AGAINST):
-        of = found[(found["metric"] == metric) & (found["against"] == against)]
-        if not of.empty:
-            wide = _wide(of, ["method"], _level)
-            wide.insert(0, "seeds", of.groupby("method")["seeds"].max().astype(str))
-            parts.append(f"{metric}, against the {against}:\n\n{_shown(wide)}\n")
+    levels, compared = rows[rows["less"] == ""], rows[rows["less"] != ""]
+    for (metric, against), known in levels.groupby(["metric", "against"], sort=False):
+        wide = _wide(known, ["method"]).assign(Seeds=known.groupby("method")["seeds"].max())
+        paper = known.pivot(index="method", columns="measure", values="paper").dropna(axis="columns", how="all")
+        shown = pd.concat({"": wide, "paper": paper}, axis="columns").reset_index()
+        yield f"{metric}, against the {against}:\n\n{markdown(shown)}\n"
     if not compared.empty:
-        parts.append("Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n")
-        named = compared.assign(difference=compared["method"] + " - " + compared["less"])
-        parts.append(_shown(_wide(named, ["difference", "metric", "against"], _difference)) + "\n")
-    return "\n".join(parts)
+        yield "Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n"
+        yield markdown(_wide(compared, ["method", "less", "metric", "against"]).reset_index(), sign=True) + "\n"
 
 
-def _wide(lines: pd.DataFrame, index: list[str], text: Callable[[pd.Series], str]) -> pd.DataFrame:
-    """Each line's text, with a column a measure."""
-    texts = lines.assign(text=lines.apply(text, axis="columns"))
-    wide = texts.pivot_table(index=index, columns="measure", values="text", aggfunc="first", sort=False)
-    return wide[[name for name in (*MEASURES, FORMAT) if name in wide]].fillna("-")
-
-
-def _shown(wide: pd.DataFrame) -> str:
-    rows = wide.reset_index()
-    return markdown.table(rows.columns, rows.to_numpy())
-
-
-def _decimals(line: pd.Series) -> int:
-    return 4 if line["measure"] == "FI" else 3
-
-
-def _difference(line: pd.Series) -> str:
-    return interval(Interval(*line[["value", "low", "high"]]), decimals=_decimals(line))
-
-
-def _level(line: pd.Series) -> str:
-    """A value with its interval, and in brackets the paper's."""
-    decimals = _decimals(line)
-    text = f"{line['value']:.{decimals}f}"
-    if pd.notna(line.get("low")):
-        text += f" ({line['low']:.{decimals}f} to {line['high']:.{decimals}f})"
-    if pd.notna(line["paper"]):
-        text += f" [paper {line['paper']:.{decimals}f}, {line['value'] - line['paper']:+.{decimals}f}]"
-    return text
+def _wide(lines: pd.DataFrame, index: list[str]) -> pd.DataFrame:
+    """`Interval`s, with a column a measure."""
+    spans: list[Any] = [Interval(*three) for three in lines[["value", "low", "high"]].astype(float).to_numpy()]
+    wide = lines.assign(cell=spans).pivot(index=index, columns="measure", values="cell")
+    return wide.loc[[*dict.fromkeys(lines.set_index(index).index)], [*dict.fromkeys(lines["measure"])]]

@@ -6,73 +6,44 @@ Axis letters: I iterations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.core.files import replace_file
 from appa_flwr.report import style
 from appa_flwr.report.style import RULE_STYLE
-from appa_flwr.run.records import Iteration, SummaryRow
-from appa_flwr.run.run_files import METRICS, SUMMARY
-from experiments.grid.plan import Trial
+from appa_flwr.run.pair_scores import PREDICTIONS
 
 COLUMN = 5.0
 """Inches; shown at the width of a paper's column its text is as small as the paper's."""
 FEW_TICKS = 5
-SHOWN_FIRST = ("base", "sft")
-PPO = "ppo"
-
-Methods = Mapping[str, tuple[str, Mapping[int, Trial]]]
-"""Name in tables and pictures -> name in the runs' files, and its trials by seed."""
+LINES = ("base", "sft")
 
 
-def write(output: Path, setting: tuple[str, str, str], methods: Methods) -> None:
-    """Write a setting's pictures; those that nothing is known for are left out.
-
-    Raises:
-        UserError: a run's file or a picture cannot be read or written.
-    """
-    for name, picture in _pictures(methods, title=", ".join(setting)):
-        replace_file(output / "plots" / f"{'-'.join(setting)}-{name}.png", picture, parents=True)
-
-
-def _pictures(methods: Methods, *, title: str) -> Iterator[tuple[str, bytes]]:
-    rules = {name: trials for name, (method, trials) in methods.items() if method == PPO}
-    if not rules:
+def pictures(
+    summary: pd.DataFrame, iterations: pd.DataFrame, rules: Sequence[str], *, metric: str, title: str
+) -> Iterator[tuple[str, bytes]]:
+    """Name and PNG of a setting's pictures, from its runs' summaries and iterations; those of nothing are left out."""
+    known = summary[(summary["metric"] == metric) & (summary["against"] == PREDICTIONS)]
+    if known["method"].isin(rules).any():
+        yield "trade-off", trade_off(known, rules, metric=metric, title=title)
+    if iterations.empty:
         return
-    config = next(iter(next(iter(rules.values())).values())).config
-    metric = config.reward_metric
-    shown = [name for name in (*SHOWN_FIRST, *rules) if name in methods]
-    scores = {name: summary_rows(*methods[name], metric) for name in shown}
-    yield "trade-off", trade_off(scores, metric=metric, title=title)
-    lines = {rule: [METRICS.read(trial.folder) or () for trial in trials.values()] for rule, trials in rules.items()}
-    yield "fairness", by_iteration(lines, lambda line: line.fairness_index, axis="Fairness index", title=title)
-    yield "weights", by_iteration(lines, _weight_range, axis="largest less smallest weight", title=title)
-    yield "worst", by_iteration(lines, _worst_reward, axis=f"worst group's reward ({metric})", title=title, smooth=9)
-
-
-def summary_rows(method: str, trials: Mapping[int, Trial], metric: str) -> list[SummaryRow]:
-    """A method's scores in each of its trials."""
-    found = (row for trial in trials.values() for row in SUMMARY.read(trial.folder) or ())
-    return [row for row in found if (row.method, row.metric) == (method, metric)]
-
-
-def _weight_range(line: Iteration) -> float:
-    return max(line.weights.values()) - min(line.weights.values())
-
-
-def _worst_reward(line: Iteration) -> float:
-    return min((reward for reward in line.rewards.values() if pd.notna(reward)), default=float("nan"))
+    weights, rewards = (iterations.filter(regex=f"^{what}/").astype(float) for what in ("weights", "rewards"))
+    curves = {
+        "fairness": ("Fairness index", iterations["fairness_index"], 1),
+        "weights": ("largest less smallest weight", weights.max(axis=1) - weights.min(axis=1), 1),
+        "worst": (f"worst group's reward ({metric})", rewards.min(axis=1), 9),
+    }
+    for name, (axis, values, smooth) in curves.items():
+        yield name, by_iteration(iterations.assign(value=values), axis=axis, title=title, smooth=smooth)
 
 
 @style.picture
-def trade_off(scores: Mapping[str, list[SummaryRow]], *, metric: str, title: str) -> Figure:
+def trade_off(summary: pd.DataFrame, rules: Sequence[str], *, metric: str, title: str) -> Figure:
     """Min AS against the Fairness Index; base and SFT are lines, since rules are to be read against them.
 
     Source: "Fairness-Alignment Trade-off Analysis". Bars are the standard deviation over seeds (ddof 1).
@@ -80,41 +51,30 @@ def trade_off(scores: Mapping[str, list[SummaryRow]], *, metric: str, title: str
     figure = style.figure(3.6, width=COLUMN)
     axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
     axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))  # more would touch each other at a column's width
-    others = itertools.cycle(style.OTHER_STYLES)
-    for name, rows in scores.items():
-        fairness, lowest = np.array([row.fi for row in rows]), np.array([row.min_as for row in rows])
-        if name in SHOWN_FIRST:
-            shown, colour, _, dash = style.METHOD_STYLE[name]
-            axes.axhline(lowest.mean(), color=colour, linestyle=dash, label=shown)
-            continue
+    others, by_method = itertools.cycle(style.OTHER_STYLES), summary.groupby("method")[["fi", "min_as"]]
+    mean, spread = by_method.mean(), by_method.std().fillna(0.0)
+    for name in filter(mean.index.__contains__, LINES):
+        label, colour, _, dash = style.METHOD_STYLE[name]
+        axes.axhline(mean["min_as"][name], color=colour, linestyle=dash, label=label)
+    for name in filter(mean.index.__contains__, rules):
         colour, marker = RULE_STYLE.get(name) or next(others)
-        bars = (lowest.std(ddof=1), fairness.std(ddof=1)) if len(rows) > 1 else (None, None)
-        axes.errorbar(
-            fairness.mean(), lowest.mean(), *bars, color=colour, marker=marker, markersize=9, linestyle="none",
-            capsize=2, label=style.label(name),
-        )  # fmt: skip
+        look: style.Look = {"color": colour, "marker": marker, "markersize": 9, "linestyle": "none", "capsize": 2}
+        axes.errorbar(*mean.loc[name], *spread.loc[name, ["min_as", "fi"]], label=style.label(name), **look)
     style.legend(figure, axes)
     return figure
 
 
 @style.picture
-def by_iteration(
-    lines: Mapping[str, list[tuple[Iteration, ...]]],
-    pick: Callable[[Iteration], float],
-    *,
-    axis: str,
-    title: str,
-    smooth: int = 1,
-) -> Figure:
-    """A number over the iterations by rule, mean over seeds with the range over them shaded."""
+def by_iteration(iterations: pd.DataFrame, *, axis: str, title: str, smooth: int = 1) -> Figure:
+    """The column `value` over the iterations by rule, mean over seeds with the range over them shaded."""
     figure = style.figure(3.2, width=COLUMN)
     axes: Axes = figure.add_subplot(xlabel="PPO iteration", ylabel=axis, title=title)
     others = itertools.cycle(style.OTHER_STYLES)
-    for rule, runs in lines.items():
-        colour, _ = RULE_STYLE.get(rule) or next(others)
-        table = pd.DataFrame({seed: {line.iteration: pick(line) for line in run} for seed, run in enumerate(runs)})
-        table = table.sort_index().rolling(smooth, center=True, min_periods=1).mean()
-        axes.plot(table.index, table.mean(axis=1), color=colour, label=style.label(rule))
+    for rule, rows in iterations.groupby("method", sort=False):
+        colour, _ = RULE_STYLE.get(str(rule)) or next(others)
+        table = rows.pivot(index="iteration", columns="seed", values="value")
+        table = table.rolling(smooth, center=True, min_periods=1).mean()
+        axes.plot(table.index, table.mean(axis=1), color=colour, label=style.label(str(rule)))
         axes.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=colour, alpha=0.15, linewidth=0)
     style.legend(figure, axes)
     return figure

@@ -11,7 +11,7 @@ import json
 import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import product
@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.config.sources import assemble, flatten, on_its_preset
@@ -36,7 +36,12 @@ HASH_DIGITS = 8
 TRIALS = "trials"
 CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
 
-PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
+FIXED: Mapping[Stage, dict[str, Scalar]] = {
+    "predictor": {"baseline-rule": "", "run.phases": "pluralllm"},
+    "sft": {"baseline-rule": "", "run.phases": "sft"},
+    "rule": {"baseline-rule": "", "run.phases": "all", "eval.ceilings": False},  # ceilings stand in SFT's trial
+}
+"""Stage -> keys that no file changes."""
 
 Keys = Mapping[str, Scalar]
 _Tables = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
@@ -54,13 +59,13 @@ class Trial:
     """
 
     stage: Stage
-    dataset: str
-    task: str
-    model: str
-    rule: str
     seed: int
     config: Config
-    needs: Trial | None = None
+    dataset: str
+    task: str = ""
+    model: str = ""
+    rule: str = ""
+    needs: Trial | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -73,34 +78,31 @@ class Trial:
         return self.config.run_folder
 
 
-class _File(BaseModel):
-    """A grid file as it is written; what its tables of keys hold is `flatten`'s to judge."""
+class Grid(BaseModel):
+    """A grid file; what its tables of keys hold is `flatten`'s to judge.
 
-    seeds: Annotated[list[StrictInt], Field(min_length=1)] = [0]
+    Attributes:
+        baseline: the rule that others are compared with; by default the first.
+        path: of the file.
+        last: keys that come after all others, from the command line.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
     baseline: str = ""
     keys: dict[str, Any] = {}
     datasets: _Tables
     tasks: _Tables
     models: _Tables
     rules: _Tables
+    path: Path = Path()
+    last: dict[str, Any] = {}
 
-
-@dataclass(frozen=True)
-class Grid:
-    """A grid file.
-
-    Attributes:
-        axes: axis -> name -> keys.
-        baseline: the rule that others are compared with.
-        last: keys that come after all others, from the command line.
-    """
-
-    path: Path
-    keys: Keys
-    axes: Mapping[str, Mapping[str, Keys]]
-    seeds: Sequence[int]
-    baseline: str
-    last: Keys
+    @property
+    def axes(self) -> dict[str, _Tables]:
+        """Axis -> name -> keys."""
+        return {axis: getattr(self, axis) for axis in AXES}
 
 
 def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = ()) -> Grid:
@@ -117,32 +119,30 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         for name in content:
-            _check("table", name, valid=_File.model_fields)
-        file = _File.model_validate(content)
-        tables: dict[str, dict[str, dict[str, Any]]] = {axis: getattr(file, axis) for axis in AXES}
-        baseline = file.baseline or next(iter(file.rules))
-        _check("baseline", baseline, valid=file.rules)
+            _check("table", name, valid=Grid.model_fields.keys() - {"path", "last"})
+        grid = Grid.model_validate(content)
+        if grid.baseline:
+            _check("baseline", grid.baseline, valid=grid.rules)
         for name in only:
-            _check("name", name, valid=[name for table in tables.values() for name in table])
-        axes = {
+            _check("name", name, valid=[name for table in grid.axes.values() for name in table])
+        cut = {
             axis: {
-                name: _keys(f"{axis}.{name}", keys)
+                name: {**({"rule": name} if axis == "rules" else {}), **_keys(f"{axis}.{name}", keys)}
                 for name, keys in table.items()
                 if name in only or not table.keys() & set(only)
             }
-            for axis, table in tables.items()
+            for axis, table in grid.axes.items()
         }
-        keys = _keys("keys", file.keys)
+        keys = _keys("keys", grid.keys)
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    axes["rules"] = {rule: {"rule": rule, **keys} for rule, keys in axes["rules"].items()}
-    if baseline not in axes["rules"]:
-        baseline = next(iter(axes["rules"]))
-    return Grid(path, keys, axes, file.seeds, baseline, on_its_preset(last or {}))
+    baseline = grid.baseline if grid.baseline in cut["rules"] else next(iter(cut["rules"]))
+    own = {"path": path, "keys": keys, "baseline": baseline, "last": on_its_preset(last or {})}
+    return grid.model_copy(update={**cut, **own})
 
 
 def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
@@ -152,71 +152,54 @@ def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
 
 def _keys(name: str, table: Mapping[str, object]) -> dict[str, Scalar]:
     """A table's keys on their preset, with the environment's variables in the path of a survey."""
-    found = on_its_preset(flatten(table, source=f"[{name}]"))
-    if isinstance(survey := found.get("survey"), str):
+    keys = on_its_preset(flatten(table, source=f"[{name}]"))
+    if isinstance(survey := keys.get("survey"), str):
         try:
-            found["survey"] = Template(survey).substitute(os.environ)
+            keys["survey"] = Template(survey).substitute(os.environ)
         except (KeyError, ValueError) as error:
             raise UserError(f"[{name}]: survey = {survey!r} names {error}, which is not set") from None
-    return found
+    return keys
 
 
 def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     """The trials in an order in which each comes after what it needs; a seed is complete before the next one begins.
 
-    Args:
-        grid: the file.
-        output: folder of all runs.
-        here: folder that relative paths count from.
+    All runs go to `output`; relative paths count from `here`.
 
     Raises:
         UserError: keys that make no config; the message names the trial.
     """
-    found: list[Trial] = []
+    planned: list[Trial] = []
 
-    def add(
-        stage: Stage,
-        seed: int,
-        dataset: str,
-        task: str = "",
-        model: str = "",
-        rule: str = "",
-        needs: Trial | None = None,
-    ) -> Trial:
-        names = [name for name in (dataset, task, model, rule) if name]
-        config = _config(grid, stage, seed, names, needs, folder=output.absolute() / TRIALS, here=here)
-        found.append(Trial(stage, dataset, task, model, rule, seed, config, needs))
-        return found[-1]
+    def add(stage: Stage, seed: int, *names: str, needs: Trial | None = None) -> Trial:
+        label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
+        place: dict[str, Scalar] = {"run.output-dir": str(output.absolute() / TRIALS), "seed": seed}
+        try:
+            config = assemble([], folder=here, beneath=_merged(grid, names) | place | FIXED[stage])
+            own: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
+            if needs is not None:
+                own["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)
+            if needs is not None and stage == "rule":
+                own["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
+            config = Config.load({**config.flat(), **own})
+        except UserError as error:
+            raise UserError(f"{grid.path}: trial {label}: {error}") from None
+        planned.append(Trial(stage, seed, config, *names, needs=needs))
+        return planned[-1]
 
     for seed in grid.seeds:
-        predictors = {dataset: add("predictor", seed, dataset) for dataset in grid.axes["datasets"]}
-        for dataset, task, model in product(*(grid.axes[axis] for axis in AXES[:-1])):
-            sft = add("sft", seed, dataset, task, model, needs=predictors[dataset])
-            for rule in grid.axes["rules"]:
-                add("rule", seed, dataset, task, model, rule, needs=sft)
-    return found
+        predictors = {dataset: add("predictor", seed, dataset) for dataset in grid.datasets}
+        for names in product(grid.datasets, grid.tasks, grid.models):
+            sft = add("sft", seed, *names, needs=predictors[names[0]])
+            for rule in grid.rules:
+                add("rule", seed, *names, rule, needs=sft)
+    return planned
 
 
-def _config(
-    grid: Grid, stage: Stage, seed: int, names: Sequence[str], needs: Trial | None, *, folder: Path, here: Path
-) -> Config:
-    keys: dict[str, Scalar] = {}
-    for table in (grid.keys, *(grid.axes[axis][name] for axis, name in zip(AXES, names, strict=False)), grid.last):
-        keys |= table
-    keys |= {"baseline-rule": "", "seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(folder)}
-    if stage == "rule":  # the ceilings stand in SFT's trial
-        keys["eval.ceilings"] = False
-    label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
-    try:
-        config = assemble([], folder=here, beneath=keys)
-        changed: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
-        if needs is not None:
-            changed["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)
-        if needs is not None and stage == "rule":
-            changed["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
-        return Config.load({**config.flat(), **changed})
-    except UserError as error:
-        raise UserError(f"{grid.path}: trial {label}: {error}") from None
+def _merged(grid: Grid, names: Sequence[str]) -> dict[str, Scalar]:
+    """The keys of a trial of these names, the later ones in place of the earlier."""
+    of_names = [grid.axes[axis][name] for axis, name in zip(AXES, names, strict=False)]
+    return {key: value for table in (grid.keys, *of_names, grid.last) for key, value in table.items()}
 
 
 def _hash(config: Config, needs: Trial | None) -> str:
@@ -228,11 +211,10 @@ def _hash(config: Config, needs: Trial | None) -> str:
 @cache
 def code_version() -> str:
     """Hash of all that decides numbers: the Python files and presets of the four packages but for report and launch."""
-    found = hashlib.sha256()
+    code = hashlib.sha256()
     for package in CODE:
         root = Path(str(resources.files(package)))
         for path in sorted(path for ending in ("*.py", "*.toml") for path in root.rglob(ending)):
-            if path.relative_to(root).parts[0] in SHOWING:
-                continue
-            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:HASH_DIGITS]
+            if path.relative_to(root).parts[0] not in SHOWING:
+                code.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return code.hexdigest()[:HASH_DIGITS]

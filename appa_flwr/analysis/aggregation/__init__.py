@@ -44,7 +44,6 @@ __all__ = [
     "find",
     "historical_alignment",
     "make",
-    "parameters",
     "reversed_softmax",
     "try_out",
 ]
@@ -75,23 +74,13 @@ def find(name: str) -> type[Rule]:
     return rule
 
 
-def parameters(name: str) -> tuple[str, ...]:
-    """Names of the parameters that `make(name, ...)` takes.
-
-    Raises:
-        UserError: see `find`.
-    """
-    return tuple(find(name).model_fields)
-
-
 def configured(name: str, settings: BaseModel) -> Rule:
     """The rule with those of its parameters that a config's section `appa` has; others keep their defaults.
 
     Raises:
         UserError: see `make`.
     """
-    known = [parameter for parameter in parameters(name) if hasattr(settings, parameter)]
-    return make(name, **{parameter: getattr(settings, parameter) for parameter in known})
+    return make(name, **{key: getattr(settings, key) for key in find(name).model_fields if hasattr(settings, key)})
 
 
 def try_out(rule: Rule, *, num_groups: int) -> None:
@@ -108,16 +97,15 @@ def make(name: str, **params: Any) -> Rule:
     Raises:
         UserError: an unknown rule or parameter, a missing `alpha`, or a value that is no number or out of range.
     """
-    valid = parameters(name)
+    rule = find(name)
     for key in params:
-        if key not in valid:
-            raise unknown_name(f"parameter of rule {name!r}", key, valid=valid)
+        if key not in rule.model_fields:
+            raise unknown_name(f"parameter of rule {name!r}", key, valid=rule.model_fields)
     try:
-        return find(name).model_validate(params)
+        return rule.model_validate(params)
     except ValidationError as error:
         first = error.errors()[0]
+        where = first["loc"][0]
         if first["type"] == "missing":
-            raise UserError(f"rule {name!r} needs parameter {first['loc'][0]!r}, a number") from None
-        raise UserError(
-            f"parameter {first['loc'][0]!r} of rule {name!r} {ranges.must(error)}, got {first['input']!r}"
-        ) from None
+            raise UserError(f"rule {name!r} needs parameter {where!r}, a number") from None
+        raise UserError(f"parameter {where!r} of rule {name!r} {ranges.must(error)}, got {first['input']!r}") from None

@@ -162,15 +162,6 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
         nan_ok=True,
         abs=1e-6,
     )
-    # free answers that follow the mean come near the best for it, and are no better; no rule lifts the worst group more
-    average = found.rules["average"]
-    assert rows["ceiling-average"].avg_as - 0.02 < average.predicted["avg_as"] <= rows["ceiling-average"].avg_as + 1e-6
-    for rule in found.rules.values():
-        assert rule.predicted["min_as"] <= rows["ceiling-min"].min_as + 1e-6
-        value, low, high = rule.survey["over_average"]
-        assert rule.survey["min_as"] - average.survey["min_as"] == pytest.approx(value)
-        assert low <= value <= high
-    assert found.rules["appa-printed"].fell_back is not None
 
 
 def test_deployed_the_groups_are_compared_by_their_predictions_alone(groups):
@@ -181,7 +172,6 @@ def test_deployed_the_groups_are_compared_by_their_predictions_alone(groups):
     assert asked(groups).count(asks.PREDICTIONS) == 1
     assert (found.survey, found.captured) == (None, None)
     assert found.predicted["size"] > 0
-    assert {rule.survey for rule in found.rules.values()} == {None}
 
 
 def test_a_question_without_a_group_s_survey_answer_has_no_truth_there(groups):
@@ -197,7 +187,6 @@ def test_without_survey_answers_to_held_out_questions_only_predictions_are_compa
     groups.grid.simulated = True
     found = baselines(groups, CONFIG, {name: np.full(CATALOGUE.option_QK.shape, np.nan) for name in GROUPS}).differences
     assert (found.survey, found.captured) == (None, None)
-    assert {rule.survey for rule in found.rules.values()} == {None}
 
 
 def test_by_a_metric_without_ceilings_nothing_is_compared(groups):

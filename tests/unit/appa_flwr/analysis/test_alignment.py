@@ -31,19 +31,6 @@ def test_sparse_rewards():
     assert alignment_scores([[0.2, nan], [nan, 0.9]]).fairness_index == 1.0
 
 
-def test_fairness_of_what_could_be_read_by_hand():
-    # 1, and 1 / (1 + (.2 / .4)^2) = .8; nobody could read the third and fourth answer, which is perfectly fair
-    reward_GQ = [[0.5, 0.2, 0.0, 0.0], [0.5, 0.6, 0.0, 0.0]]
-    scores = alignment_scores(reward_GQ, [True, True, False, False])
-    assert scores.fairness_index == pytest.approx(3.8 / 4)
-    assert scores.fairness_of_readable == pytest.approx(0.9)
-    assert scores.avg_as == alignment_scores(reward_GQ).avg_as  # the others still count as 0
-    nothing = alignment_scores(np.zeros((2, 3)), [False] * 3)
-    assert nothing.fairness_index == 1.0
-    assert np.isnan(nothing.fairness_of_readable)
-    assert alignment_scores(reward_GQ).fairness_of_readable == scores.fairness_index
-
-
 def test_skill_by_hand():
     # .3 away where the uniform answer is .4 away: a quarter of the way gone
     assert skill_score(0.7, 0.6) == pytest.approx(25.0)

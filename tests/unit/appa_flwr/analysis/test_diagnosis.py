@@ -29,75 +29,66 @@ def survey_of(*answers, options=2):
     return Survey(questions, given)
 
 
-def said(survey):
-    found = diagnose(survey, metric="js", rules=RULES)
-    return found, " ".join(found.sentences(threshold=0.99))
+def diagnosed(survey, rules=RULES):
+    """Counts, differences, and rows by rule and by the group that is left out."""
+    counts, differences, by_rule, without = diagnose(survey, metric="js", rules=rules)
+    return counts.iloc[0].tolist(), differences.iloc[0], by_rule.set_index("Rule"), without.set_index("Without group")
+
+
+GAP, TAKEN = "Most a rule can win", "Plain mean taken"
 
 
 def test_groups_that_agree_leave_no_rule_anything_to_win():
     alike = [[0.3, 0.7], [0.6, 0.4]] * 10
-    found, text = said(survey_of(alike, alike, alike))
-    assert found.differences.gap == pytest.approx(0, abs=1e-6)
-    assert all(end.min_as > 0.99 for end in found.ends.values())
-    assert "WARNING: no rule can gain more than 0.01" in text
-    assert "WARNING: as configured, appa takes the plain mean in 100% of the iterations" in text
-    assert "one group alone" not in text
-    assert [gap for _, gap in found.without.values()] == pytest.approx([0, 0, 0], abs=1e-6)
+    _, differences, rules, without = diagnosed(survey_of(alike, alike, alike))
+    assert differences[GAP] == pytest.approx(0, abs=1e-6)
+    assert differences["Rules can differ"] == "no"
+    assert (rules["Min AS"] > 0.99).all()
+    assert rules.loc["appa", TAKEN] == 1.0
+    assert without[GAP].tolist() == pytest.approx([0, 0, 0], abs=1e-6)
 
 
 def test_a_minority_that_wants_the_opposite_is_worth_a_rule_and_is_named():
     many, few = [[0.9, 0.1]] * 20, [[0.1, 0.9]] * 20
-    found, text = said(survey_of(many, many, many, few))
+    _, differences, rules, without = diagnosed(survey_of(many, many, many, few))
     # the mean of the groups serves the majority, the fairest answer lies in the middle
-    assert found.differences.gap > 0.1
-    assert "WARNING: no rule" not in text
-    for rule in ("min", "mix", "appa-open"):
-        assert found.ends[rule].over_average.low > 0.05
-    over = found.ends["average"].over_average
-    assert (over.value, over.low, over.high) == (0, 0, 0)
+    assert differences[GAP] > 0.1
+    assert differences["Rules can differ"] == "yes"
+    over = rules["Min AS minus average's"]
+    assert all(over[rule].low > 0.05 for rule in ("min", "mix", "appa-open"))
+    assert (over["average"].value, over["average"].low, over["average"].high) == (0, 0, 0)
     # without the minority nobody disagrees; without one of the majority the gap stays
-    answers, gap = found.without["group 3"]
-    assert (answers, gap) == (20, pytest.approx(0, abs=1e-6))
-    assert all(found.without[f"group {g}"][1] > 0.05 for g in range(3))
+    assert without.loc["group 3"].tolist() == [20, pytest.approx(0, abs=1e-6)]
+    assert without.index[0] == "group 3"
+    assert all(without.loc[f"group {g}", GAP] > 0.05 for g in range(3))
 
 
 def test_sparse_surveys_are_counted_and_groups_without_an_answer_tell_nothing_apart():
     one, other = [[0.9, 0.1]] * 10, [[0.2, 0.8]] * 10
-    found, text = said(survey_of([*one, *[None] * 20], [*other, *one, *other]))
-    assert (found.questions, found.compared, found.common) == (30, 10, 10)
-    assert "Of 30 questions, 10 were answered by two groups or more and 10 by all." in text
-    assert "most questions were answered by one group alone" in text
-    assert found.without == {}
-    whole, _ = said(survey_of(one, other))
-    assert found.differences == whole.differences
-    third, _ = said(survey_of(one, other, [*one[:5], *[None] * 5]))
-    assert third.common == 5
-    assert third.without["group 2"][0] == 5
+    counts, differences, _, without = diagnosed(survey_of([*one, *[None] * 20], [*other, *one, *other]))
+    assert counts == [30, 10, 10, 10]
+    assert without.empty
+    assert differences.equals(diagnosed(survey_of(one, other))[1])
+    counts, _, _, without = diagnosed(survey_of(one, other, [*one[:5], *[None] * 5]))
+    assert counts[2] == without.loc["group 2", "Its answers"] == 5
 
 
 def test_a_group_that_shares_no_question_with_two_others_leaves_them_nothing_to_compare():
     shares = [[0.9, 0.1]] * 4
-    found, _ = said(survey_of([*shares, *[None] * 4], [*[None] * 4, *shares], shares + shares))
-    assert math.isnan(found.without["group 2"][1])
-    assert found.without["group 0"][1] == pytest.approx(0, abs=1e-6)
+    survey = survey_of([*shares, *[None] * 4], [*[None] * 4, *shares], shares + shares)
+    gaps = diagnosed(survey)[3][GAP]
+    assert math.isnan(gaps["group 2"])
+    assert gaps["group 0"] == pytest.approx(0, abs=1e-6)
 
 
-def test_one_group_has_nobody_to_be_compared_with():
+@pytest.mark.parametrize("answers", [[[[0.3, 0.7]] * 4], [[[0.3, 0.7], None], [None, [0.4, 0.6]]]])
+def test_one_group_has_nobody_to_be_compared_with(answers):
     with pytest.raises(UserError, match="answered by two groups"):
-        said(survey_of([[0.3, 0.7]] * 4))
-    with pytest.raises(UserError, match="answered by two groups"):
-        said(survey_of([[0.3, 0.7], None], [None, [0.4, 0.6]]))
+        diagnosed(survey_of(*answers))
 
 
-def test_of_very_many_groups_none_is_left_out_in_turn():
-    found, _ = said(survey_of(*[[[0.5, 0.5]] * 3] * 30))
-    assert found.without == {}
-    assert found.compared == 3
-
-
-def test_of_many_pairs_some_questions_are_drawn_for_the_rules():
-    shares = [[0.3, 0.7], [0.6, 0.4]] * 60
+def test_of_many_groups_none_is_left_out_in_turn_and_some_questions_are_drawn_for_the_rules():
     few = {name: RULES[name] for name in ("average", "appa")}
-    found = diagnose(survey_of(*[shares] * 20), metric="js", rules=few)
-    assert (found.tried, found.compared) == (80, 120)
-    assert "Rules were tried on 80." in " ".join(found.sentences(threshold=0.99))
+    counts, _, _, without = diagnosed(survey_of(*[[[0.3, 0.7], [0.6, 0.4]] * 30] * 40), few)
+    assert counts == [60, 60, 60, 40]
+    assert without.empty

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from appa_flwr.analysis.alignment import alignment_scores
-from appa_flwr.analysis.intervals import MEASURES, levels, paired_differences
+from appa_flwr.analysis.intervals import MEASURES, bootstrap
 
 
 def test_differences_are_those_of_the_tables():
@@ -14,7 +14,7 @@ def test_differences_are_those_of_the_tables():
     first_GQ, second_GQ = rng.random((2, 4, 30))
     first_GQ[0, :5] = second_GQ[0, :5] = np.nan
     first_GQ[1:, 7] = second_GQ[1:, 7] = np.nan  # one group alone: not in FI
-    found = paired_differences([(first_GQ, second_GQ)])
+    found = bootstrap([(first_GQ, second_GQ)])
     one, other = alignment_scores(first_GQ), alignment_scores(second_GQ)
     assert found["Avg AS"].value == pytest.approx(one.avg_as - other.avg_as)
     assert found["Min AS"].value == pytest.approx(one.min_as - other.min_as)
@@ -23,12 +23,12 @@ def test_differences_are_those_of_the_tables():
 
 def test_a_constant_gain_is_certain_and_no_gain_is_none():
     base_GQ = np.random.default_rng(1).uniform(0, 0.8, (3, 40))
-    certain = paired_differences([(base_GQ + 0.1, base_GQ)])
+    certain = bootstrap([(base_GQ + 0.1, base_GQ)])
     for measure in ("Avg AS", "Min AS"):
         found = certain[measure]
         assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
         assert found.excludes_zero
-    same = paired_differences([(base_GQ, base_GQ)])
+    same = bootstrap([(base_GQ, base_GQ)])
     for measure in MEASURES:
         assert (same[measure].low, same[measure].high) == (0.0, 0.0)
         assert not same[measure].excludes_zero
@@ -37,13 +37,13 @@ def test_a_constant_gain_is_certain_and_no_gain_is_none():
 def test_with_one_group_it_is_the_bootstrap_of_a_mean():
     # gains of 0 or 1 on 100 questions, 50 each: the mean of a resample is binomial, sd .05
     gain_Q = np.arange(100) % 2 * 1.0
-    found = paired_differences([(gain_Q[None], np.zeros((1, 100)))], resamples=20_000)["Avg AS"]
+    found = bootstrap([(gain_Q[None], np.zeros((1, 100)))], resamples=20_000)["Avg AS"]
     assert (found.low, found.high) == pytest.approx((0.40, 0.60), abs=0.011)
 
 
 def test_levels_are_those_of_the_tables_and_spread_as_a_mean_does():
     reward_GQ = np.tile([0.2, 0.6], 50)[None] + np.array([[0.0], [0.1]])  # mean .45, worst .4; sd .2 over 100 questions
-    found = levels([reward_GQ], resamples=20_000)
+    found = bootstrap([[reward_GQ]], resamples=20_000)
     assert found["Avg AS"].value == pytest.approx(0.45)
     assert found["Min AS"].value == pytest.approx(0.40)
     assert found["FI"].value == pytest.approx(alignment_scores(reward_GQ).fairness_index)
@@ -54,7 +54,7 @@ def test_several_runs_are_drawn_too():
     # every question of a run gains the same, so all the spread is between runs: the mean of two draws of 0 and .2
     # is 0, .1 or .2
     runs = [(np.full((2, 10), 0.5 + gain), np.full((2, 10), 0.5)) for gain in (0.0, 0.2)]
-    found = paired_differences(runs)["Min AS"]
+    found = bootstrap(runs)["Min AS"]
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.0, 0.2))
 
 
@@ -68,4 +68,4 @@ def test_several_runs_are_drawn_too():
 )
 def test_what_cannot_be_paired_is_an_error(pairs, message):
     with pytest.raises(ValueError, match=message):
-        paired_differences(pairs)
+        bootstrap(pairs)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from appa_flwr.analysis.aggregation import RULES, make, parameters
+from appa_flwr.analysis.aggregation import RULES, make
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.config.sources import preset
@@ -29,7 +29,7 @@ def test_config_and_rules_refuse_the_same_values(name, value):
     key = f"appa.{name.replace('_', '-')}"
     with pytest.raises(UserError, match=f"{key} = .* is not valid"):
         Config.load({key: value})
-    takers = [rule for rule in RULES if name in parameters(rule)]
+    takers = [rule for rule in RULES if name in RULES[rule].model_fields]
     assert takers
     for rule in takers:
         with pytest.raises(UserError, match=f"parameter '{name}' of rule '{rule}' must be"):
@@ -39,7 +39,7 @@ def test_config_and_rules_refuse_the_same_values(name, value):
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "alpha"])
 def test_rules_default_to_the_numbers_of_runs(rule):
     made, of_config = make(rule), Config.load({}).appa
-    for name in parameters(rule):
+    for name in RULES[rule].model_fields:
         assert getattr(made, name) == getattr(of_config, name)
 
 

@@ -10,7 +10,7 @@ import pytest
 import report_runs as made
 from test_comparison import GROUPS, QUESTIONS, scored
 
-from appa_flwr.analysis.intervals import Interval, levels, paired_differences
+from appa_flwr.analysis.intervals import Interval, bootstrap
 from appa_flwr.report import build, frames, plots
 from appa_flwr.run import pair_scores
 from appa_flwr.run.read import read_run
@@ -69,9 +69,9 @@ def test_the_intervals_are_the_bootstraps_and_are_kept_in_the_run_s_folder(tmp_p
     mine, theirs = (
         pair_scores.table(rows, "ppo", metric="js", against="survey").to_numpy() - less for less in (0.0, 0.05)
     )
-    for measure, one in levels([mine]).items():
+    for measure, one in bootstrap([[mine]]).items():
         assert bounds(kept, "ppo", "", "survey", measure) == [one.value, one.low, one.high]
-    for measure, one in paired_differences([(mine, theirs)]).items():
+    for measure, one in bootstrap([(mine, theirs)]).items():
         assert bounds(kept, "ppo", "ppo by average", "survey", measure) == pytest.approx([one.value, one.low, one.high])
     page = (run / "report.html").read_text()
     assert made.cells(page, "PPO by average")[2] == "0.550"
@@ -91,7 +91,7 @@ def test_where_only_sums_are_known_there_are_values_without_bounds(tmp_path):
     value, low, high = bounds(found, "ppo", "sft", "predictions", "Avg AS")
     assert (value, low, high) == pytest.approx((0.05, np.nan, np.nan), nan_ok=True)
     assert "better than SFT" not in frames.headline(found, "appa")
-    assert "Min AS +0.030 (how surely is not known)" in frames.headline(found, "appa")
+    assert "Min AS +0.030 (no interval)" in frames.headline(found, "appa")
 
 
 def test_a_difference_is_bold_where_its_interval_leaves_0(tmp_path):

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pandas as pd
-from report_runs import figure_of, line, read, read_card
+from report_runs import figure_of, line, read
 
 from appa_flwr.report import plots
-
-
-def curve_of(axes: Any) -> dict[float, float]:
-    """x -> y of the points of the only line of a panel that has a marker."""
-    (line,) = [line for line in axes.lines if line.get_marker() not in ("None", None)]
-    return {float(x): float(y) for x, y in line.get_xydata()}
-
-
-def test_the_loss_of_every_round_is_drawn(tmp_path):
-    card = read_card(tmp_path, losses=[1.0, 0.5, 0.25])
-    (axes,) = figure_of(plots.loss, card.losses).axes
-    assert curve_of(axes) == {1: 1.0, 2: 0.5, 3: 0.25}
 
 
 def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):
@@ -31,10 +16,3 @@ def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):
     by_rule, plain = panel.lines
     np.testing.assert_array_equal(by_rule.get_ydata(), [0.1, np.nan, 0.2])
     np.testing.assert_array_equal(plain.get_ydata(), [np.nan, 0.8, np.nan])
-
-
-def test_smoothing_skips_gaps():
-    values_I = np.array([1.0, 2.0, np.nan, 4.0, 8.0])
-    # Windows of 3: mean(1,2), mean(1,2), a gap stays one, mean(4,8), mean(4,8).
-    smooth_I = plots.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
-    np.testing.assert_allclose(smooth_I, [1.5, 1.5, np.nan, 6.0, 6.0])

@@ -1,4 +1,4 @@
-"""scores.parquet: rows come back, a method that is scored again is replaced, and two methods are put side by side."""
+"""Rows of scores and of predictions come back; methods side by side; the table of a question that was asked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ import pandas as pd
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, as_rows, put, read, table
-from appa_flwr.run.run_files import SCORES_FILE
+from appa_flwr.report import frames
+from appa_flwr.run.pair_scores import (
+    PREDICTIONS,
+    SURVEY,
+    aligned,
+    as_rows,
+    predicted_rows,
+    predictions_of,
+    put,
+    read,
+    read_predicted,
+    replace_rows,
+    table,
+)
+from appa_flwr.run.run_files import PREDICTIONS_FILE, SCORES_FILE
+from appa_flwr.survey.types import Question
 
 GROUPS, QUESTIONS = ("A", "B"), ("q1", "q2", "q3")
 NAN = np.nan
@@ -19,7 +33,7 @@ def rows(method, reward_GQ, *, metric="js", against=PREDICTIONS, questions=QUEST
 
 
 def test_a_row_for_each_number(tmp_path):
-    assert read(tmp_path) is None
+    assert read(tmp_path).empty
     put(tmp_path, rows("ppo", [[0.1, NAN, 0.3], [NAN, NAN, 0.6]]))
     found = read(tmp_path)
     assert found.to_dict("split")["data"] == [
@@ -69,3 +83,48 @@ def test_a_reward_that_is_no_number_or_there_twice_is_named(tmp_path, broken):
     found.to_parquet(tmp_path / SCORES_FILE)
     with pytest.raises(UserError, match=r"scores\.parquet: .* reward"):
         read(tmp_path)
+
+
+ASKED = (Question("q1", "Is it?", ("Yes", "No")), Question("q2", "How is it?", ("Good", "Fair", "Bad")))
+TARGET_GJK = np.array([[[0.9, 0.1, 0.0], [0.5, 0.3, 0.2]], [[0.3, 0.7, 0.0], [0.1, 0.1, 0.8]]])
+
+
+@pytest.fixture
+def kept():
+    return predicted_rows(TARGET_GJK, groups=("North", "A [b]"), questions=ASKED)
+
+
+def test_what_is_written_is_read_and_a_question_is_found_by_its_words_and_options(kept, tmp_path):
+    assert read_predicted(tmp_path).empty
+    replace_rows(tmp_path / PREDICTIONS_FILE, kept)
+    found = read_predicted(tmp_path)
+    pd.testing.assert_frame_equal(found, kept)
+    assert len(found) == 2 * (2 + 3)
+    asked = predictions_of(found, " How is it?", ("Bad", "Good", "Fair"))
+    assert asked.index.tolist() == ["North", "A [b]"]
+    assert asked.to_numpy().tolist() == [[0.2, 0.5, 0.3], [0.8, 0.1, 0.1]]
+    assert predictions_of(found, "How is it?", ("Good", "Bad")) is None
+    assert predictions_of(found, "Is she?", ("Yes", "No")) is None
+    assert predictions_of(kept[:0], "Is it?", ("Yes", "No")) is None
+    replace_rows(tmp_path / PREDICTIONS_FILE, kept.drop(columns="text"))
+    with pytest.raises(UserError, match=r"predictions\.parquet: .* question, group, option, share"):
+        read_predicted(tmp_path)
+
+
+def shown(*arguments, **keywords) -> dict[str, list[object]]:
+    """First cell of a row -> the others."""
+    return {row[0]: [*row[1:]] for row in frames.asked(*arguments, **keywords).itertuples(index=False)}
+
+
+def test_an_answer_stands_beside_the_uniform_one_and_each_group_s_prediction(kept):
+    table = shown("Is it?", ("Yes", "No"), np.array([1.0, 0.0]), predictions=kept, metric="cosine")
+    # (1 + cos) / 2: cos .9 / sqrt(.82) = .9939 and .3 / sqrt(.58) = .3939; of equal shares .7809 and .9285
+    assert table["this policy"] == [1.0, 0.0, pytest.approx(0.847, abs=5e-4), pytest.approx(0.697, abs=5e-4), "A [b]"]
+    *numbers, worst = table["Uniform answer"]
+    assert (numbers, worst) == (pytest.approx([0.5, 0.5, 0.927, 0.890], abs=5e-4), "North")
+    assert table["predicted: A [b]"][:2] == [0.3, 0.7]
+
+
+def test_another_question_has_the_policy_s_shares_alone(kept):
+    table = shown("Is she?", ("Yes", "No"), np.array([0.25, 0.75]), predictions=kept, metric="js")
+    assert table == {"Yes": [0.25], "No": [0.75]}

@@ -132,7 +132,7 @@ def test_its_log_says_what_was_scored_and_holds_no_token(served):
 def test_its_report_shows_fairness_weights_and_the_groups_by_round(served):
     page = build(served.folder).read_text()
     assert "<dd>2, of 12 answers</dd>" in page
-    for name in ("weights", "rewards", "health"):
+    for name in ("weights", "health"):
         assert (served.folder / "plots" / f"served_trl_{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "metrics.jsonl" not in page
     last = read_rounds(served.folder)["trl"][-1]

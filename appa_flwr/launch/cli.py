@@ -284,7 +284,7 @@ def main() -> None:
     escape_output()
     try:
         with exit_codes("appa"):
-            sys.exit(app(standalone_mode=False))
+            sys.exit(app(standalone_mode=False) or 0)
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] in OWN_PACKAGES:
             raise

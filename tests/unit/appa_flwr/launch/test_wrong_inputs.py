@@ -1,6 +1,6 @@
 """Wrong inputs of every command: one line that names the key, file or number, and exit code 2.
 
-No program is started and no file written. `{}` in a command is a port in use. Each file of `FILES` lies where the command runs.
+No program is started and no file written. `{}` in a command is a port in use; `FILES` lie where the command runs.
 """
 
 from __future__ import annotations

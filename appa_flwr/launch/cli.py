@@ -1,4 +1,4 @@
-"""The command `appa`: run the loop or its predictor alone, rebuild a report, list the config keys."""
+"""The command `appa`: its subcommands, but for those of surveys and of a group's owner."""
 
 from __future__ import annotations
 

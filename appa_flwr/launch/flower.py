@@ -153,7 +153,7 @@ class Flower:
     ) -> subprocess.Popen[bytes]:
         """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
         if not port_is_free(self.port):
-            raise RunFailed(f"port {self.port} is in use; end what listens there, or choose another --port")
+            raise RunFailed(f"port {self.port} is in use; end what listens there, or start again")
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
         while not _healthy(self.port, authority):  # `flwr run` then starts none of its own

@@ -43,10 +43,6 @@ def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finish
     here = {"run.output-dir": str(folder.parent), "run-name": "mine", "run.resume": True}
     for name in (folder, Path()):
         assert resumable(name) == Config.load({"seed": 3, **here})
-    assert appa(monkeypatch, "run", "--resume", str(folder), "seed=4") == 2
-    assert "seed: a resumed run keeps its keys; it may change run.reply-timeout" in capsys.readouterr().err
-    assert appa(monkeypatch, "serve", "--resume", str(folder)) == 2
-    assert f"{folder}: the run trains and has not served" in capsys.readouterr().err
     assert appa(monkeypatch, "run", "--resume", str(folder), "run.reply-timeout=9") == 0
     assert launched == [Config.load({"seed": 3, "run.reply-timeout": 9.0, **here})]
     progress.write_text(json.dumps({**line, "phase": "report"}) + "\n")

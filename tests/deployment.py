@@ -14,10 +14,10 @@ import pytest
 from real_run import small_environment
 from small import AS_OWNERS_ASK
 
+from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch import deploy
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.deploy import SUBMITTER, Started, start
-from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import end_processes, processes_of
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.survey.types import Survey

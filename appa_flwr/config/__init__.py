@@ -198,15 +198,11 @@ def check_groups(config: Config, groups: Sequence[str]) -> None:
         if name not in groups:
             there = ", ".join(groups)
             raise UserError(f"pluralllm.unseen-groups names {to_toml(name)}, which is not in this run; it has: {there}")
-    _check_count(config, len(groups))
-
-
-def _check_count(config: Config, count: int) -> None:
-    if config.run.min_groups > count:
+    if config.run.min_groups > len(groups):
         raise UserError(
-            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {count}"
+            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
         )
-    if len(config.unseen_group_names) >= count:
+    if len(config.unseen_group_names) >= len(groups):
         raise UserError("pluralllm.unseen-groups names all groups; at least one must train the predictor")
 
 
@@ -225,8 +221,6 @@ def _check_keys(config: Config) -> None:
         for group in groups:
             if groups.count(group) > 1:
                 raise UserError(f"{name} names {to_toml(group)} twice; each group must be named once")
-    if config.survey == GENERATED_SURVEY and not config.groups:
-        _check_count(config, config.data.num_groups)
     for name, rule in {"rule": config.rule, "baseline-rule": config.baseline_rule}.items():
         if rule == "alpha" and config.appa.alpha == 0:
             raise UserError(

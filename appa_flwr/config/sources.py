@@ -108,10 +108,10 @@ def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str,
         UserError: as for `read_words`, `preset` and `Config.load`; or a checkpoint does not exist.
     """
     config = Config.load({**beneath, **on_its_preset(read_words(words))}, folder=folder)
-    if folder and (weights := config.pluralllm.checkpoint) and not os.path.isfile(weights):
-        raise UserError(
-            f'pluralllm.checkpoint = "{weights}": there is no such file; give the pluralllm.safetensors of a run'
-        )
-    if folder and (model := config.sft.checkpoint) and not os.path.isdir(model):
-        raise UserError(f'sft.checkpoint = "{model}": there is no such folder; give the sft-model of a run')
+    for key, path, there, right in (
+        ("pluralllm.checkpoint", config.pluralllm.checkpoint, os.path.isfile, "the pluralllm.safetensors of a run"),
+        ("sft.checkpoint", config.sft.checkpoint, os.path.isdir, "the sft-model of a run"),
+    ):
+        if folder and path and not there(path):
+            raise UserError(f"{key} = {to_toml(path)} is not there; give {right}")
     return config

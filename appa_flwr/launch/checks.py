@@ -3,63 +3,47 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 from appa_flwr.analysis.checks import check_methods
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache, lock, writing
+from appa_flwr.core.ports import listening
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed
 from appa_flwr.run.resume import check_resumable, failed_at_once
 from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, SURVEY_FILE, write_config
 from appa_flwr.survey import sources
+from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
-
-GIBIBYTE = 2**30
-LEAST_DISK = 1.0  # GiB
-LEAST_GIBIBYTES = {True: 2, False: 6}  # of memory, of a run with the tiny model or SmolLM2 and eight groups
 
 
 def read_survey(config: Config) -> Survey:
     """The survey of a run that begins, or of one that goes on, which all keys fit.
 
     Raises:
-        UserError: it cannot be read, a group has no usable answer, the source has changed since the run began, or
-            `check_methods` refuses the keys.
+        UserError: it cannot be read, a group has no usable answer, the source has changed since the run began, it has
+            too few questions for a split, or `check_methods` refuses the keys.
     """
     survey = sources.kept_survey(config, config.run_folder / SURVEY_FILE) if config.run.resume else None
     survey = survey or sources.read_run(config)
     check_methods(config, survey.groups)
+    split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed)
     return survey
 
 
-def machine_warnings(config: Config) -> Iterator[str]:
-    """What of this machine will end a run: little free memory or disk."""
-    memory, needed = psutil.virtual_memory().available / GIBIBYTE, LEAST_GIBIBYTES[config.model == TINY_MODEL]
-    if memory < needed:
-        yield f"{memory:.1f} GiB of memory are free, and a run of model {config.model} takes some {needed} or more"
-    output = Path(config.run.output_dir).absolute()
-    disk = shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.is_dir())).free / GIBIBYTE
-    if disk < LEAST_DISK:
-        yield f"{disk:.1f} GiB of disk are free in {config.run.output_dir}; a full one ends a run"
-
-
 def check_server(config: Config, app_folder: Path) -> None:
-    """Warn of what this machine lacks, and have the server look at its model and tracker, as far as there is any.
+    """Check the cache and the address of a run that serves, and have the server look at its model and tracker.
 
     Raises:
-        UserError: they cannot be used, or the cache cannot be written.
+        UserError: they cannot be used.
         RunFailed: the server's code cannot be started.
     """
     check_cache()
-    for warning in machine_warnings(config):
-        print(f"WARNING: {warning}", file=sys.stderr, flush=True)
+    if config.run.phases == "serve":
+        listening(config.serve.host, config.serve.port).close()
     if config.model == TINY_MODEL and config.run.tracker == "none":
         return
     command = [sys.executable, "-m", "server_app.preflight"]

@@ -1,4 +1,4 @@
-"""The command `appa`: run the loop or its predictor alone, rebuild a report, list the config keys."""
+"""The command `appa`: its subcommands, but for those of surveys and of a group's owner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +16,16 @@ from rich.text import Text
 
 from appa_flwr import __version__
 from appa_flwr import config as settings
-from appa_flwr.config.keys import to_toml, to_toml_table, to_word, valid
+from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output, replace_file, writing
+from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch.bundle import OWN_PACKAGES, find_app_folder
 from appa_flwr.launch.group import app as group
-from appa_flwr.launch.ports import LOOPBACK
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
-from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Verbose, Words, exit_codes, show
+from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Words, exit_codes, show
 from appa_flwr.run.records import MODEL
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CARD, REPORT_FILE, WEIGHTS_FILE
@@ -66,14 +65,13 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, from its folder.")
     ] = None,
-    verbose: Verbose = False,
 ) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
-    written = (folder := _launched(words, resume, verbose=verbose)) / REPORT_FILE
+    written = (folder := _launched(words, resume)) / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
 
 
-def _launched(words: list[str] | None, resume: Path | None, *more: str, verbose: bool) -> Path:
+def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
     """Start a run or go on with one, and wait for its end; its folder."""
     here = Path.cwd()
     if resume is None:
@@ -84,7 +82,7 @@ def _launched(words: list[str] | None, resume: Path | None, *more: str, verbose:
             raise UserError(f"{resume}: the run trains and has not served; appa run --resume {resume} goes on with it")
     from appa_flwr.launch.flower import launch
 
-    return launch(config, app_folder=find_app_folder(here), verbose=verbose)
+    return launch(config, app_folder=find_app_folder(here))
 
 
 @app.command()
@@ -93,10 +91,9 @@ def serve(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that has served, from its folder.")
     ] = None,
-    verbose: Verbose = False,
 ) -> None:
     """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
-    folder = _launched(words, resume, "run.phases=serve", verbose=verbose)
+    folder = _launched(words, resume, "run.phases=serve")
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
 
 
@@ -113,9 +110,7 @@ def evaluate(
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
     ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
-    out: Annotated[Path, typer.Option(help="Folder of its answers, which are asked once, and of the scores.")] = Path(
-        "eval"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
     """Let the groups of appa serve judge a model's held-out answers."""
     from appa_flwr.launch import evaluate as evaluation
@@ -134,7 +129,6 @@ def evaluate(
         temperature=temperature,
         samples=samples,
         concurrency=concurrency,
-        kept=out / f"{name}.answers.jsonl",
         say=typer.echo,
     )
     import pandas as pd
@@ -151,12 +145,12 @@ def evaluate(
 
 
 @app.command()
-def pluralllm(words: Words = None, verbose: Verbose = False) -> None:
+def pluralllm(words: Words = None) -> None:
     """Pretrain the preference predictor alone, and show its errors."""
     config = assemble([*(words or []), "run.phases=pluralllm"], folder=Path.cwd())
     from appa_flwr.launch.flower import launch
 
-    folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
+    folder = launch(config, app_folder=find_app_folder(Path.cwd()))
     from appa_flwr.report import predictor, tables
 
     if (card := CARD.read(folder)) is not None:
@@ -173,7 +167,6 @@ def deploy(
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="The server's.")] = PORT,
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
-    verbose: Verbose = False,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
     if resume and not local:
@@ -186,14 +179,14 @@ def deploy(
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     beneath = {**preset("deployed"), "run.sums": "secure"}
     if resume:
-        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder, verbose=verbose)
+        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder)
     else:
         config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
         if not local:
             sites, bundle = deployment.make_sites(config, folder, host=host, port=port, app_folder=app_folder)
             deployment.describe(sites, bundle=bundle, sums=config.run.sums)
             return
-        ended = deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)
+        ended = deployment.deploy_local(config, folder, app_folder=app_folder)
     typer.echo(f"report: {ended / REPORT_FILE}")
 
 
@@ -206,8 +199,8 @@ def doctor(
     """Say what keeps this machine, or a party, from working."""
     from appa_flwr.launch import doctor as looks
 
-    findings = [*looks.machine(group=folder is not None and (folder / OWNER_POLICY_FILE).exists())]
-    findings += looks.party(folder) if folder is not None else []
+    of_party = [] if folder is None else [*looks.party(folder)]  # first: it refuses a wrong folder at once
+    findings = [*looks.machine(group=folder is not None and (folder / OWNER_POLICY_FILE).exists()), *of_party]
     table = Table("", "what", "found")
     for what, text, good in findings:
         table.add_row("ok" if good else "WRONG", what, text)
@@ -272,34 +265,16 @@ def ask(
 @app.command()
 def config(
     words: Words = None,
-    every: Annotated[bool, typer.Option("--all", help="Say what each key does and may be.")] = False,
-    toml: Annotated[bool, typer.Option("--toml", help="Print all keys as a TOML file instead.")] = False,
 ) -> None:
-    """Show the config keys and their values."""
+    """Show every key with its value, what it may be and what it does, as a TOML file."""
     values = assemble(words or [], folder=None).flat()
-    if toml:
-        typer.echo(to_toml_table(values), nl=False)
-        return
-    if not every:
-        _on_one_screen(values)
-        return
+    typer.echo(f"# set SECTION.KEY=VALUE, or preset=NAME: {', '.join(PRESETS)}")
     for section in ("", *settings.SECTIONS):
-        title = Text(settings.SECTIONS[section].__doc__ or "", style="bold") if section else None
-        table = Table("key", "value", "valid", "what it does", title=title, title_justify="left")
+        if section:
+            typer.echo(f"\n# {settings.SECTIONS[section].__doc__}")
         for key in settings.keys_in(section):
             field = settings.KEYS[key]
-            table.add_row(key, to_toml(values[key]), valid(field), field.description)
-        show(table)
-
-
-def _on_one_screen(values: Mapping[str, settings.Scalar]) -> None:
-    """Print every key with its value as a command line takes it, a paragraph a section."""
-    paragraphs = Table.grid(padding=(0, 2))
-    for section in ("", *settings.SECTIONS):
-        pairs = (f"{key.rpartition('.')[2]}={to_word(values[key])}" for key in settings.keys_in(section))
-        paragraphs.add_row(section, Text(" ".join(pairs)))
-    show(paragraphs, f"presets: {', '.join(PRESETS)}")
-    show("set SECTION.KEY=VALUE, or preset=NAME; appa config --all says what each key does")
+            typer.echo(f"{key} = {to_toml(values[key])}  # {field.description} ({valid(field)})")
 
 
 def main() -> None:
@@ -309,7 +284,7 @@ def main() -> None:
     escape_output()
     try:
         with exit_codes("appa"):
-            app()
+            sys.exit(app(standalone_mode=False) or 0)
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] in OWN_PACKAGES:
             raise

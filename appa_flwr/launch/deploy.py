@@ -17,11 +17,11 @@ from rich.table import Table
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
+from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import claim_run_folder, read_survey
 from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.group import pin_roster
-from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.launch.terminal import show
@@ -38,10 +38,11 @@ SERVER, SUBMITTER = "(server)", "(submitter)"
 def make_sites(config: Config, root: Path, *, host: str, port: int, app_folder: Path) -> tuple[Sites, str]:
     """Write the parties' folders of a run with this config, see `sites.prepare`; with the hash of this app's bundle."""
     survey, keys = read_survey(config), config.flat()
-    print(survey.about.sentence())
     del keys["run.output-dir"]  # the server's own affair
     bundle = bundle_hash(app_folder)
-    return prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle), bundle
+    sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle)
+    print(survey.about.sentence())
+    return sites, bundle
 
 
 def describe(sites: Sites, *, bundle: str, sums: str) -> None:
@@ -82,14 +83,13 @@ def pinned_elsewhere(sites: Sites, bundle: str) -> list[str]:
     return [name for name, hashes in pinned.items() if hashes and bundle not in hashes]
 
 
-def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool = False) -> Path:
+def deploy_local(config: Config, root: Path, *, app_folder: Path) -> Path:
     """Write the parties' folders, start them all, run, and end all that was started; the run's folder.
 
     Args:
         config: with absolute paths; its survey is split over the groups' folders.
         root: folder of the parties' folders; what an earlier deployment left there is used again.
         app_folder: see `bundle.find_app_folder`.
-        verbose: copy Flower's log to standard output too.
 
     Raises:
         UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
@@ -104,17 +104,16 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
-    return _deployed(Config.load(placed), sites, app_folder=app_folder, bundle=bundle, verbose=verbose)
+    return _deployed(Config.load(placed), sites, app_folder=app_folder, bundle=bundle)
 
 
-def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path, verbose: bool = False) -> Path:
+def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path) -> Path:
     """Go on with the newest run of the parties' folders at `root`, which `deploy_local` began; else as that.
 
     Args:
         root: folder of the parties' folders.
         changes: as for `resumable`.
         app_folder: see `bundle.find_app_folder`.
-        verbose: copy Flower's log to standard output too.
 
     Raises:
         UserError: there is none, `resumable` refuses it, or an owner's policy pins another app.
@@ -125,10 +124,10 @@ def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path,
         raise UserError(f"{root}: holds no run to go on with; appa deploy {root} --local begins one")
     config = resumable(runs[-1].parent, changes)
     sites = Sites(root.resolve(), LOOPBACK, free_port(), slugs(config.group_names))
-    return _deployed(config, sites, app_folder=app_folder, bundle=bundle_hash(app_folder), verbose=verbose)
+    return _deployed(config, sites, app_folder=app_folder, bundle=bundle_hash(app_folder))
 
 
-def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, verbose: bool) -> Path:
+def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str) -> Path:
     if others := pinned_elsewhere(sites, bundle):
         owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
         raise UserError(f"{owner_policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
@@ -137,7 +136,7 @@ def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, ve
         started = start(sites, home, nodes=sites.groups)
         print(f"parties' folders: {sites.root}\nrun folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(app_folder, home)), CONNECTION]
-        followed(config, started.parties[SUBMITTER], command, superlink=started.superlink, verbose=verbose)
+        followed(config, started.parties[SUBMITTER], command, superlink=started.superlink)
     return folder
 
 

@@ -24,15 +24,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
+from appa_flwr.core.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
-from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.progress import Tail, read_progress, shown
+from appa_flwr.launch.progress import Tail, plain_line, read_progress
 from appa_flwr.launch.terminal import RunFailed, Stopped
 from appa_flwr.run.run_files import (
     ERROR_FILE,
@@ -62,13 +60,12 @@ _WHY_RAY_IS_LATE = (
 _MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
 
-def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
+def launch(config: Config, *, app_folder: Path) -> Path:
     """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
 
     Args:
         config: with absolute paths: of `appa_flwr.config.assemble`, or of `appa_flwr.run.resume.resumable` to go on.
         app_folder: see `bundle.find_app_folder`.
-        verbose: copy Flower's log to standard output too.
 
     Raises:
         UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
@@ -96,7 +93,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
         command += ["--federation-config", simulation]
         try:
-            followed(config, flower, command, superlink=superlink, verbose=verbose)
+            followed(config, flower, command, superlink=superlink)
         except Stopped:
             if not _stop_serving(folder, flower, superlink):
                 raise
@@ -155,7 +152,7 @@ class Flower:
     ) -> subprocess.Popen[bytes]:
         """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
         if not port_is_free(self.port):
-            raise RunFailed(f"port {self.port} is in use; end what listens there, or choose another --port")
+            raise RunFailed(f"port {self.port} is in use; end what listens there, or start again")
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
         while not _healthy(self.port, authority):  # `flwr run` then starts none of its own
@@ -195,9 +192,7 @@ def _healthy(port: int, authority: Path | None) -> bool:
     return False
 
 
-def followed(
-    config: Config, flower: Flower, command: list[str], *, superlink: subprocess.Popen[bytes], verbose: bool
-) -> None:
+def followed(config: Config, flower: Flower, command: list[str], *, superlink: subprocess.Popen[bytes]) -> None:
     """Submit the run by `flwr run`, follow it to its end, and see that Flower reports it as completed.
 
     Args:
@@ -205,32 +200,27 @@ def followed(
         flower: whoever submits.
         command: of `flwr run`, to which streaming and the run's keys are added.
         superlink: the process without which nothing goes on.
-        verbose: copy Flower's log to standard output too.
 
     Raises:
         RunFailed: the run ended otherwise.
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    # What a resumed run wrote before was shown before.
-    progress, log = Tail(folder / PROGRESS.name, skip=True), Tail(folder / FLOWER_LOG, skip=True)
+    progress = Tail(folder / PROGRESS.name, skip=True)  # what a resumed run wrote before was shown before
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
-    with shown(Console(force_terminal=False if verbose else None)) as show:
 
-        def follow() -> None:
-            if verbose:
-                print(log.text(), end="", flush=True)
-            for record in read_progress(progress):
-                show(record)
+    def follow() -> None:
+        for record in read_progress(progress):
+            print(plain_line(record), flush=True)
 
-        while client.poll() is None:
-            follow()
-            time.sleep(POLL_SECONDS)
-        # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
-        while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
-            follow()
-            time.sleep(STATUS_SECONDS)
+    while client.poll() is None:
         follow()
+        time.sleep(POLL_SECONDS)
+    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
+    while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
+        follow()
+        time.sleep(STATUS_SECONDS)
+    follow()
     if status != COMPLETED or (folder / ERROR_FILE).exists():
         for path in flower.home.glob(SUPERLINK_LOG):
             shutil.copy(path, folder / SUPERLINK_LOG)

@@ -45,6 +45,8 @@ def check(
     ] = None,
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
+    if owner_policy is not None:
+        read_owner_policy(owner_policy)
     survey = store.read(file, groups=[group] if group else None)
     if group and group not in survey.answers:
         raise UserError(f"{file}: {unknown_name('group', group, valid=store.read(file).groups)}")
@@ -53,7 +55,6 @@ def check(
         table.add_row(name, str(len(answers)))
     show(table, *([] if questions is None else [_shared(survey, questions)]))
     if owner_policy is not None:
-        read_owner_policy(owner_policy)
         show(f"{owner_policy}: can be used")
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from appa_flwr.config.keys import Scalar, to_toml, to_toml_table
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
+from appa_flwr.core.ports import LAST_PORT, LOOPBACK
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
-from appa_flwr.launch.ports import LAST_PORT, LOOPBACK
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
 from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.bar import Bar
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -19,8 +18,6 @@ from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import store
 from appa_flwr.survey.sources import read_run
 from appa_flwr.survey.types import Survey
-
-_BAR_CHARS = 30
 
 export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 
@@ -79,14 +76,13 @@ def _table(survey: Survey) -> Table:
     Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
     """
     people, refused = any(survey.respondents.values()), any(survey.refusal_rates.values())
-    columns = ["group", "questions", "of all"]
+    columns = ["group", "questions"]
     columns += ["respondents (median)"] if people else []
     columns += ["refused (mean)"] if refused else []
     shown = Table(*columns)
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
         answered = len(survey.answers[name])
-        bar = Bar(len(survey.questions), 0, answered, width=_BAR_CHARS)
-        texts: list[RenderableType] = [name, str(answered), bar]
+        texts: list[RenderableType] = [name, str(answered)]
         if people:
             respondents = list(survey.respondents.get(name, {}).values())
             texts.append(f"{np.median(respondents):.0f}" if respondents else "")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console, RenderableType
 
@@ -25,7 +26,6 @@ Words = Annotated[
         show_default=False,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
 
 
 class RunFailed(Exception):
@@ -45,13 +45,20 @@ def exit_codes(program: str) -> Iterator[None]:
     """Turn every expected failure of a command into a message on stderr and an exit code.
 
     Raises:
-        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`, or what it printed found no space.
+        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`, a command's options are wrong, or what it
+            printed found no space.
     """
     try:
         yield
     except (UserError, RunFailed) as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(USER_ERROR)
+    except click.ClickException as error:
+        print(f"{program}: {error.format_message()} (--help says more)", file=sys.stderr)
+        sys.exit(USER_ERROR)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

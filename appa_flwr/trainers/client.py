@@ -90,7 +90,9 @@ async def client_of(url: str) -> httpx.AsyncClient:
         UserError: it is no address, or a SOCKS proxy is set and httpx lacks what that needs.
     """
     try:
-        host = httpx.URL(url).host
+        if (address := httpx.URL(url)).scheme not in ("http", "https"):
+            raise UserError(f"{url}: an address begins with http:// or https://")
+        host = address.host
         here = host == "localhost"
         with suppress(ValueError):
             here = ip_address(host).is_loopback

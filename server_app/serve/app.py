@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
+from appa_flwr.core.ports import listening
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from appa_flwr.secure.roster import read_file
@@ -171,11 +172,3 @@ def find_token(folder: Path) -> tuple[str, str | Path]:
     if not TOKEN_LETTERS.fullmatch(token.strip()):
         raise UserError(f"{source}: a token is one word of letters, digits and the like, without / ? # %")
     return token.strip(), source
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """The socket that requests come to; UserError where it cannot be had."""
-    try:
-        return socket.create_server((host, port))
-    except OSError as error:
-        raise UserError(f"serve.host, serve.port: {host}:{port} cannot be used ({error})") from None

@@ -27,9 +27,9 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch import deploy, doctor
 from appa_flwr.launch.flower import COMPLETED
-from appa_flwr.launch.ports import LOOPBACK
 from appa_flwr.launch.sites import CONNECTION, Sites
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.survey.generate import generate

@@ -19,11 +19,11 @@ from deployment import REPO, TINY_LOOP, Deployment, deployed
 from in_process import FEW
 from real_run import APPA, SHORT_WAITS, TINY_RUN, kill_all, small_environment
 
+from appa_flwr.core.ports import free_port
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.launch.deploy import SERVER, start_server
 from appa_flwr.launch.flower import COMPLETED
-from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.owner.guard import NOT_PINNED
 from appa_flwr.owner.ledger import SUFFIX, Ledger

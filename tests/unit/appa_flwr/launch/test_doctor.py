@@ -15,8 +15,8 @@ import torch
 from tls_server import listening
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.ports import free_port
 from appa_flwr.launch import cli, credentials, doctor
-from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.sites import Sites, prepare
 from appa_flwr.survey.generate import generate
 

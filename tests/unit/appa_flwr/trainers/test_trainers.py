@@ -21,7 +21,7 @@ import pytest
 from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.ports import free_port
+from appa_flwr.core.ports import free_port
 from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client, verl
 from appa_flwr.trainers.trl import RemoteGroupRewards

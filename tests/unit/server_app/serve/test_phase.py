@@ -148,14 +148,14 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     uniform = {name: ",".join([f"{1 / size:.6f}"] * size) for name, size in sizes.items()}
 
     def local(jobs, put, *, model, **_):
-        for key, job in jobs.items():
-            put(key, uniform[job.question_id] if model == "flat" else "who knows")
+        for job in jobs:
+            put(job, uniform[job.question_id] if model == "flat" else "who knows")
 
     monkeypatch.setattr(evaluation, "_local", local)
     with Running(tmp_path, **keys) as running:
         client = Served(running.url, running.token, patience=5.0)
         for name in ("flat", "silent"):
-            evaluation.evaluate(client, name, model=name, kept=tmp_path / name, say=print)
+            evaluation.evaluate(client, name, model=name, say=print)
         held_out = [row["question_id"] for row in asyncio.run(client.ask("GET", "/v1/held-out"))["questions"]]
         assert len(held_out) == build_catalogue(running.config).held_out_Q.sum()
         # Two samples, of which one is read: half of the uniform answer's score

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from appa_flwr.core.errors import UserError
+
 LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
 
@@ -24,3 +26,15 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """The socket at which `appa serve` gets requests; port 0 = a free one.
+
+    Raises:
+        UserError: the port is in use, or the address is none of this machine's.
+    """
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise UserError(f"serve.host, serve.port: {host}:{port} cannot be used ({error})") from None

@@ -1,0 +1,257 @@
+"""Wrong inputs of every command: one line that names the key, file or number, and exit code 2.
+
+No program is started and no file written. `{}` in a command is a port in use; `FILES` lie where the command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+from surveys import row, write
+
+import appa_flwr.report  # noqa: F401  (matplotlib, when it is first loaded, lists fonts by a program)
+from appa_flwr.analysis.aggregation import Combination, Rule
+from appa_flwr.config import Config
+from appa_flwr.core.files import lock
+from appa_flwr.launch import cli, deploy
+from appa_flwr.run.run_files import write_config
+
+FILES = {
+    "a file": "",
+    "empty.jsonl": "",
+    "torn.jsonl": '{"a": 1',
+    "survey.png": "\x89PNG",
+    "uneven.csv": "a,b\n1\n",
+    "people.csv": "sex,q1\nm,1\nf,2\nm,2\n",
+    "token": "secret",
+    "votes.policy": "votes = false\n",
+    "full/notes.txt": "mine",
+    "torn/config.json": "{",
+    "folder/empty": "",
+    "syntax.toml": "seed = ",
+    "nested.toml": "seed = " + "[" * 9999,
+    "long.toml": "seed = " + "1" * 9999,
+    "repeated.toml": "[ppo]\nepochs = 1\n[ppo]\nclip-range = 1\n",
+    "both.toml": '"ppo.epochs" = 1\n[ppo]\nepochs = 2\n',
+    "deep.toml": "[ppo.more]\nseed = 1\n",
+    "array.toml": "[[ppo]]\nclip-range = 1\n",
+    "section.toml": "[ppoo]\nclip-range = 1\n",
+    "nothing.toml": "[ppoo]\n",
+    "table.toml": "[seed]\n",
+    "preset.toml": '[ppo]\npreset = "paper"\n',
+    "list.toml": "seed = [1]\n",
+    "date.toml": "seed = 2026-01-01\n",
+    "true.toml": "[ppo]\nlearning-rate = true\n[run]\n",
+    "yes.toml": "[run]\noutput-dir = true\n",
+    "line.toml": '"se\\ned" = 1\n',
+}
+TOML = [  # which are no config files
+    *(("syntax", "not valid TOML"), ("nested", "not valid TOML"), ("long", "not valid TOML")),
+    *(("repeated", "not valid TOML"), ("both", '"ppo.epochs" is given twice'), ("deep", '"ppo.more"')),
+    *(("array", '"ppo" is a section'), ("section", '"ppoo.clip-range"; the nearest is "ppo.clip-range"')),
+    *(("nothing", '"ppoo"'), ("table", '"seed" must be true or false, a number or text, not a table')),
+    *(("preset", "must come before the first section"), ("list", '"seed" .* not an array'), ("date", "not a date")),
+    *(("line", r'"se\\ned".*"seed"'),),
+]
+KEYS = [  # of a run
+    ("lerning-rate=1e-3", '"lerning-rate".*"sft.learning-rate"'),
+    ("ppo.learning_rate=1e-3", '"ppo.learning_rate".*"ppo.learning-rate"'),
+    ("run.temperature=1", "ppo.temperature.*appa.temperature"),
+    ("rollout.batch-size=96", "sft.batch-size.*ppo.batch-size"),
+    ("federation.min-groups=2", '"run.min-groups"'),
+    ("lora.rank=8", '"lora.rank".*"policy.lora-rank"'),
+    ("ppo=1", '"ppo" is a section.*learning-rate'),
+    ("=3", "key=value"),
+    ("''", "key=value"),
+    ("seed", '"seed" .*key=value'),
+    ("seed=1 syntax.toml", "files first"),
+    ("nowhere.toml", '"nowhere.toml"'),
+    ("folder", "folder: cannot be read as a config file"),
+    ("preset=papr", "preset = .papr. .*paper, paper-oqa"),
+    ("true.toml", "ppo.learning-rate = true"),
+    ("yes.toml", "run.output-dir = true"),
+    ("ppo.learning-rate=fast", 'ppo.learning-rate = "fast".*number'),
+    ("ppo.learning-rate=0", "ppo.learning-rate.*greater than 0"),
+    ("sft.learning-rate=nan", "sft.learning-rate.*finite number"),
+    ("appa.alpha=nan", "appa.alpha.*-inf"),
+    ("seed=1.5", "seed.*1.5.*integer"),
+    ("seed=1e3", 'seed = "1e3".*integer'),
+    ("seed=-1", "seed.*greater than or equal to 0"),
+    ("policy.lora-rank=9223372036854775808", "policy.lora-rank.*64 bits"),
+    ("run.resume=perhaps", "run.resume.*perhaps.*true or false"),
+    ("rule=aveage", 'rule = "aveage".*appa, average,'),
+    ("rule=nowhere:Rule", 'rule "nowhere:Rule": nowhere cannot be imported'),
+    ("rule=os:getcwd", "os has no class getcwd"),
+    ("data.num-groups=3 rule=bad_rules:Short", r"\(16,\), all finite"),
+    ("metric=nowhere:f", 'metric .*"nowhere:f"'),
+    ("task=dqa", 'task = "dqa".*dpa, opa'),
+    ("task=opa metric=js", 'metric = "js".*"opa".*auto, auto-ordinal, borda'),
+    ("rule=alpha", 'rule = "alpha" .*appa.alpha.*"average"'),
+    ("baseline-rule=alpha", 'baseline-rule = "alpha" .*appa.alpha'),
+    ("ppo.num-mini-batches=7", "ppo.num-mini-batches = 7 .*384"),
+    ("ppo.answers-per-question=7", "ppo.answers-per-question = 7 .*384"),
+    ("ppo.answers-per-question=1", "ppo.baseline.*ppo.answers-per-question"),
+    ("pluralllm.architecture=mean", "pluralllm.architecture.*residual, attention"),
+    ("policy.compute-dtype=bfloat16", "policy.tuning.*policy.compute-dtype"),
+    ("model=google/gemma-2-2b-it", "model.*preset=smollm2.*preset=paper.*policy.tuning"),
+    ("model=smollm2 run.phases=sft", "model.*preset=paper"),
+    ("run-name=../escape", "run-name"),
+    ("run.min-groups=9", "run.min-groups = 9 .*8"),
+    ("groups=A,B,A", 'groups names "A" twice'),
+    ("groups=Avaria,Atlantis", "Atlantis"),
+    ("groups=Avaria", "run.min-groups"),
+    ("pluralllm.unseen-groups='A;B;A'", "pluralllm.unseen-groups.*twice"),
+    ("pluralllm.unseen-groups=Atlantis", 'unseen-groups names "Atlantis".*Avaria'),
+    ("survey=two.jsonl run.min-groups=3", "run.min-groups = 3 .* 2"),
+    ("survey=two.jsonl pluralllm.unseen-groups='North;South'", "names all groups"),
+    ("run.sums=secure data.num-groups=2", "run.sums=secure .*2 groups"),
+    ("run.sums=secure rule=min", "rule=min"),
+]
+PATHS = [  # of a run
+    ("survey=", "survey.*at least 1 character"),
+    ("survey=nowhere.jsonl", "nowhere.jsonl: no such survey file"),
+    ("survey=empty.jsonl", "empty.jsonl: holds no survey rows"),
+    ("survey=torn.jsonl", "torn.jsonl: line 1"),
+    ("survey=survey.png", r"survey\.png: .*\.csv"),
+    ("survey=uneven.csv", "uneven.csv: line 2"),
+    ("survey=people.csv", "people.csv: .*data.group-by=NAME"),
+    ("survey=people.csv data.group-by=party", "people.csv: has no column party"),
+    ("survey=folder", "folder: is a folder"),
+    ("survey=one.jsonl run.min-groups=1", "at least two different question texts"),
+    ("survey=~nosuchuser/x", 'survey = "~nosuchuser/x"'),
+    ("model=~nosuchuser/x", 'model = "~nosuchuser/x"'),
+    ("run.output-dir=~nosuchuser/x", 'run.output-dir = "~nosuchuser/x"'),
+    ("run.output-dir='a file' run-name=mine", "a file/mine: cannot be written"),
+    ("data.extra-questions=more.jsonl", "more.jsonl: no such survey file"),
+    ("pluralllm.checkpoint=none.safetensors", r"pluralllm\.checkpoint = .*/none\.safetensors"),
+    ("sft.checkpoint=token", r"sft\.checkpoint = .*/token"),
+    ("run-name=half run.output-dir=.", 'run-name = "half".*--resume .*/half'),
+    ("--resume nowhere", "nowhere: not a run folder, it has no config.json"),
+    ("--resume torn", "torn/config.json"),
+    ("--resume finished", "finished: the run is finished"),
+    ("--resume half seed=4", "seed: a resumed run keeps its keys; it may change run.reply-timeout"),
+    ("--resume busy", "busy: another run is writing here"),
+]
+OTHERS = [
+    ("frob", "'frob'"),
+    ("run --frob", "--frob"),
+    ("serve --resume half", "half: the run trains and has not served"),
+    ("serve serve.port=70000", "serve.port.*65535"),
+    ("serve serve.port={}", "serve.port: 127.0.0.1:{} cannot be used"),
+    ("serve serve.host=192.0.2.7", "serve.host, serve.port: 192.0.2.7:9200 cannot be used"),
+    ("pluralllm seed=x", 'seed = "x"'),
+    ("eval --model m", "APPA_URL"),
+    ("eval --model m --token-file nowhere", r"nowhere: cannot be read \(No such file or directory\)"),
+    ("eval --model m --samples 0", "--samples.*0"),
+    ("eval --model m --service http://h --token-file token --samples 2", "--temperature above 0"),
+    ("eval --model m --service ftp://h --token-file token", "ftp://h.*http://"),
+    ("eval --model m --out 'a file'", "a file: cannot be written"),
+    ("ask nowhere 'Is it?' --options 'Yes;No'", "nowhere: not a run folder"),
+    ("ask half 'Is it?' --options 'Yes;No'", "half: has no policy/"),
+    ("ask half 'Is it?' --options Yes", "1 given; a question needs 2 to 30"),
+    ("report", "RUN"),
+    ("report nowhere", "nowhere: not a run folder"),
+    ("report half finished", "half: holds no scores of a policy"),
+    ("survey generated --diagnose metric=borda", "does not fit task"),
+    ("survey generated --diagnose groups=Avaria", "no question was answered by two groups"),
+    ("survey generated --write x.csv", "x.csv: a survey is written as .jsonl"),
+    ("survey generated --out 'a file'", "a file: cannot be written"),
+    ("export lm-eval nowhere.jsonl", "nowhere.jsonl: no such survey file"),
+    ("export lm-eval generated --out 'a file'", "a file/questions.jsonl: cannot be written"),
+    ("deploy here --resume", "add --local"),
+    ("deploy here --local --resume", "here: holds no run to go on with"),
+    ("deploy here --local --host server.example.org", "--host and --port"),
+    ("deploy here --local --port 9101", "--host and --port"),
+    ("deploy here rule=bad_rules:Short", r"\(16,\), all finite"),
+    ("deploy here data.num-groups=2", "run.sums=secure .*2 groups"),
+    ("deploy here --host ''", 'host = "" is neither a host name nor an IPv4 address'),
+    ("deploy here --host 'a b'", 'host = "a b" is neither'),
+    ("deploy here --host http://appa.example.org", "is neither"),
+    (f"deploy here --host {'x' * 64}.org", "is neither"),  # a part of a name has 63 at most
+    ("deploy here --host ::1", "is neither"),  # the server listens at IPv4 addresses
+    ("deploy here data.num-groups=3 --port 65533", "port = 65533 must be from 1 to 65532"),
+    ("deploy here --port 0", "port = 0 must be from 1"),
+    ("deploy full", "full: holds notes.txt"),
+    ("doctor folder", "folder: is no party's folder"),
+    ("config rule", '"rule" .*key=value'),
+    ("group check nowhere.jsonl", "nowhere.jsonl: cannot be read"),
+    ("group check two.jsonl --group West", "unknown group 'West': valid are North, South"),
+    ("group check two.jsonl --questions one.jsonl", "one.jsonl: has none of the questions"),
+    ("group check two.jsonl --policy votes.policy", "votes.policy: unknown key 'votes'"),
+    ("group pin nowhere.toml --policy p --group A --key k", "nowhere.toml: cannot be read"),
+    ("group key folder --group A", "folder: cannot be read"),
+    ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
+    ("group audit token", "token: the ledger cannot be used"),
+    ("group forget nowhere.sqlite --run 3", "unknown run '3'"),
+    ("group bundle .", "is no checkout"),
+]
+CASES = [
+    *((f"run {name}.toml", f"{name}.toml: .*{says}") for name, says in TOML),
+    *((f"run {words}", says) for words, says in (*KEYS, *PATHS)),
+    *OTHERS,
+]
+
+
+class Short(Rule):
+    """Gives a reward too few."""
+
+    def combine(self, reward_GJ, past):
+        return Combination(reward_GJ[0, 1:], [1 / 3] * 3)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The folder in which commands run, with `FILES`, surveys and run folders."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    write(tmp_path / "two.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")])
+    write(tmp_path / "one.jsonl", [row("another", group) for group in ("North", "South")])
+    for name in ("half", "busy", "finished"):
+        (tmp_path / name).mkdir()
+        write_config(tmp_path / name, Config.load({"run-name": name}))
+    end = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
+    (tmp_path / "finished" / "progress.jsonl").write_text(json.dumps(end) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "bad_rules", SimpleNamespace(Short=Short))
+    monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: "ab" * 32)
+    for name in ("APPA_URL", "APPA_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    held = lock(tmp_path / "busy" / "run.log")
+    yield tmp_path
+    held.release()
+
+
+def written(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("command", "says"), CASES, ids=[command[:60] for command, _ in CASES])
+def test_a_wrong_input_is_one_line_that_names_it_and_nothing_is_started_or_written(
+    here, monkeypatch, capsys, command, says
+):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = written(here)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["appa", *shlex.split(command.replace("{}", str(port)))])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    (line,) = printed.err.splitlines()
+    assert line.startswith("appa: ")
+    assert len(line) < 600  # it can be read
+    assert re.search(says.replace("{}", str(port)), line), line
+    assert written(here) == before

@@ -7,6 +7,7 @@ Axis letters: K answer options, R respondents, G groups of one attribute.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -58,8 +59,8 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
             continue
         text_R = _texts(frame, name)
         labels = {code: column.label(code) for code in _codes(column, text_R)}
-        if unlisted := [text for text in text_R if column.options and text not in ("", *labels)]:
-            frame.notes.add("answers left out that the source does not list", f"{len(unlisted)} of {name}")
+        if column.options and (unlisted := sum(text not in ("", *labels) for text in text_R)):
+            frame.notes.add("answers left out that the source does not list", f"{unlisted} of {name}")
         if not column.options and [*labels] == [*labels.values()] and {*map(number, labels)} == {None}:
             frame.notes.add("answers without codes stand in the order of the alphabet, which is not that of a scale")
         scale = _scale(column, [*labels])
@@ -112,7 +113,9 @@ def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, Sequen
     import pandas as pd
 
     text_R, label = _texts(frame, name), frame.codebook[name].label
-    labels = {code: label(code) for code in text_R if reading.missing.kind(name, code, label(code)) == "answer"}
+    labels = {
+        code: label(code) for code in dict.fromkeys(text_R) if reading.missing.kind(name, code, label(code)) == "answer"
+    }
     reading.missing.check(frame.source, {name: labels})
     names = {code: group_name(label).replace(";", ",") for code, label in labels.items()}
     group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
@@ -153,11 +156,12 @@ def _counted(
     index = {code: k for k, code in enumerate(question.codes)}
     code_R = np.array([index.get(text, -1) for text in text_R])
     for attribute, (group_R, names) in groups.items():
-        for group, name in enumerate(names):
-            mine_R = (group_R == group) & (code_R >= 0)
-            if mine_R.any():  # else the question was not asked of this group
-                count_K = np.bincount(code_R[mine_R], minlength=len(index))
-                sum_K = np.bincount(code_R[mine_R], weights=weight_R[mine_R], minlength=len(index))
+        used_R = (group_R >= 0) & (code_R >= 0)
+        cell_R, shape = group_R[used_R] * len(index) + code_R[used_R], (len(names), len(index))
+        count_GK = np.bincount(cell_R, minlength=math.prod(shape)).reshape(shape)
+        sum_GK = np.bincount(cell_R, weights=weight_R[used_R], minlength=math.prod(shape)).reshape(shape)
+        for name, count_K, sum_K in zip(names, count_GK, sum_GK, strict=True):
+            if count_K.any():  # else the question was not asked of this group
                 full_name = group_name(name, attribute if len(groups) > 1 else "")
                 shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
                 yield question._replace(group=full_name, shares=shares, people=count_K.tolist())

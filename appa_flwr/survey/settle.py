@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey.nonanswers import Kind
 from appa_flwr.survey.raw import LEFT_OUT, Notes, RawAnswer, Reading, Unusable, group_name, same
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Answer, Question, Survey
 
 SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a hash
@@ -40,14 +40,6 @@ class _Plan(NamedTuple):
     kind_K: list[Kind]
     labels: dict[str, str]  # code -> label of the answers
     problem: str  # why no row of the question can be used
-
-
-class _Answer(NamedTuple):
-    """Shares over the options that are left, respondents, and the refusal rate."""
-
-    shares: FloatArray
-    n: float | None
-    refusal_rate: float | None
 
 
 def settle(
@@ -75,7 +67,7 @@ def settle(
     for name in wanted:
         if name not in names.values():
             raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
-    answers: dict[str, dict[str, _Answer]] = {name: {} for name in wanted}
+    answers: dict[str, dict[str, Answer]] = {name: {} for name in wanted}
     for key, mine in rows.items():
         for raw in mine:
             group = names.get(same(raw.group), "")
@@ -96,21 +88,8 @@ def settle(
     if not asked or (names and not answers):
         raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
     answered = {key for mine in answers.values() for key in mine} if names else set(asked)
-    return Survey(
-        tuple(question for key, question in asked.items() if key in answered),
-        _each(answers, "shares"),
-        respondents=_each(answers, "n"),
-        refusal_rates=_each(answers, "refusal_rate"),
-        extra=tuple(question for key, question in asked.items() if key not in answered),
-    )
-
-
-def _each(answers: Mapping[str, Mapping[str, _Answer]], name: str) -> dict[str, dict[str, Any]]:
-    """A field of each answer that has it."""
-    return {
-        group: {key: value for key, answer in mine.items() if (value := getattr(answer, name)) is not None}
-        for group, mine in answers.items()
-    }
+    extra = [question for key, question in asked.items() if key not in answered]
+    return Survey.of((question for key, question in asked.items() if key in answered), answers, extra)
 
 
 def _question_hash(raw: RawAnswer) -> str:
@@ -131,8 +110,8 @@ def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
     labels: dict[str, str] = {}
     policy = {"keep": "kept as options", "drop": "dropped", "separate": "counted apart"}[reading.refusals]
     sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
-    codes, ordinal = first.codes or first.options, first.ordinal or repeat(None)
-    for label, code, place in zip(map(clean, first.options), codes, ordinal, strict=False):
+    cleaned = [*map(clean, first.options)]
+    for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
         kind = reading.missing.kind(first.question_id, code, label)
         kind_K.append(kind)
         if kind == "answer":
@@ -148,7 +127,7 @@ def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
             notes.add("options and groups that are one", f"several codes are {label!r}")
         place_K.append([*options].index(same(label)))
     problem = ""
-    if not clean(first.text) or not all(map(clean, first.options)):
+    if not clean(first.text) or not all(cleaned):
         problem = "empty question or option text"
     elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
         problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
@@ -172,7 +151,7 @@ def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
             _note_spelling(notes, label, ours)
 
 
-def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
+def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> Answer:
     """Shares over the options that are left, respondents, and the refusal rate; or raise `Unusable`."""
     if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
         raise Unusable("distribution is not a list of numbers, one for each option")
@@ -198,4 +177,4 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> _Answer:
     rate = None
     if reading.refusals == "separate":
         rate = refused / (total + refused) if "refusal" in plan.kind_K else raw.refusal_rate
-    return _Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate)
+    return Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n, rate)

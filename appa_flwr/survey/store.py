@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file, writing
-from appa_flwr.survey.types import About, Question, Survey
+from appa_flwr.survey.types import About, Answer, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER: Final = "appa-survey"
@@ -123,9 +123,6 @@ class _Row(BaseModel):
 def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) -> Survey:
     """A survey from our own file: all of it, or the answers of some groups alone, in the order of the file.
 
-    Returns:
-        The questions, those marked as extra apart; the answers.
-
     Raises:
         UserError: there is no such file, it is no JSON lines of ours, or a line is wrong, with its number.
     """
@@ -138,7 +135,7 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     about, questions, asked = About(), dict[str, Question](), dict[str, Question]()
-    answers: dict[str, dict[str, _Row]] = {}
+    answers: dict[str, dict[str, Answer]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -155,27 +152,17 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
             if row.extra:
                 continue
             asked[row.question_id] = question
-            if row.group is not None and answers.setdefault(row.group, {}).setdefault(row.question_id, row) is not row:
-                raise ValueError(f"group {row.group!r} has answered question {row.question_id!r} before")
+            if row.group is not None:
+                if row.question_id in answers.setdefault(row.group, {}):
+                    raise ValueError(f"group {row.group!r} has answered question {row.question_id!r} before")
+                answers[row.group][row.question_id] = Answer(np.array(row.distribution), row.n, row.refusal_rate)
         except (ValueError, TypeError) as error:
             cause = first_problem(error) if isinstance(error, ValidationError) else error
             raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
     if not asked:
         raise UserError(f"{path}: holds no survey rows")
     mine = {name: rows for name, rows in answers.items() if rows and (groups is None or name in groups)}
-    return Survey(
-        tuple(asked.values()),
-        {name: {key: np.array(row.distribution) for key, row in rows.items()} for name, rows in mine.items()},
-        respondents={name: _known(rows, "n") for name, rows in mine.items()},
-        refusal_rates={name: _known(rows, "refusal_rate") for name, rows in mine.items()},
-        extra=tuple(question for key, question in questions.items() if key not in asked),
-        about=about,
-    )
-
-
-def _known(rows: Mapping[str, _Row], column: str) -> dict[str, float]:
-    """A number of each answer that has it."""
-    return {key: value for key, row in rows.items() if (value := getattr(row, column)) is not None}
+    return Survey.of(asked.values(), mine, (questions[key] for key in questions if key not in asked), about)
 
 
 def read_about(file: Path) -> About:
@@ -209,8 +196,8 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
 
 
 def _public(question: Question) -> dict[str, object]:
-    ours = {"question_id": question.question_id, "question": question.text}
-    return {**ours, "options": question.options, "ordinal": question.ordinal}
+    fields = asdict(question)
+    return {"question_id": fields.pop("question_id"), "question": fields.pop("text"), **fields}
 
 
 def _answer(survey: Survey, group: str, question_id: str) -> dict[str, object]:

@@ -108,7 +108,7 @@ def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
         if "selections" in cells:
             return [_answer(raw, cells | {"group": name, "distribution": mine}) for name, mine in _selections(cells)]
     except Unusable as error:
-        return [raw._replace(problem=str(error))]
+        return [raw._replace(options=(), problem=str(error))]
     return [_answer(raw, cells)]
 
 

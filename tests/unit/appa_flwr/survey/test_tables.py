@@ -104,23 +104,21 @@ def test_globalopinionqa_with_text_or_objects(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("measure", "cells", "expected"),
+    ("measure", "yes", "no", "share"),
     [
-        ("share", ("0,25", "0,75"), [0.25, 0.75]),
-        ("share", ("25 %", "75%"), [0.25, 0.75]),
-        ("percent", ("12,5 %", "87,5 %"), [0.125, 0.875]),
-        ("percent", ("12.5", "87.5"), [0.125, 0.875]),
-        ("count", ("1'000", "3’000"), [0.25, 0.75]),
-        ("count", ("1 000", "3 000"), [0.25, 0.75]),
-        ("count", ("1,000", "3,000"), [0.25, 0.75]),
-        ("count", ("1.000.000", "3.000.000"), [0.25, 0.75]),
-        ("count", ("2,5", "7,500"), [0.25, 0.75]),  # the first says that the comma is a decimal one
-        ("count", ("12.5", "37.5"), [0.25, 0.75]),
+        ("share", "0,25", "0,75", 0.25),
+        ("share", "25 %", "75%", 0.25),
+        ("percent", "12,5 %", "87.5", 0.125),
+        ("count", "1'000", "3’000", 0.25),
+        ("count", "1 000", "3,000", 0.25),
+        ("count", "1.000.000", "3.000.000", 0.25),
+        ("count", "2,5", "7,500", 0.25),  # the first says that the comma is a decimal one
+        ("count", "12.5", "37.5", 0.25),
     ],
 )
-def test_numbers_as_offices_write_them(tmp_path, measure, cells, expected):
-    lines = (f'Q?,A,{option},"{cell}"' for option, cell in zip(("Yes", "No"), cells, strict=True))
-    assert only(read_survey(tidy(tmp_path / "x.csv", measure, *lines)), "A") == pytest.approx(expected)
+def test_numbers_as_offices_write_them(tmp_path, measure, yes, no, share):
+    survey = read_survey(tidy(tmp_path / "x.csv", measure, f'Q?,A,Yes,"{yes}"', f'Q?,A,No,"{no}"'))
+    assert only(survey, "A") == pytest.approx([share, 1 - share])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean
 
 GENERATED_SURVEY = "generated"
-HUB_SURVEY = "Anthropic/llm_global_opinions"
 TINY_MODEL = "tiny"
 SMOLLM2_MODEL = "smollm2"
 THREADS = "APPA_THREADS"
@@ -41,8 +40,8 @@ class Config(Section):
     """All settings of a run. `load` turns every problem with them into a one-line `UserError`."""
 
     task: Literal["dpa", "opa"] = key("dpa", "what the policy answers: a distribution or a ranking")
-    survey: Annotated[str, path_or(GENERATED_SURVEY, HUB_SURVEY)] = key(
-        GENERATED_SURVEY, f"generated, the path of a file or folder, or {HUB_SURVEY} (hub)", min_length=1
+    survey: Annotated[str, path_or(GENERATED_SURVEY)] = key(
+        GENERATED_SURVEY, "generated, or the path of a file or folder", min_length=1
     )
     groups: str = key("", "names separated by commas (or by semicolons); empty = all")
     model: Annotated[str, path_or(TINY_MODEL, SMOLLM2_MODEL, on_hub=True)] = key(

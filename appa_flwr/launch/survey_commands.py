@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from appa_flwr.config import HUB_SURVEY, Config
+from appa_flwr.config import Config
 from appa_flwr.config.sources import assemble
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import store
@@ -21,7 +21,7 @@ from appa_flwr.survey.types import Survey
 
 export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {HUB_SURVEY}, or: generated.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or: generated.")]
 
 
 def _surveyed(source: str, words: list[str] | None) -> tuple[Config, Survey]:

@@ -29,7 +29,7 @@ def read_survey(config: Config) -> Survey:
     """
     survey = sources.kept_survey(config, config.run_folder / SURVEY_FILE) if config.run.resume else None
     survey = survey or sources.read_run(config)
-    check_methods(config, survey.groups)
+    check_methods(config, survey.groups or config.group_names)
     split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed)
     return survey
 

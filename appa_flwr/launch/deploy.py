@@ -38,9 +38,12 @@ SERVER, SUBMITTER = "(server)", "(submitter)"
 def make_sites(config: Config, root: Path, *, host: str, port: int, app_folder: Path) -> tuple[Sites, str]:
     """Write the parties' folders of a run with this config, see `sites.prepare`; with the hash of this app's bundle."""
     survey, keys = read_survey(config), config.flat()
+    groups = config.group_names
+    if not (survey.groups or groups):
+        raise UserError(f"{config.survey}: has questions alone; name the groups that have answered them: groups=A;B")
     del keys["run.output-dir"]  # the server's own affair
     bundle = bundle_hash(app_folder)
-    sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle)
+    sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
     print(survey.about.sentence())
     return sites, bundle
 
@@ -99,6 +102,8 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path) -> Path:
     """
     config = config.named(datetime.now())
     sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port(), app_folder=app_folder)
+    if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
+        raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
     if config.run.sums == "secure":
         pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}

@@ -26,6 +26,7 @@ from typing import Any
 
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
+from appa_flwr.core.errors import UserError
 from appa_flwr.core.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
@@ -76,6 +77,8 @@ def launch(config: Config, *, app_folder: Path) -> Path:
     """
     config = config.named(datetime.now())
     survey = read_survey(config)
+    if not survey.groups:
+        raise UserError(f"{config.survey}: has questions alone; a simulation needs the groups' answers to them")
     check_server(config, app_folder)
     folder = claim_run_folder(config)
     if not config.run.resume:

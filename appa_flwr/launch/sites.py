@@ -8,7 +8,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -122,24 +122,34 @@ class Sites:
         return ["sh", "-c", f"{tasks} exec {node}"]
 
 
-def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[str, Scalar], bundle: str) -> Sites:
+def prepare(
+    survey: Survey,
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    keys: Mapping[str, Scalar],
+    bundle: str,
+    groups: Sequence[str] = (),
+) -> Sites:
     """Write the folders, each for its party's eyes alone.
 
     Keys and owners' policies that are there stay, and other data than the survey's is left alone.
 
     Args:
-        survey: split into the public questions and each group's answers.
+        survey: the public questions, perhaps with the groups' answers.
         root: made if it is not there.
         host: name or IP address of the server.
         port: the server's.
         keys: of the run, as it will be submitted; the survey's and the groups' are added.
         bundle: hash of the app that new owners' policies pin; empty = none.
+        groups: names of the groups, where the survey has questions alone; each brings a file of its own.
 
     Raises:
         UserError: host or port cannot be one, or a folder cannot be written, or holds something else than a deployment
             of these groups.
     """
-    sites = Sites(root, host, port, slugs(survey.groups))
+    sites = Sites(root, host, port, slugs(survey.groups or groups))
     _check_address(sites)
     with tempfile.TemporaryDirectory() as scratch:
         split = write_split(survey, Path(scratch))
@@ -163,7 +173,8 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
     for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
-        replace_file(sites.data(name), answers[name], mode=0o600)
+        if name in answers:
+            replace_file(sites.data(name), answers[name], mode=0o600)
         replace_file(folder / QUESTIONS_FILE, questions)
         if not (folder / OWNER_POLICY_FILE).exists():
             replace_file(folder / OWNER_POLICY_FILE, owner_policy_file(bundle=bundle).encode())

@@ -109,6 +109,23 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
     assert not list(sites.submitter.rglob("*.jsonl"))
 
 
+def test_the_operator_needs_no_answers(tmp_path):
+    asked = Survey(SURVEY.questions, {})
+    with_answers, without = made(tmp_path / "with"), made(tmp_path / "without", asked, groups=SURVEY.groups)
+    for name in SURVEY.groups:
+        assert not without.data(name).exists()
+        there = {path.name for path in with_answers.group(name).iterdir()} - {with_answers.data(name).name}
+        assert {path.name for path in without.group(name).iterdir()} == there
+    keys = "submitter/keys.toml"
+    assert (without.root / keys).read_text() == (with_answers.root / keys).read_text()
+    folder = tmp_path / "refused"
+    config = Config.load({"survey": str(without.server / "questions.jsonl")})
+    with pytest.raises(UserError, match=r"questions\.jsonl: has questions alone; .*groups=A;B"):
+        deploy.make_sites(config, folder, host="h", port=1, app_folder=REPO)
+    with pytest.raises(UserError, match=r"avaria\.jsonl: is not there"):
+        deploy.deploy_local(Config.load({**config.flat(), "groups": f"{A};{B}"}), folder, app_folder=REPO)
+
+
 def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     made(tmp_path / "parties")
     root = tmp_path / "elsewhere with a space"

@@ -24,6 +24,9 @@ from appa_flwr.core.files import lock
 from appa_flwr.launch import cli, deploy
 from appa_flwr.run.run_files import write_config
 
+QUESTIONS = "".join(
+    json.dumps({"question_id": key, "question": f"{key}?", "options": ["Yes", "No"]}) + "\n" for key in "abcdefgh"
+)
 FILES = {
     "a file": "",
     "empty.jsonl": "",
@@ -43,6 +46,7 @@ FILES = {
     "both.toml": '"ppo.epochs" = 1\n[ppo]\nepochs = 2\n',
     "deep.toml": "[ppo.more]\nseed = 1\n",
     "array.toml": "[[ppo]]\nclip-range = 1\n",
+    "asked.jsonl": QUESTIONS,
     "section.toml": "[ppoo]\nclip-range = 1\n",
     "nothing.toml": "[ppoo]\n",
     "table.toml": "[seed]\n",
@@ -118,6 +122,7 @@ KEYS = [  # of a run
 PATHS = [  # of a run
     ("survey=", "survey.*at least 1 character"),
     ("survey=nowhere.jsonl", "nowhere.jsonl: no such survey file"),
+    ("survey=asked.jsonl", "asked.jsonl: has questions alone"),
     ("survey=empty.jsonl", "empty.jsonl: holds no survey rows"),
     ("survey=torn.jsonl", "torn.jsonl: line 1"),
     ("survey=survey.png", r"survey\.png: .*\.csv"),

@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python $(PIP)
 GROUP_VENV ?= $(VENV)
 # Of `make real`: a survey (docs/surveys.md), and the groups of it that take part, empty = all.
 SURVEY ?= $(if $(APPA_SURVEYS),$(APPA_SURVEYS)/globalqa.jsonl,generated)
-PAPER_GROUPS = $(BIN)/python -c 'from appa_flwr.config import preset; print(preset("paper")["groups"])'
+PAPER_GROUPS = $(BIN)/python -c 'from appa_flwr.config.sources import preset; print(preset("paper")["groups"])'
 COUNTRIES ?= $(if $(findstring globalqa,$(notdir $(SURVEY))),$(shell $(PAPER_GROUPS)))
 
 .PHONY: run real group test check conformance format wheel docs

@@ -98,7 +98,7 @@ class Party:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
     def answers(self, group: str, public: Sequence[Question]) -> Answers:
-        """A group's answers to the public questions; one counts if its options are the public ones, in their order.
+        """A group's answers to the public questions; one counts if its question has the public text and options.
 
         Raises:
             UserError: the survey does not have the group.
@@ -106,10 +106,11 @@ class Party:
         if group not in self.survey.answers:
             known = ", ".join(self.survey.groups)
             raise UserError(f"group '{group}' is not in the survey file, which has {known}")
-        wanted = {question.question_id: question.options for question in public}
-        same = {q.question_id for q in self.survey.questions if wanted.get(q.question_id) == q.options}
-        if reordered := sum(q.question_id in wanted for q in self.survey.questions) - len(same):
-            log.warning("%d questions are left out: their options differ from the server's public ones", reordered)
+        wanted = {question.question_id: question for question in public}
+        shared = [question for question in self.survey.questions if question.question_id in wanted]
+        same = {question.question_id for question in shared if question.matches(wanted[question.question_id])}
+        if others := len(shared) - len(same):
+            log.warning("%d questions are left out: text or options differ from the server's public ones", others)
         return {key: shares for key, shares in self.survey.answers[group].items() if key in same}
 
     @cached_property

@@ -26,6 +26,8 @@ from appa_flwr.survey.types import Survey
 
 _PINNED = re.compile(r"""^([ \t]*roster[ \t]*=[ \t]*)("[^"\n]*"|'[^'\n]*')""", re.MULTILINE)
 
+FEW = 5  # questions that are named
+
 app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
 
 LedgerFile = Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")]
@@ -45,15 +47,14 @@ def check(
     ] = None,
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
-    if owner_policy is not None:
-        read_owner_policy(owner_policy)
+    least = 0 if owner_policy is None else read_owner_policy(owner_policy).least_answers
     survey = store.read(file, groups=[group] if group else None)
     if group and group not in survey.answers:
         raise UserError(f"{file}: {unknown_name('group', group, valid=store.read(file).groups)}")
     table = Table("group", "questions answered")
     for name, answers in survey.answers.items():
         table.add_row(name, str(len(answers)))
-    show(table, *([] if questions is None else [_shared(survey, questions)]))
+    show(table, *([] if questions is None else [_shared(survey, questions, least=least)]))
     if owner_policy is not None:
         show(f"{owner_policy}: can be used")
 
@@ -142,8 +143,10 @@ def forget(
     file: LedgerFile,
     run: Annotated[str, typer.Option(help="Flower's id of the one run to forget; empty = all runs.")] = "",
 ) -> None:
-    """Remove what this node remembers of runs, as it does itself after a week; the ledger stays."""
+    """Remove what this node remembers of runs; the ledger stays."""
     folder = file.with_suffix(MEMORY_SUFFIX)
+    if not (file.exists() or folder.exists()):
+        raise UserError(f"{file}: no such ledger; it is beside the group's data file")
     files = {path: path.name.partition(".")[0] for path in sorted(folder.glob("*.sqlite*"))}
     if run and run not in files.values():
         raise UserError(f"{folder}: {unknown_name('run', run, valid=dict.fromkeys(files.values()))}")
@@ -154,14 +157,19 @@ def forget(
     show(f"forgotten: {', '.join(dict.fromkeys(files[path] for path in gone)) or 'nothing was remembered'}")
 
 
-def _shared(survey: Survey, questions: Path) -> Table:
-    public = {question.question_id: question.options for question in store.read(questions).questions}
-    options = {question.question_id: question.options for question in survey.questions}
-    table = Table("group", f"of {len(public)} public questions", "options differ", "only in the group's file")
+def _shared(survey: Survey, questions: Path, *, least: int) -> Table:
+    """How many public questions each group has answered; a UserError where one has fewer than `least`, or none."""
+    public = {question.question_id: question for question in store.read(questions).questions}
+    own = {question.question_id: question for question in survey.questions}
+    table = Table("group", f"of {len(public)} public questions", "text or options differ", "only in the group's file")
     for name, answers in survey.answers.items():
         known = [key for key in answers if key in public]
-        same = sum(options[key] == public[key] for key in known)
-        table.add_row(name, str(same), str(len(known) - same), str(len(answers) - len(known)))
-    if not any(key in public for answers in survey.answers.values() for key in answers):
-        raise UserError(f"{questions}: has none of the questions answered here; is it the run's public file?")
+        other = [key for key in known if not own[key].matches(public[key])]
+        same = len(known) - len(other)
+        if same < max(least, 1):
+            why = f"; the text or options of {', '.join(other[:FEW])} differ" if other else ""
+            wanted = f"least-answers of the owner's policy is {least}" if same else "is it the run's public file?"
+            raise UserError(f"{questions}: {name} has answered {same} of its questions{why}; {wanted}")
+        some = f": {', '.join(other[:FEW])}{', ...' if len(other) > FEW else ''}" if other else ""
+        table.add_row(name, str(same), f"{len(other)}{some}", str(len(answers) - len(known)))
     return table

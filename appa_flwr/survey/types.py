@@ -33,6 +33,13 @@ class Question:
     options: tuple[str, ...]
     ordinal: tuple[float, ...] | None = None
 
+    def matches(self, other: Question) -> bool:
+        """True if both have the same words and the same options in the same order: then answers to one count for both.
+
+        Ids alone prove nothing: two files may call different questions Q1.
+        """
+        return self.text.split() == other.text.split() and self.options == other.options
+
 
 @dataclass(frozen=True)
 class About:

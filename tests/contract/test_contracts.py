@@ -18,6 +18,7 @@ from flwr.common.config import flatten_dict
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 from appa_flwr.config import Config
+from appa_flwr.config.sources import preset
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.owner import guard
@@ -95,6 +96,7 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path, monkeypatch):
 import pathlib
 from appa_flwr import report
 from appa_flwr.config import Config
+from appa_flwr.config.sources import preset
 from appa_flwr.run.run_files import write_config
 folder = pathlib.Path({str(tmp_path)!r}, "run")
 folder.mkdir()
@@ -105,3 +107,11 @@ print(report.__file__, report.build(folder))
     built = subprocess.run([sys.executable, "-c", code], cwd=app, env=env, capture_output=True, text=True, check=False)
     assert built.stdout.split() == [str(app / "appa_flwr/report/__init__.py"), str(tmp_path / "run/report.html")], built
     assert "<h2>Provenance</h2>" in (tmp_path / "run/report.html").read_text()
+
+
+def test_make_real_takes_the_paper_s_countries_for_its_survey():
+    for survey, groups in (("globalqa.jsonl", preset("paper")["groups"]), ("mine.jsonl", "")):
+        command = ["make", "--dry-run", "real", f"SURVEY={survey}", f"VENV={sys.prefix}"]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+        assert f'survey="{survey}" groups="{groups}"' in done.stdout
+        assert "Error" not in done.stderr

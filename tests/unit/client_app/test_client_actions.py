@@ -100,7 +100,8 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     (group, own), node = next(iter(survey.answers.items())), next(iter(nodes.values()))
     answered = [q for q, question in enumerate(catalogue.questions) if question.question_id in own]
     questions = list(catalogue.questions)
-    renamed, shortened, reordered, unasked = answered[:4]
+    renamed, shortened, reordered, unasked, reworded = answered[:5]
+    questions[reworded] = replace(questions[reworded], text="Something else under the same id")
     questions[reordered] = replace(questions[reordered], options=questions[reordered].options[::-1])
     questions[renamed] = replace(questions[renamed], question_id="another question")
     questions[shortened] = replace(questions[shortened], options=(*questions[shortened].options, "one more"))
@@ -122,8 +123,8 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     for q in np.flatnonzero(known_Q):
         answer_K = own[questions[q].question_id]
         assert truth_QK[q].tolist() == [*answer_K, *[0.0] * (truth_QK.shape[1] - len(answer_K))]
-    assert (~np.isnan(truth_QK).any(1)).sum() == len(own) - 4
-    assert np.isnan(truth_QK[answered[:4]]).all()
+    assert (~np.isnan(truth_QK).any(1)).sum() == len(own) - 5
+    assert np.isnan(truth_QK[answered[:5]]).all()
 
 
 def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:

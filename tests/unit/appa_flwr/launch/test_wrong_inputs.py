@@ -35,6 +35,7 @@ FILES = {
     "uneven.csv": "a,b\n1\n",
     "people.csv": "sex,q1\nm,1\nf,2\nm,2\n",
     "token": "secret",
+    "many.policy": "least-answers = 99\n",
     "votes.policy": "votes = false\n",
     "full/notes.txt": "mine",
     "torn/config.json": "{",
@@ -189,13 +190,16 @@ OTHERS = [
     ("config rule", '"rule" .*key=value'),
     ("group check nowhere.jsonl", "nowhere.jsonl: cannot be read"),
     ("group check two.jsonl --group West", "unknown group 'West': valid are North, South"),
-    ("group check two.jsonl --questions one.jsonl", "one.jsonl: has none of the questions"),
+    ("group check two.jsonl --questions one.jsonl", "one.jsonl: North has answered 0 of its questions; .*public file"),
+    ("group check two.jsonl --questions reworded.jsonl", "North has answered 0 .*text or options of .* differ"),
+    ("group check two.jsonl --questions two.jsonl --policy many.policy", "two.jsonl: North .* least-answers .* is 99"),
     ("group check two.jsonl --policy votes.policy", "votes.policy: unknown key 'votes'"),
     ("group pin nowhere.toml --policy p --group A --key k", "nowhere.toml: cannot be read"),
     ("group key folder --group A", "folder: cannot be read"),
     ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
     ("group audit token", "token: the ledger cannot be used"),
-    ("group forget nowhere.sqlite --run 3", "unknown run '3'"),
+    ("group forget nowhere.sqlite", "nowhere.sqlite: no such ledger"),
+    ("group forget nowhere.sqlite --run 3", "nowhere.sqlite: no such ledger"),
     ("group bundle .", "is no checkout"),
 ]
 CASES = [
@@ -220,6 +224,7 @@ def here(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     write(tmp_path / "two.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")])
     write(tmp_path / "one.jsonl", [row("another", group) for group in ("North", "South")])
+    write(tmp_path / "reworded.jsonl", [{**row(q, "North"), "question": "Something else?"} for q in ("q1", "q2")])
     for name in ("half", "busy", "finished"):
         (tmp_path / name).mkdir()
         write_config(tmp_path / name, Config.load({"run-name": name}))

@@ -49,6 +49,7 @@ from server_app.run_folder import RunFolder
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """All phases of the config, from the greeting of the groups to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
+    check_methods(config, survey.groups or config.group_names)
     groups = Groups(
         grid,
         config,

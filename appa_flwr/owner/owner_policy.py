@@ -40,7 +40,8 @@ class OwnerPolicy(BaseModel):
     may_leave: list[Leaving] = Field(["votes", "training", "rewards"])
     """What may leave: votes (the option that most of the group chose, or its ranking), training (updates of PluralLLM,
     the small model that learns to predict the group's answers, and how wrong it is), rewards (how well the language
-    model's answers fit what PluralLLM predicts), predictions (these themselves), answers (the group's own to training
+    model's answers fit what PluralLLM predicts), predictions (these themselves;
+    in a secure sum they leave with votes), answers (the group's own to training
     questions), truth (how well the language model's answers fit the group's own: a few such scores tell one)."""
     least_answers: int = Field(10, ge=1)
     """Fewest answers of the group that a reply about PluralLLM rests on; two runs with other questions differ by at

@@ -171,27 +171,32 @@ def prepare(
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
-    for number, (name, slug) in enumerate(sites.groups.items()):
-        folder = sites.group(name)
-        if name in answers:
-            replace_file(sites.data(name), answers[name], mode=0o600)
-        replace_file(folder / QUESTIONS_FILE, questions)
-        if not (folder / OWNER_POLICY_FILE).exists():
-            replace_file(folder / OWNER_POLICY_FILE, owner_policy_file(bundle=bundle).encode())
-        if not (folder / f"node.key{PUBLIC}").exists():
-            make_node_key(folder / "node.key")
-        if not (folder / SECRET_FILE).exists():
-            replace_file(folder / SECRET_FILE, secrets.token_bytes(32), mode=0o600)
-        shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{slug}.pub")
-        for program in PROGRAMS:
-            script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
-            replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
-        guarded = f'export PATH="$PWD/{GUARD}:$PATH" {OWNER_POLICY_VARIABLE}="$PWD/{OWNER_POLICY_FILE}"'
-        _script(folder, _NO_COLON, guarded, *sites.group_lines(name, port=port + 1 + number))
+    for number, name in enumerate(sites.groups, start=1):
+        replace_file(sites.group(name) / QUESTIONS_FILE, questions)
+        _group_folder(sites, name, answers.get(name), port=port + number, bundle=bundle)
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)
     return sites
+
+
+def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, bundle: str) -> None:
+    """Write a group's folder, with its answers where they are known, and its public key for the submitter."""
+    folder = sites.group(name)
+    if answers is not None:
+        replace_file(sites.data(name), answers, mode=0o600)
+    if not (folder / OWNER_POLICY_FILE).exists():
+        replace_file(folder / OWNER_POLICY_FILE, owner_policy_file(bundle=bundle).encode())
+    if not (folder / f"node.key{PUBLIC}").exists():
+        make_node_key(folder / "node.key")
+    if not (folder / SECRET_FILE).exists():
+        replace_file(folder / SECRET_FILE, secrets.token_bytes(32), mode=0o600)
+    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{sites.groups[name]}.pub")
+    for program in PROGRAMS:
+        script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
+        replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
+    guarded = f'export PATH="$PWD/{GUARD}:$PATH" {OWNER_POLICY_VARIABLE}="$PWD/{OWNER_POLICY_FILE}"'
+    _script(folder, _NO_COLON, guarded, *sites.group_lines(name, port=port))
 
 
 def _in_quotes(text: str) -> str:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
@@ -115,3 +116,11 @@ def test_make_real_takes_the_paper_s_countries_for_its_survey():
         done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
         assert f'survey="{survey}" groups="{groups}"' in done.stdout
         assert "Error" not in done.stderr
+
+
+def test_the_site_has_every_page():
+    nav = yaml.safe_load((REPO / "mkdocs.yml").read_text())["nav"]
+    pages = [
+        page for entry in nav for value in entry.values() for page in ([value] if isinstance(value, str) else value)
+    ]
+    assert sorted(pages) == sorted(path.name for path in (REPO / "docs").glob("*.md"))

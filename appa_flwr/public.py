@@ -77,8 +77,8 @@ class Run(RunFiles):
         Raises:
             UserError: the run has left none, or its survey is no longer there or another one.
         """
-        found: Predictor = importlib.import_module("server_app.loaded").LoadedPredictor(self.folder, self.config)
-        return found
+        predictor: Predictor = importlib.import_module("server_app.loaded").LoadedPredictor(self.folder, self.config)
+        return predictor
 
     def policy(self) -> Policy:
         """The trained policy, in float32. Loads torch and Transformers.
@@ -87,8 +87,8 @@ class Run(RunFiles):
             UserError: the run has left none, or its base model is no longer there.
         """
         # By name: the server's code lies above this package, which a group has without it.
-        found: Policy = importlib.import_module("server_app.loaded").LoadedPolicy(self.folder, self.config)
-        return found
+        policy: Policy = importlib.import_module("server_app.loaded").LoadedPolicy(self.folder, self.config)
+        return policy
 
 
 def load_run(path: str | Path) -> Run:

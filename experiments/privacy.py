@@ -218,8 +218,8 @@ def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray
     corners, groups, appa = _corners(nodes), len(nodes.answer_GNK), nodes.config.appa
     nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
     state, sums = first("appa", appa, groups), dict[str, FloatArray]()
-    one = asks.ScoreRequest(corners.question_J[:1], corners.prediction_JK[:1], corners.metrics)
-    for request in [one] * (iterations - 1) + [corners]:
+    single = asks.ScoreRequest(corners.question_J[:1], corners.prediction_JK[:1], corners.metrics)
+    for request in [single] * (iterations - 1) + [corners]:
         if request is corners and lie == "reference":
             state = SumState(state.reference + 1.0, state.completed[:-1])
         if request is corners and lie == "history":

@@ -106,7 +106,7 @@ def _vectors(model: str, cache: Path, progress: Progress, texts: Sequence[str]) 
         for path in sorted([*folder.glob("*"), *folder.glob("*/*")])
         if path.is_file()
     ]
-    content = [importlib.metadata.version("sentence-transformers"), files, list(texts)]
+    content = [importlib.metadata.version("sentence-transformers"), str(folder.resolve()), files, list(texts)]
     path = cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
     vector_UH = _read(path)
     if vector_UH is None:

@@ -37,12 +37,12 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         return None
     scores, summary, iterations = _frames(ended)
     rules = [rule for rule in grid.axes["rules"] if rule in set(summary["method"])]
-    found = pd.DataFrame([*_lines(scores, rules, grid.baseline), *_formats(summary)])
+    results = pd.DataFrame([*_lines(scores, rules, grid.baseline), *_formats(summary)])
     # With keys from the command line these are other models than the paper's.
-    found = found.merge(_paper()[:0] if grid.last else _paper(), how="left")
-    replace_file(output / "results.csv", found.to_csv(index=False).encode())
+    results = results.merge(_paper()[:0] if grid.last else _paper(), how="left")
+    replace_file(output / "results.csv", results.to_csv(index=False).encode())
     sections = []
-    for setting, rows in found.groupby(SETTING, sort=False):
+    for setting, rows in results.groupby(SETTING, sort=False):
         names = [*map(str, setting)]
         sections.append(f"## {', '.join(names)}\n\n" + "\n".join(_tables(rows)))
         own, curves = (frame[(frame[SETTING] == names).all(axis="columns")] for frame in (summary, iterations))
@@ -89,8 +89,8 @@ def _lines(scores: pd.DataFrame, rules: Sequence[str], baseline: str) -> Iterato
 
 
 def _measured(runs: Sequence[tuple[FloatArray, ...]], names: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    for measure, found in bootstrap(runs).items() if runs else ():
-        yield {"less": "", **names, "measure": measure, "seeds": len(runs), **vars(found)}
+    for measure, results in bootstrap(runs).items() if runs else ():
+        yield {"less": "", **names, "measure": measure, "seeds": len(runs), **vars(results)}
 
 
 def _formats(summary: pd.DataFrame) -> Iterator[dict[str, object]]:

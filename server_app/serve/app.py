@@ -165,10 +165,10 @@ def find_token(folder: Path) -> tuple[str, str | Path]:
     Raises:
         UserError: it cannot be used.
     """
-    given, path = os.environ.get(TOKEN), folder / TOKEN_FILE
-    if not (given or path.exists()):
+    chosen, path = os.environ.get(TOKEN), folder / TOKEN_FILE
+    if not (chosen or path.exists()):
         replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
-    token, source = (given, TOKEN) if given else (read_file(path).decode(errors="replace"), path)
+    token, source = (chosen, TOKEN) if chosen else (read_file(path).decode(errors="replace"), path)
     if not TOKEN_LETTERS.fullmatch(token.strip()):
         raise UserError(f"{source}: a token is one word of letters, digits and the like, without / ? # %")
     return token.strip(), source

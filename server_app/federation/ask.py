@@ -63,7 +63,7 @@ class Replies:
         return asks.split(self.data, self.numbers)[name]
 
     def rows(self, name: str, names: Sequence[str]) -> FloatArray:
-        """The arrays of these groups, NaN for one that did not replies."""
+        """The arrays of these groups, NaN for one that did not answer."""
         array_of = dict(zip(self.groups, self.each(name), strict=True))
         missing = np.full(self.numbers[name].shape, np.nan)
         return np.stack([array_of.get(group, missing) for group in names])

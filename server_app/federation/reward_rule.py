@@ -35,12 +35,12 @@ class Aggregated:
     """One iteration's outcome.
 
     Attributes:
-        aggregate_J: the reward of each replies.
+        aggregate_J: the reward of each answer.
         state: for the next iteration.
         fairness_index: of this iteration, in [0, 1].
         fell_back: whether the fairness threshold made the rule a plain mean; None for rules without one.
         group_reward: mean alignment reward over the groups that answered.
-        missing: groups that did not replies.
+        missing: groups that did not answer.
         weights: group -> its weight; like `history` and `rewards`, empty where only sums are known.
         history: group -> the moving average of its rewards.
         rewards: group -> its mean reward, None for a missing group.

@@ -125,7 +125,7 @@ class Rounds:
         self._num_asked, self._stopped = 0, False
         keep_lines(inputs.folder.path / served.SERVED_FILE)
         self._runs = {name: Run(past) for name, past in served.read_runs(inputs.folder.path).items()}
-        for run in self._runs.values():  # a kill may have come before the last replies
+        for run in self._runs.values():  # a kill may have come before the last reply
             for answer in list(run.past.kept.values())[-run.past.rounds[-1].size :]:
                 run.lost.setdefault(answer.digest, []).append(answer.id)
 

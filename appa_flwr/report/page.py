@@ -23,7 +23,7 @@ from appa_flwr.report.tables import html
 from appa_flwr.report.tables import markdown as in_markdown
 from appa_flwr.run import records, run_files
 from appa_flwr.run.read import RunFiles
-from appa_flwr.run.records import CEILINGS, LOOK_UPS, PPO
+from appa_flwr.run.records import CEILINGS, LOOK_UPS
 
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
@@ -141,9 +141,7 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
             yield "Iterations", f"{last['iteration']} of {last['num_iterations']} were made"
     expected = [] if until == "serve" else [*records.TRAINED_METHODS]
     expected += [*records.TRIVIAL_BASELINES, *CEILINGS]
-    elsewhere = {"base"} if config.sft.checkpoint else set()  # its scores stand in the SFT model's run
-    elsewhere |= {PPO} if until == "sft" else set()
-    elsewhere |= set() if config.eval.ceilings else {*CEILINGS, records.MEAN_PREDICTION}
+    elsewhere = set() if config.eval.ceilings else {*CEILINGS, records.MEAN_PREDICTION}
     absent = [name for name in expected if name not in {*run.summary["method"], *elsewhere}]
     if absent and not run.summary.empty:
         yield f"Rows of {run_files.SUMMARY.name}", ", ".join(absent)

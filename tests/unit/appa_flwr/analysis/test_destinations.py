@@ -97,4 +97,3 @@ def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_di
     assert made["mix"].worst_share == 1.0
     assert "alpha" not in made
     assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}))
-    assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}))

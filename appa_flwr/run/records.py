@@ -195,20 +195,6 @@ class QuestionCounts(Record):
         return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
 
 
-class Differences(Record):
-    """Differences between the groups on the held-out questions, by the training metric.
-
-    `predicted` and `survey` are the fields of `appa_flwr.analysis.group_differences.GroupDifferences`, `captured` those
-    of its `Deviations`. None in a deployed run is what needs survey answers, which nobody but the group sees there.
-    """
-
-    model_config = ConfigDict(extra="ignore")  # earlier runs also kept where each rule would end
-
-    predicted: Means
-    survey: Means | None = None
-    captured: Means | None = None
-
-
 class Phase(Record):
     """A row of phases.json.
 

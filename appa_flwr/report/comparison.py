@@ -84,7 +84,7 @@ def levels(compared: Comparison) -> pd.DataFrame:
 def minus_first(compared: Comparison) -> pd.DataFrame:
     """A row each run but the first, which its scores are compared with; survey answers first."""
     wide = spans(compared.intervals[compared.intervals["less"] != ""], "method")
-    return wide.rename_axis(f"Minus {next(iter(compared.runs))}")
+    return wide.rename_axis(f"Minus {next(iter(compared.runs))}").reset_index()
 
 
 def _scored(run: RunFiles) -> dict[str, object]:

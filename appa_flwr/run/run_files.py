@@ -22,7 +22,7 @@ policy/                the aligned policy, in Hugging Face's layout
 served.jsonl           answers and rounds that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
-report.html, plots/    the report; report.md is its short form
+report.html, plots/    the report
 error.txt              why the run ended early
 flower.log             what `flwr run` said, by the launcher
 superlink.log          what the SuperLink said of a run that failed, by the launcher
@@ -56,7 +56,7 @@ PREDICTIONS_FILE = "predictions.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 ANSWERS_FOLDER = "answers"
-REPORT_FILE, SHORT_REPORT_FILE, PLOTS_FOLDER = "report.html", "report.md", "plots"
+REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 
 _SHOWN = 40  # characters of a wrong value in a message

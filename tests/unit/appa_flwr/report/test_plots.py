@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 from report_runs import figure_of, line, read
 
-from appa_flwr.report import plots
+from appa_flwr.report import plots, style
 
 
-def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):
-    given = zip((1, 2, 3), (False, True, False), (0.1, 0.8, 0.2), strict=True)
-    metrics = [{**line(i, planned=3, fell_back=fell_back), "reward": reward} for i, fell_back, reward in given]
-    lines = read(tmp_path, metrics=metrics).iterations
-    (panel,) = [axes for axes in figure_of(plots.health, lines).axes if axes.get_title("left") == "Aggregated reward"]
-    by_rule, plain = panel.lines
-    np.testing.assert_array_equal(by_rule.get_ydata(), [0.1, np.nan, 0.2])
-    np.testing.assert_array_equal(plain.get_ydata(), [np.nan, 0.8, np.nan])
+def test_of_many_groups_those_with_most_weight_at_the_end_have_a_name_and_plain_means_are_grey(tmp_path):
+    groups = tuple(f"g{number}" for number in range(10))
+    metrics = [line(i, planned=2, fell_back=i == 2, groups=groups) for i in (1, 2)]
+    metrics[-1]["weights"] = {group: number / 45 for number, group in enumerate(groups)}
+    rounds = read(tmp_path, metrics=metrics).iterations
+    (axes,) = figure_of(plots.weights, rounds, groups).axes
+    named = {drawn.get_label(): drawn for drawn in axes.lines if not drawn.get_label().startswith("_")}
+    assert [*named] == [f"g{number}" for number in range(9, 1, -1)]
+    assert [*named["g9"].get_ydata()] == [1 / 10, 9 / 45]
+    assert named["g9"].get_color() == style.GROUP_COLOURS[0]
+    (shade,) = axes.patches
+    assert (shade.get_x(), shade.get_width()) == (1.5, 1.0)

@@ -28,7 +28,7 @@ from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answe
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.config import Config
-from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
+from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.types import Survey
@@ -40,21 +40,16 @@ STEP = 0.01
 """How far a whitened reward of 1 moves logits: the mean of the steps, which shrink from twice as much to 0."""
 NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
-APPA_VARIANTS: Mapping[str, Mapping[str, float]] = {
-    "appa-printed": {"fairness_threshold": PAPER_FAIRNESS_THRESHOLD, "temperature": PAPER_TEMPERATURE},
-    "appa-open": {"fairness_threshold": FAIRNESS_THRESHOLD},
-}
-"""The paper's settings (APPA table), and a threshold that no index reaches."""
 MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Of groups and questions that rules are tried on, so that a rule takes a second or two."""
 
 
 def rules(config: Config) -> dict[str, Rule]:
-    """The config's rule and every other but `alpha`, with its parameters; APPA as printed and without threshold too."""
+    """The config's rule and every other but `alpha`, with its parameters; and APPA as printed (APPA table)."""
     names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
-    own = {name: configured(name, config.appa) for name in names}
-    made = {name: own["appa"].model_copy(update=changes) for name, changes in APPA_VARIANTS.items()}
-    return own | {name: rule for name, rule in made.items() if rule != own["appa"]}
+    made = {name: configured(name, config.appa) for name in names}
+    printed = {"fairness_threshold": PAPER_FAIRNESS_THRESHOLD, "temperature": PAPER_TEMPERATURE}
+    return made | {"appa-printed": made["appa"].model_copy(update=printed)}
 
 
 @dataclass(frozen=True, eq=False)

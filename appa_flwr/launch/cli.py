@@ -222,10 +222,10 @@ def report(
         return
     from appa_flwr.report import comparison, tables
 
-    compared = comparison.compare(run_folders)
+    levels, minus = comparison.compare(run_folders)
     show(
-        tables.show(comparison.levels(compared), title="After PPO"),
-        tables.show(comparison.minus_first(compared), sign=True),
+        tables.show(levels, title="After PPO"),
+        tables.show(minus, sign=True),
         "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
     )
 

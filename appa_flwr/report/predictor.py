@@ -53,7 +53,8 @@ def by_group(card: Card) -> pd.DataFrame:
 
 
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:
-    """Names and scores in the order of tables."""
+    """Names and scores in the order of tables; PluralLLM on the same answers only where these are fewer than all."""
+    twice = predictors.get(SHARED, {}).get("answers") == predictors.get(ALONE, {}).get("answers")
     for name in dict.fromkeys((*PREDICTORS, *predictors)):
-        if name in predictors:
+        if name in predictors and not (twice and name == SHARED):
             yield PREDICTORS.get(name, name), predictors[name]

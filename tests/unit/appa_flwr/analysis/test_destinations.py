@@ -131,12 +131,9 @@ def test_by_rankings_there_are_rules_and_no_ceilings():
     assert [*found.index] == [*RULES]
 
 
-def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_differ():
+def test_rules_have_the_config_s_parameters_and_appa_those_of_the_paper_too():
     made = rules(Config.load({"appa.temperature": 0.5, "appa.fairness-threshold": 0.9, "appa.worst-share": 1.0}))
-    assert made["appa"].temperature == made["appa-open"].temperature == 0.5
-    assert (made["appa"].fairness_threshold, made["appa-open"].fairness_threshold) == (0.9, 1.1)
+    assert [*made] == ["average", "min", "appa", "mix", "appa-printed"]
+    assert (made["appa"].fairness_threshold, made["appa"].temperature) == (0.9, 0.5)
     assert (made["appa-printed"].fairness_threshold, made["appa-printed"].temperature) == (0.99, 0.1)
     assert made["mix"].worst_share == 1.0
-    assert "alpha" not in made
-    assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}))
-    assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}))

@@ -92,7 +92,7 @@ def test_diagnose_shows_every_rule_and_the_best_shared_answers(monkeypatch, caps
     keys = ["data.num-questions=40", "data.num-groups=4", "appa.fairness-threshold=0.5"]
     assert appa(monkeypatch, "survey", "generated", "--diagnose", *keys) == 0
     shown = capsys.readouterr().out
-    for rule in (*(name for name in RULES if name != "alpha"), "appa-open", "ceiling-average", "ceiling-min"):
+    for rule in (*(name for name in RULES if name != "alpha"), "appa-printed", "ceiling-average", "ceiling-min"):
         assert f"│ {rule} " in shown
     (appa_row,) = [line for line in shown.splitlines() if line.startswith("│ appa ")]
     assert appa_row.split("│")[-2].strip() == "1.000"  # of the iterations take the plain mean

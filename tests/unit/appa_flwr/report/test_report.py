@@ -53,7 +53,6 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
         ["seen / held-out", "Own nearest question", 0.88, "240"],
         ["seen / held-out", "Uniform answer", 0.79, "240"],
         ["seen / held-out", "Mean of the other groups", 0.94, "240"],
-        ["seen / held-out", "PluralLLM, same answers", 0.93, "240"],
         ["unseen / held-out", "PluralLLM", 0.71, "240"],
         ["unseen / held-out", "Uniform answer", 0.69, "240"],
         ["unseen / held-out", "Mean of the other groups", 0.76, "180"],

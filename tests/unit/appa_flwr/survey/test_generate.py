@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from surveys import refused
 
-from appa_flwr.analysis.alignment import alignment_scores, as_arrays, shared_rewards
+from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_correlation, shared_rewards
 from appa_flwr.analysis.ceilings import shared_answer
-from appa_flwr.analysis.group_differences import deviations
 from appa_flwr.config import Config
 from appa_flwr.survey.generate import COVERAGE, FRAMES, REFUSAL_OPTION, RESPONDENTS, TOPICS, generate, ground_truth
 from appa_flwr.survey.generate import population as keywords
@@ -97,7 +96,7 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
     embedding = embed_questions(survey.questions, dim=128)
     own = [group_data(name, mine, embedding=embedding) for name, mine in survey.answers.items()]
     nearest_GQK = np.stack([nearest_question(mine, embedding) for mine in own])
-    assert 0.2 <= deviations(nearest_GQK, truth_GQK, option_QK).r <= 0.45
+    assert 0.2 <= deviation_correlation(nearest_GQK, truth_GQK, option_QK) <= 0.45
 
 
 def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_stay_distinct():

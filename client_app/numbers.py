@@ -186,7 +186,7 @@ def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
     config, request = group.party.config, ScoreRequest.of(ask)
     rule, reference, completed = ask.text("rule"), ask.number("reference"), ask.texts("completed")
     usual = (request.metrics, request.sides) == ((config.reward_metric,), (asks.TARGET_SIDE,))
-    if not usual or rule not in (config.rule, config.baseline_rule):
+    if not usual or rule not in config.rules:
         raise Refused(refusals.BAD_REQUEST)
     rule_sums.check_rule(rule, config.appa)
     reward_J = _scored(group, request, asks.TARGET_SIDE)[config.reward_metric]

@@ -30,7 +30,6 @@ from appa_flwr.run.run_files import (
     PREDICTIONS_FILE,
     QUESTIONS,
     SCORES_FILE,
-    SFT_MODEL,
     SUMMARY,
     WEIGHTS_FILE,
     rule_folder,
@@ -49,7 +48,7 @@ from server_app.policy.strategy import AppaStrategy, QuestionOrder
 from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
-# What the policies by two rules have in common, and the second one's report shows too.
+# What the policies by all rules have in common, and each one's report shows.
 _SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PREDICTIONS_FILE)
 
 
@@ -57,8 +56,8 @@ _SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PRED
 def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
     """The run as it trains a policy by one of its rules; None where it has done that.
 
-    By `rule` it is the run itself. By `baseline-rule` it has a folder of its own within the run's, and its report is
-    built at the end; SFT model, questions and first rollouts are the same.
+    By `rule` it is the run itself. By each of `baseline-rules` it has a folder of its own within the run's, and its
+    report is built at the end; SFT model, questions and first rollouts are the same.
     """
     if rule == run.config.rule:
         yield run
@@ -67,7 +66,7 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
     if finished(path):
         yield None
         return
-    config = resumable(path) if (path / CONFIG_FILE).exists() else baseline_config(run.config, path)
+    config = resumable(path) if (path / CONFIG_FILE).exists() else baseline_config(run.config, rule, path)
     with RunFolder(config, above=run.folder) as folder:
         with writing(folder.path):
             for name in _SHARED:
@@ -100,17 +99,16 @@ def align(
         (beside / "README.md").write_text(model_card(run.config, rows, run.groups.names, survey=run.survey))
 
 
-def baseline_config(config: Config, path: Path) -> Config:
-    """The config of the policy by `baseline-rule`, whose folder lies in that of the run."""
+def baseline_config(config: Config, rule: str, path: Path) -> Config:
+    """The config of the policy by one of `baseline-rules`, whose folder lies in that of the run."""
     return Config.load(
         {
             **config.flat(),
-            "rule": config.baseline_rule,
-            "baseline-rule": "",
+            "rule": rule,
+            "baseline-rules": "",
             "run.output-dir": str(path.parent),
             "run-name": path.name,
             "run.resume": False,
-            "sft.checkpoint": str(path.parent / SFT_MODEL),
             "pluralllm.checkpoint": str(path.parent / WEIGHTS_FILE),
         }
     )

@@ -4,7 +4,7 @@ join -> pluralllm (while the tiny base is built) -> targets -> votes -> base sco
 ppo and its scores, by each rule -> report
 
 With run.phases = "pluralllm" it is join -> pluralllm -> targets -> report; with "serve" other trainers' answers are
-scored before that report; with "sft" PPO, its scores and the policy's folder are left out.
+scored before that report.
 
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
 and PPO's checkpoint.
@@ -23,20 +23,18 @@ from appa_flwr import report
 from appa_flwr.analysis.checks import check_methods
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
-from appa_flwr.run.cards import SFTCard
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, SFT_MODEL, SUMMARY, SURVEY_FILE
 from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
-from server_app.federation.ask import TooFew
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Groups
 from server_app.inputs import PolicyInputs, RunInputs, VoteResult, ask_votes, policy_inputs
 from server_app.policy import base as base_models
-from server_app.policy import sft, sft_checkpoint
+from server_app.policy import sft
 from server_app.policy.base import Base
 from server_app.policy.export import load_policy
 from server_app.predictor.checkpoint import read_checkpoint
@@ -69,7 +67,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     checkpoint = read_checkpoint(config, run.catalogue, start)
-    sft_card = sft_checkpoint.read_card(config, run.questions(run.catalogue.held_out_Q))
     answered = join(run)
     if config.run.phases in WITHOUT_POLICY:
         predictor_phase.train(run, start, checkpoint, answered)
@@ -80,14 +77,14 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             building = executor.submit(prepare_base, run, stop)
             try:
                 predictor_phase.train(run, start, checkpoint, answered)
-                votes = collect_votes(run, needed=sft_card is None)
+                votes = collect_votes(run)
             except BaseException:
                 stop.set()
                 raise
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(run, policy_inputs(run, base), votes, sft_card)
+        align(run, policy_inputs(run, base), votes)
     if serving:
         app.serve(run)
     with writing(folder.path):
@@ -126,32 +123,23 @@ def prepare_base(run: RunInputs, stop: Event) -> Base:
     return base_models.prepare(run.config, run.questions(~run.catalogue.held_out_Q), progress=progress)
 
 
-def collect_votes(run: RunInputs, *, needed: bool) -> VoteResult | None:
-    """The groups' votes; None where too few voted and they are not `needed` but for the majority's row."""
+def collect_votes(run: RunInputs) -> VoteResult:
+    """The groups' votes."""
     with run.folder.phase("votes") as phase:
-        try:
-            votes = ask_votes(run)
-            phase.step(1, 1, votes.sentence)
-            return votes
-        except TooFew:
-            if needed:
-                raise
-            phase.step(1, 1, "TOO FEW GROUPS VOTED for a majority; SFT needs none, its model is given")
-            return None
+        votes = ask_votes(run)
+        phase.step(1, 1, votes.sentence)
+        return votes
 
 
-def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult | None, sft_card: SFTCard | None) -> None:
+def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     """SFT, its scores, the trivial baselines and ceilings, and a policy by each of the run's rules."""
     config = run.config
     torch.set_num_threads(base_models.threads(config))
-    rows = start_policy(run, inputs, votes, sft_card)
+    rows = start_policy(run, inputs, votes)
     gc.collect()  # the trainer and its model hold each other, and what follows needs the memory
     sft_model = run.folder.path / SFT_MODEL
     before = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy(), inputs, earlier=rows)
-    majority_QK = None if votes is None else votes.majority_QK
-    rows = score_baselines(run, inputs.test_J, majority_QK=majority_QK, earlier=rows + before.rows)
-    if config.run.phases == "sft":
-        return
+    rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows + before.rows)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:
             if run_by_rule is not None:
@@ -159,22 +147,12 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult | None, sft_ca
                 ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs, before, rows)
 
 
-def start_policy(
-    run: RunInputs, inputs: PolicyInputs, votes: VoteResult | None, sft_card: SFTCard | None
-) -> list[SummaryRow]:
-    """The base's scores, and the SFT model in the run's folder: trained here, or that of an earlier session or run.
-
-    With `sft_card`, an earlier run's, there are no scores of the base: they stand in that run.
-    """
+def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> list[SummaryRow]:
+    """The base's scores, and the SFT model in the run's folder: trained here, or by an earlier session."""
     folder = run.folder.path / SFT_MODEL
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
         return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
-    if sft_card:
-        sft_checkpoint.take(run.config, sft_card, inputs.base, folder)
-        run.folder.progress("sft", 1, 1, f"the model is that in {run.config.sft.checkpoint}", None)
-        return []
-    assert votes is not None  # they are needed where SFT is
     model = base_models.load_model(run.config, inputs.base.source, quantized=False)
     rows = evaluate(run, "base", model, inputs, earlier=[]).rows
     fine_tune(run, model, inputs, votes)
@@ -194,4 +172,3 @@ def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs, vote
             folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
-        sft_checkpoint.write_card(beside, run.config, inputs.base, run.questions(inputs.train_J))

@@ -37,7 +37,7 @@ SMALL_RUN = {
     **TINY,
     "sft.steps": 40,
     "sft.batch-size": 16,
-    "baseline-rule": "",
+    "baseline-rules": "",
     "ppo.num-iterations": 2,
     "ppo.batch-size": 8,
     "ppo.num-mini-batches": 2,

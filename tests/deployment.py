@@ -28,7 +28,7 @@ TINY_LOOP = {
     "eval.ceilings": False,
     "eval.every": 0,
     "sft.steps": 2,
-    "baseline-rule": "",
+    "baseline-rules": "",
     "ppo.num-iterations": 4,
     "pluralllm.rounds": 1,
     "ppo.batch-size": 16,

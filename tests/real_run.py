@@ -32,7 +32,7 @@ TINY_RUN: dict[str, object] = {
     "pluralllm.local-steps": 2,
     "sft.steps": 60,
     "sft.batch-size": 16,
-    "baseline-rule": "",
+    "baseline-rules": "",
     "ppo.num-iterations": 3,
     "ppo.batch-size": 32,
     "ppo.num-mini-batches": 4,

@@ -132,7 +132,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
     example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,
-        config=CONFIG | {"ppo.num-iterations": iterations},
+        config=CONFIG | {"ppo.num-iterations": iterations, "baseline-rules": ""},
         metrics=lines,
         summary=[
             row(method, *both, metric=m, groups=groups) for m in TASK_METRICS["dpa"] for method, both in GOOD.items()

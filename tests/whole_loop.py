@@ -34,7 +34,7 @@ SMALL = {
     "sft.steps": 3,
     "sft.batch-size": 4,
     "sft.learning-rate": 1e-2,
-    "baseline-rule": "",
+    "baseline-rules": "",
     "ppo.num-iterations": 2,
     "ppo.batch-size": 8,
     "ppo.num-mini-batches": 2,

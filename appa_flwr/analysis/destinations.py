@@ -28,7 +28,6 @@ from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answe
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.config import Config
-from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.types import Survey
@@ -45,11 +44,9 @@ MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 
 
 def rules(config: Config) -> dict[str, Rule]:
-    """The config's rule and every other but `alpha`, with its parameters; and APPA as printed (APPA table)."""
-    names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
-    made = {name: configured(name, config.appa) for name in names}
-    printed = {"fairness_threshold": PAPER_FAIRNESS_THRESHOLD, "temperature": PAPER_TEMPERATURE}
-    return made | {"appa-printed": made["appa"].model_copy(update=printed)}
+    """The config's rules and every other but `alpha`, with its parameters."""
+    names = dict.fromkeys([*(name for name in RULES if name != "alpha"), *config.rules])
+    return {name: configured(name, config.appa) for name in names}
 
 
 @dataclass(frozen=True, eq=False)

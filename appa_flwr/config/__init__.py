@@ -31,7 +31,7 @@ THREADS = "APPA_THREADS"
 
 OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
 """A module and what it holds: code of the user's own."""
-RuleName = Literal["appa", "average", "min", "alpha", "mix"] | OwnName
+RuleName = Literal["appa", "average", "min", "alpha", "mix", "appa-printed"] | OwnName
 """A rule of ours, or the module and the class of another (`aggregation.find`)."""
 MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"]
 
@@ -50,8 +50,8 @@ class Config(Section):
         min_length=1,
     )
     rule: RuleName = key("appa", "how group rewards become one reward; MODULE:CLASS is one of your own")
-    baseline_rule: RuleName | Literal[""] = key(
-        "average", "a second policy is trained by this rule, from the same SFT model, and compared; empty = none"
+    baseline_rules: str = key(
+        "average", "rules, separated by commas: each trains a policy from the same SFT model, and `rule` is compared"
     )
     metric: MetricName = key(
         "auto",
@@ -108,8 +108,8 @@ class Config(Section):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which the run trains a policy each: `rule`, and `baseline-rule` where it is another."""
-        return tuple(dict.fromkeys(rule for rule in (self.rule, self.baseline_rule) if rule))
+        """The rules by which the run trains a policy each: `rule`, then those of `baseline-rules`."""
+        return tuple(dict.fromkeys((self.rule, *split_names(self.baseline_rules))))
 
     @property
     def group_names(self) -> tuple[str, ...]:
@@ -220,12 +220,11 @@ def _check_keys(config: Config) -> None:
         for group in groups:
             if groups.count(group) > 1:
                 raise UserError(f"{name} names {to_toml(group)} twice; each group must be named once")
-    for name, rule in {"rule": config.rule, "baseline-rule": config.baseline_rule}.items():
-        if rule == "alpha" and config.appa.alpha == 0:
-            raise UserError(
-                f'{name} = "alpha" needs an appa.alpha below 0, towards the minimum, or above 0, towards the maximum; '
-                f'0 is {name} = "average"'
-            )
+    if "alpha" in config.rules and config.appa.alpha == 0:
+        raise UserError(
+            'rule = "alpha" needs an appa.alpha below 0, towards the minimum, or above 0, towards the maximum; '
+            '0 is the rule "average"'
+        )
     for name in ("num_mini_batches", "answers_per_question"):
         if ppo.batch_size % (size := getattr(ppo, name)):
             raise UserError(f"ppo.{kebab(name)} = {size} must divide ppo.batch-size = {ppo.batch_size}")
@@ -233,7 +232,7 @@ def _check_keys(config: Config) -> None:
         raise UserError('ppo.baseline = "question" needs ppo.answers-per-question of 2 or more')
     if policy.compute_dtype == "bfloat16" and policy.tuning == "full":
         raise UserError('policy.tuning = "full" needs policy.compute-dtype = "float32": 16 bits lose most steps')
-    trains = config.run.phases in ("all", "sft") and config.model != TINY_MODEL
+    trains = config.run.phases == "all" and config.model != TINY_MODEL
     steps = {"sft.learning-rate": config.sft.learning_rate, "ppo.learning-rate": config.ppo.learning_rate}
     if trains and policy.tuning == "full" and all(KEYS[name].default == rate for name, rate in steps.items()):
         rates = " and ".join(f"{name} = {rate}" for name, rate in steps.items())

@@ -80,8 +80,8 @@ class RunSection(Section):
     """[run]: where a run writes, how far it goes, and how the server waits for the groups."""
 
     output_dir: LocalPath = key("runs", "folder that holds the runs", min_length=1)
-    phases: Literal["all", "pluralllm", "sft", "serve"] = key(
-        "all", "where it ends: after PluralLLM, after SFT; serve = it scores other trainers' answers until stopped"
+    phases: Literal["all", "pluralllm", "serve"] = key(
+        "all", "where it ends: after PluralLLM; serve = it scores other trainers' answers until stopped"
     )
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = key(
         "none", "experiment tracker that gets every PPO iteration, locally; its package must be installed"
@@ -189,7 +189,6 @@ class SFTSection(Section):
         "groups' answers or predictions",
     )
     answer_step: float = key(0.1, "grid of probabilities; a coarse one helps small models sum to one", ge=0.01, le=0.5)
-    checkpoint: LocalPath = key("", "sft-model of an earlier run to begin PPO with instead of training one")
     steps: int = key(500, "optimizer steps; 0 = as many as sft.epochs takes", ge=0)
     epochs: int = key(1, "passes over the training questions if sft.steps is 0 (SFT table)", ge=1)
     batch_size: int = key(64, "answers an optimizer step, in equal passes of at most 32 (SFT table: 16)", ge=1)

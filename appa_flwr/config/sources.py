@@ -105,13 +105,9 @@ def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str,
         beneath: keys that all these stand on.
 
     Raises:
-        UserError: as for `read_words`, `preset` and `Config.load`; or a checkpoint does not exist.
+        UserError: as for `read_words`, `preset` and `Config.load`; or `pluralllm.checkpoint` does not exist.
     """
     config = Config.load({**beneath, **on_its_preset(read_words(words))}, folder=folder)
-    for key, path, there, right in (
-        ("pluralllm.checkpoint", config.pluralllm.checkpoint, os.path.isfile, "the pluralllm.safetensors of a run"),
-        ("sft.checkpoint", config.sft.checkpoint, os.path.isdir, "the sft-model of a run"),
-    ):
-        if folder and path and not there(path):
-            raise UserError(f"{key} = {to_toml(path)} is not there; give {right}")
+    if folder and (path := config.pluralllm.checkpoint) and not os.path.isfile(path):
+        raise UserError(f"pluralllm.checkpoint = {to_toml(path)} is not there; give the pluralllm.safetensors of a run")
     return config

@@ -19,8 +19,8 @@ from appa_flwr.core.text import duration
 from appa_flwr.report import frames, predictor, template
 from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
-from appa_flwr.run.read import RunFiles
-from appa_flwr.run.records import TRAINED_METHODS
+from appa_flwr.run.read import BY, RunFiles
+from appa_flwr.run.records import PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
@@ -107,8 +107,8 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Markup:
 
 def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
     """Policies without scores, iterations and the card that a run of these phases ends with and this one lacks."""
-    until = run.config.run.phases
-    policies = {"all": TRAINED_METHODS, "sft": TRAINED_METHODS[:-1]}.get(until, ())
+    others = (PPO + BY + rule for rule in run.config.rules[1:])
+    policies = (*TRAINED_METHODS, *others) if run.config.run.phases == "all" else ()
     if lost := [frames.method_name(name) for name in policies if name not in {*run.summary["method"]}]:
         yield "Without scores", ", ".join(lost)
     if not run.iterations.empty:

@@ -53,20 +53,6 @@ class GroupSums(Record):
     held_out: int
 
 
-class SFTCard(Record):
-    """sft-model/sft.json: what an SFT model was trained on. It holds no answer.
-
-    Attributes:
-        base: the base model by the name of its content, or its name on the hub.
-        questions: hashes of the training questions, sorted.
-        settings: the config's keys of SFT, and those that a run which begins with the model must share.
-    """
-
-    base: str
-    questions: tuple[str, ...]
-    settings: dict[str, Scalar]
-
-
 def _readable(version: int) -> int:
     if version != CARD_FORMAT:
         raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")

@@ -37,7 +37,7 @@ class RunFiles:
         config: its keys.
         summary: a row a method, metric and kind of target (`against`), in the order of tables: `avg_as`, `min_as`,
             `fi`, `fi_readable`, `skill`, `format_score`, `readable`, and each group's score as `group/NAME`. The policy
-            by `baseline-rule` is the method "ppo by RULE".
+            by another rule is the method "ppo by RULE".
         iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: a row a method, metric, kind of target, group and held-out question: its reward.
         predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
@@ -90,11 +90,11 @@ def read_run(folder: Path) -> RunFiles:
     # A resumed run may repeat an iteration: the later line is what training went on from.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder) or ()}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
-    rule = config.baseline_rule
-    if rule and rule != config.rule and finished(other := folder / rule_folder(rule)):
-        method = PPO + BY + rule
-        summary += [{**row, "method": method} for row in _summary(other) if row["method"] == PPO]
-        scores.append(pair_scores.read(other).query("method == @PPO").assign(method=method))
+    for rule in config.rules[1:]:
+        if finished(other := folder / rule_folder(rule)):
+            method = PPO + BY + rule
+            summary += [{**row, "method": method} for row in _summary(other) if row["method"] == PPO]
+            scores.append(pair_scores.read(other).query("method == @PPO").assign(method=method))
     return RunFiles(
         folder=folder,
         config=config,

@@ -16,12 +16,12 @@ scores.parquet         the groups' scores for each answer, which summary.json ha
 intervals.parquet      levels and differences of these with 95 % intervals, made with the report
 predictions.parquet    PluralLLM's predictions for the held-out questions, in a simulation that found ceilings
 examples.json          some answers before and after PPO
-sft-model/             the policy as PPO starts from it, with sft.json: its training
+sft-model/             the policy as PPO starts from it
 checkpoint.pt          PPO's state after some iteration
 policy/                the aligned policy, in Hugging Face's layout
 served.jsonl           answers and rounds that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
-RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
+RULE/                  the same of the policy by one of `baseline-rules`, a run's folder of its own
 report.html, plots/    the report
 error.txt              why the run ended early
 flower.log             what `flwr run` said, by the launcher
@@ -43,7 +43,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
-SCHEMA = 9
+SCHEMA = 10
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")
@@ -99,12 +99,11 @@ CARD = JsonFile("pluralllm.json", cards.Card)
 AUTO = JsonFile("auto.json", dict[str, str])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
-SFT_CARD = JsonFile("sft.json", cards.SFTCard)  # in SFT_MODEL
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 
 def rule_folder(rule: str) -> str:
-    """Name of the folder, within a run's, of the policy by `baseline-rule`; a rule of one's own is MODULE:CLASS."""
+    """Folder, within a run's, of the policy by one of `baseline-rules`; a rule of one's own is MODULE:CLASS."""
     return rule.replace(":", "-")
 
 

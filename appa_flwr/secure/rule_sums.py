@@ -43,7 +43,7 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
     """Raise a UserError where a run with run.sums = "secure" asks for what no sum holds; `groups` is their number."""
     if config.run.sums == "plain":
         return
-    for rule in filter(None, (config.rule, config.baseline_rule)):
+    for rule in config.rules:
         check_rule(rule, config.appa)
     trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
     unseen, number = len(config.unseen_group_names), MOST_GROUPS if groups is None else groups

@@ -15,9 +15,10 @@ from appa_flwr.analysis.intervals import Interval, bootstrap
 from appa_flwr.core.files import replace_file
 from appa_flwr.report.tables import markdown
 from appa_flwr.run.pair_scores import PREDICTIONS, aligned
-from appa_flwr.run.read import read_run
+from appa_flwr.run.read import BY, read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
+from appa_flwr.run.run_files import rule_folder
 from experiments.grid import pictures
 from experiments.grid.plan import Grid, Trial
 
@@ -32,12 +33,11 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
     """
-    ended = [trial for trial in trials if trial.stage != "predictor" and finished(trial.folder)]
+    ended = [trial for trial in trials if finished(trial.folder)]
     if not ended:
         return None
     scores, summary, iterations = _frames(ended)
-    rules = [rule for rule in grid.axes["rules"] if rule in set(summary["method"])]
-    results = pd.DataFrame([*_lines(scores, rules, grid.baseline), *_formats(summary)])
+    results = pd.DataFrame([*_lines(scores, grid.rules, grid.baseline), *_formats(summary)])
     # With keys from the command line these are other models than the paper's.
     results = results.merge(_paper()[:0] if grid.last else _paper(), how="left")
     replace_file(output / "results.csv", results.to_csv(index=False).encode())
@@ -46,7 +46,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         names = [*map(str, setting)]
         sections.append(f"## {', '.join(names)}\n\n" + "\n".join(_tables(rows)))
         own, curves = (frame[(frame[SETTING] == names).all(axis="columns")] for frame in (summary, iterations))
-        drawn = pictures.pictures(own, curves, rules, metric=own["metric"].iloc[0], title=", ".join(names))
+        drawn = pictures.pictures(own, curves, grid.rules, metric=own["metric"].iloc[0], title=", ".join(names))
         for picture, png in drawn:
             replace_file(output / "plots" / f"{'-'.join(names)}-{picture}.png", png, parents=True)
     path = output / "results.md"
@@ -58,12 +58,15 @@ def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
     """Scores, summaries and iterations of the runs with setting and seed; a rule's policy is the method of its name."""
     parts: dict[str, list[pd.DataFrame]] = {"scores": [], "summary": [], "iterations": []}
     for trial in trials:
-        run = read_run(trial.folder)
-        for name, frames in parts.items():
-            rows: pd.DataFrame = getattr(run, name)
-            if trial.stage == "rule":
-                rows = (rows[rows["method"] == PPO] if "method" in rows else rows).assign(method=trial.rule)
-            frames.append(rows.assign(**{name: getattr(trial, name) for name in (*SETTING, "seed")}))
+        own = read_run(trial.folder)
+        names = {PPO: own.config.rule, **{PPO + BY + rule: rule for rule in own.config.rules}}
+        setting = {name: getattr(trial, name) for name in (*SETTING, "seed")}
+        for name in ("scores", "summary"):
+            rows: pd.DataFrame = getattr(own, name)
+            parts[name].append(rows.assign(method=rows["method"].replace(names), **setting))
+        folders = (trial.folder / rule_folder(rule) for rule in own.config.rules[1:])
+        for run in (own, *map(read_run, folders)):
+            parts["iterations"].append(run.iterations.assign(method=run.config.rule, **setting))
     return [pd.concat(frames, ignore_index=True) for frames in parts.values()]
 
 

@@ -1,7 +1,7 @@
-"""A grid file, and the trials it asks for: which runs, with which keys, and what each begins with.
+"""A grid file, and the trials it asks for: which runs, with which keys.
 
-A grid is datasets x tasks x models x rules x seeds. Three kinds of trials share what they can: PluralLLM is trained
-once for a dataset and seed, SFT once for a dataset, task, model and seed, and every rule begins with both.
+A grid is datasets x tasks x models x seeds; each trial is a run that trains a policy by every rule. The first trial of
+a dataset and seed trains PluralLLM, and the others take its weights.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,23 +25,14 @@ from appa_flwr.config import Config, Scalar
 from appa_flwr.config.sources import assemble, flatten, on_its_preset
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.run.resume import FREE_KEYS
-from appa_flwr.run.run_files import SFT_MODEL, WEIGHTS_FILE
+from appa_flwr.run.run_files import WEIGHTS_FILE
 
-Stage = Literal["predictor", "sft", "rule"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-AXES = ("datasets", "tasks", "models", "rules")
+AXES = ("datasets", "tasks", "models")
 CODE = ("appa_flwr", "client_app", "server_app", "pluralllm")
 SHOWING = ("report", "launch")
 HASH_DIGITS = 8
 TRIALS = "trials"
-CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
-
-FIXED: Mapping[Stage, dict[str, Scalar]] = {
-    "predictor": {"baseline-rule": "", "run.phases": "pluralllm"},
-    "sft": {"baseline-rule": "", "run.phases": "sft"},
-    "rule": {"baseline-rule": "", "run.phases": "all", "eval.ceilings": False},  # ceilings stand in SFT's trial
-}
-"""Stage -> keys that no file changes."""
+CHECKPOINT = "pluralllm.checkpoint"
 
 Keys = Mapping[str, Scalar]
 _Tables = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
@@ -52,19 +43,16 @@ class Trial:
     """A run of the grid.
 
     Attributes:
-        stage: which of a run's parts it makes.
-        dataset: its name in the file; task, model and rule too, "" where it is made for all of them.
+        dataset: its name in the file, as are task and model.
         config: complete, with the folder it runs in.
-        needs: the trial whose result it begins with.
+        needs: the trial whose PluralLLM it takes.
     """
 
-    stage: Stage
+    dataset: str
+    task: str
+    model: str
     seed: int
     config: Config
-    dataset: str
-    task: str = ""
-    model: str = ""
-    rule: str = ""
     needs: Trial | None = field(default=None, kw_only=True)
 
     @property
@@ -82,6 +70,7 @@ class Grid(BaseModel):
     """A grid file; what its tables of keys hold is `flatten`'s to judge.
 
     Attributes:
+        rules: by which each run trains a policy.
         baseline: the rule that others are compared with; by default the first.
         path: of the file.
         last: keys that come after all others, from the command line.
@@ -95,7 +84,7 @@ class Grid(BaseModel):
     datasets: _Tables
     tasks: _Tables
     models: _Tables
-    rules: _Tables
+    rules: Annotated[list[str], Field(min_length=1)]
     path: Path = Path()
     last: dict[str, Any] = {}
 
@@ -124,15 +113,12 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
         if grid.baseline:
             _check("baseline", grid.baseline, valid=grid.rules)
         for name in only:
-            _check("name", name, valid=[name for table in grid.axes.values() for name in table])
-        cut = {
-            axis: {
-                name: {**({"rule": name} if axis == "rules" else {}), **_keys(f"{axis}.{name}", keys)}
-                for name, keys in table.items()
-                if name in only or not table.keys() & set(only)
-            }
+            _check("name", name, valid=[*grid.rules, *(name for table in grid.axes.values() for name in table)])
+        cut: dict[str, Any] = {
+            axis: {name: _keys(f"{axis}.{name}", keys) for name, keys in table.items() if _kept(name, table, only)}
             for axis, table in grid.axes.items()
         }
+        rules = [name for name in grid.rules if _kept(name, grid.rules, only)]
         keys = _keys("keys", grid.keys)
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}") from None
@@ -140,9 +126,13 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
         raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    baseline = grid.baseline if grid.baseline in cut["rules"] else next(iter(cut["rules"]))
-    own = {"path": path, "keys": keys, "baseline": baseline, "last": on_its_preset(last or {})}
+    baseline = grid.baseline if grid.baseline in rules else rules[0]
+    own = {"path": path, "keys": keys, "rules": rules, "baseline": baseline, "last": on_its_preset(last or {})}
     return grid.model_copy(update={**cut, **own})
+
+
+def _kept(name: str, axis: Collection[str], only: Collection[str]) -> bool:
+    return name in only or not {*axis} & {*only}
 
 
 def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
@@ -169,41 +159,31 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     Raises:
         UserError: keys that make no config; the message names the trial.
     """
+    rule, *others = [name for name in grid.rules if name != grid.baseline] or [grid.baseline]
+    baselines = dict.fromkeys(name for name in (grid.baseline, *others) if name != rule)
+    rules: dict[str, Scalar] = {"rule": rule, "baseline-rules": ",".join(baselines)}
     planned: list[Trial] = []
-
-    def add(stage: Stage, seed: int, *names: str, needs: Trial | None = None) -> Trial:
-        label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
-        place: dict[str, Scalar] = {"run.output-dir": str(output.absolute() / TRIALS), "seed": seed}
-        try:
-            config = assemble([], folder=here, beneath=_merged(grid, names) | place | FIXED[stage])
-            own: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
-            if needs is not None:
-                own["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)
-            if needs is not None and stage == "rule":
-                own["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
-            config = Config.load({**config.flat(), **own})
-        except UserError as error:
-            raise UserError(f"{grid.path}: trial {label}: {error}") from None
-        planned.append(Trial(stage, seed, config, *names, needs=needs))
-        return planned[-1]
-
     for seed in grid.seeds:
-        predictors = {dataset: add("predictor", seed, dataset) for dataset in grid.datasets}
+        first: dict[str, Trial] = {}
         for names in product(grid.datasets, grid.tasks, grid.models):
-            sft = add("sft", seed, *names, needs=predictors[names[0]])
-            for rule in grid.rules:
-                add("rule", seed, *names, rule, needs=sft)
+            label, needs = "-".join([*names, f"s{seed}"]), first.get(names[0])
+            own = {"run.output-dir": str(output.absolute() / TRIALS), "seed": seed, **rules}
+            keys = [grid.keys, *(grid.axes[axis][name] for axis, name in zip(AXES, names, strict=True)), grid.last, own]
+            try:
+                config = assemble([], folder=here, beneath={key: own for table in keys for key, own in table.items()})
+                made = {"run-name": f"{label}-{_hash(config, needs)}"}
+                if needs is not None:
+                    made[CHECKPOINT] = str(needs.folder / WEIGHTS_FILE)
+                config = Config.load({**config.flat(), **made})
+            except UserError as error:
+                raise UserError(f"{grid.path}: trial {label}: {error}") from None
+            planned.append(Trial(*names, seed, config, needs=needs))
+            first.setdefault(names[0], planned[-1])
     return planned
 
 
-def _merged(grid: Grid, names: Sequence[str]) -> dict[str, Scalar]:
-    """The keys of a trial of these names, the later ones in place of the earlier."""
-    of_names = [grid.axes[axis][name] for axis, name in zip(AXES, names, strict=False)]
-    return {key: value for table in (grid.keys, *of_names, grid.last) for key, value in table.items()}
-
-
 def _hash(config: Config, needs: Trial | None) -> str:
-    keys = {key: value for key, value in config.flat().items() if key not in (*FREE_KEYS, *CHECKPOINTS)}
+    keys = {key: value for key, value in config.flat().items() if key not in (*FREE_KEYS, CHECKPOINT)}
     content = json.dumps([keys, needs.name if needs else "", code_version()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
 

@@ -99,16 +99,18 @@ def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_no_predicti
 
 
 STRICTEST = """
-may-leave = ["rewards"]
+may-leave = ["votes", "rewards"]
 scores-per-question = 40
 """
 
 
-def test_under_the_strictest_policy_rewards_are_all_that_leaves_and_the_ledger_has_every_number(whole_run, tmp_path):
+def test_under_the_strictest_policy_votes_and_rewards_are_all_that_leaves_and_the_ledger_has_every_number(
+    whole_run, tmp_path
+):
     world, _ = whole_run
     made = {
         "pluralllm.checkpoint": str(world.config.run_folder / "pluralllm.safetensors"),
-        "sft.checkpoint": str(world.config.run_folder / "sft-model"),
+        "sft.target": "votes",
         "run-name": "strictest",
     }
     config = Config.load({**world.config.flat(), **made})
@@ -118,11 +120,10 @@ def test_under_the_strictest_policy_rewards_are_all_that_leaves_and_the_ledger_h
     grid = run(strict, STRICTEST)
     assert audit(grid, strict) == []
     rows = json.loads((config.run_folder / "summary.json").read_text())
-    # and no majority
-    assert list(dict.fromkeys(row["method"] for row in rows)) == ["sft", "uniform", "ppo"]
+    assert list(dict.fromkeys(row["method"] for row in rows)) == ["base", "sft", "uniform", "majority", "ppo"]
     pairs = zip(grid.requests, grid.replies, strict=True)
     assert {asked_for(asked) for asked, reply in pairs if not reply.message.has_error()} == {
-        *(messages.HELLO, messages.CATALOGUE, messages.TARGETS, asks.REWARDS),
+        *(messages.HELLO, messages.CATALOGUE, messages.TARGETS, asks.VOTES, asks.REWARDS),
     }
     for left, written in ledgers(strict, grid):
         assert [(line.numbers, bool(line.refused)) for line in written] == [

@@ -20,7 +20,7 @@ from appa_flwr.analysis.aggregation.equations import (
     reversed_softmax,
 )
 from appa_flwr.analysis.aggregation.rule import Combination, Past, Result, Rule, State
-from appa_flwr.analysis.aggregation.rules import Alpha, Appa, Average, Minimum, Mix
+from appa_flwr.analysis.aggregation.rules import Alpha, Appa, Average, Minimum, Mix, PrintedAppa
 from appa_flwr.config import ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, unknown_name
@@ -34,6 +34,7 @@ __all__ = [
     "Minimum",
     "Mix",
     "Past",
+    "PrintedAppa",
     "Result",
     "Rule",
     "State",
@@ -50,7 +51,7 @@ __all__ = [
 
 _NUM_TRIED = 16  # rollouts that a rule of the user's own is tried on
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, Mix)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, PrintedAppa, Mix)}
 """Rules by the name they have in config and reports."""
 
 

@@ -17,7 +17,13 @@ from appa_flwr.analysis.aggregation.equations import (
 from appa_flwr.analysis.aggregation.rule import Combination, Past, Rule
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.config import ranges
-from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, TEMPERATURE, WORST_SHARE
+from appa_flwr.config.ranges import (
+    FAIRNESS_THRESHOLD,
+    PAPER_FAIRNESS_THRESHOLD,
+    PAPER_TEMPERATURE,
+    TEMPERATURE,
+    WORST_SHARE,
+)
 
 WEIGHT_STEP = 3.0
 """eta: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
@@ -71,6 +77,16 @@ class Appa(Rule):
             reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
         )
         return Combination(aggregate_J, weight_G, past.fairness >= self.fairness_threshold)
+
+
+class PrintedAppa(Rule):
+    """`Appa` at the temperature and threshold that the paper prints (APPA table)."""
+
+    name = "appa-printed"
+
+    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
+        printed = Appa(temperature=PAPER_TEMPERATURE, fairness_threshold=PAPER_FAIRNESS_THRESHOLD)
+        return printed.combine(reward_GJ, past)
 
 
 class Mix(Rule):

@@ -18,14 +18,15 @@ from appa_flwr.run import pair_scores
 from appa_flwr.run.run_files import write_config
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan, runner
+from server_app.ppo_phase import baseline_config
 
 TEXT = """
 seeds = [0, 1]
+rules = ["average", "appa"]
 keys = { ppo.num-iterations = 7 }
 datasets = { globalqa = { data.num-questions = 40 }, two = { data.num-questions = 50 } }
 tasks = { dpa = { task = "dpa" } }
 models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
-rules = { average = {}, open = { rule = "appa", appa.fairness-threshold = 2.0 } }
 """
 ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}'
 # What made-up runs score: method or rule -> reward of each group on each question.
@@ -33,15 +34,12 @@ REWARDS = {"sft": 0.6, "uniform": 0.65, "option-list": 0.72, "average": 0.7, "ap
 
 
 def write_run(config) -> None:
-    folder, phases = config.run_folder, config.run.phases
+    folder = config.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
     (folder / "progress.jsonl").write_text(ENDED)
-    if phases == "pluralllm":
-        return
     as_rows = partial(pair_scores.as_rows, groups=("a", "b"), questions=[f"q{n}" for n in range(20)])
-    own = {"ppo": REWARDS[config.rule]} if phases == "all" else {"sft": REWARDS["sft"]}
-    values = {**own, "uniform": REWARDS["uniform"], "option-list": REWARDS["option-list"]}
+    values = {"ppo": REWARDS[config.rule], **{name: REWARDS[name] for name in ("sft", "uniform", "option-list")}}
     rows, scores = [], []
     for method, value in values.items():
         # group b is .1 worse, all is .02 better in seed 1; the last half b has not answered, and a is better at
@@ -52,8 +50,10 @@ def write_run(config) -> None:
         scores.append(as_rows(method, "js", pair_scores.SURVEY, reward_GQ))
         rows.append(report_runs.row(method, value - 0.05, value - 0.1))
     pair_scores.put(folder, pd.concat(scores))
-    lines = [report_runs.line(i, planned=2, fell_back=None) for i in (1, 2)] if phases == "all" else []
+    lines = [report_runs.line(i, planned=2, fell_back=None) for i in (1, 2)]
     report_runs.write_run(folder, summary=rows, metrics=lines)
+    for rule in config.rules[1:]:
+        write_run(baseline_config(config, rule, folder / rule))
 
 
 def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its_numbers(tmp_path, monkeypatch, capsys):
@@ -78,28 +78,27 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         return plan.trials(plan.read_grid(file, **given), out, here=tmp_path)
 
     def names(trials):
-        return {(c.stage, c.dataset, c.model, c.rule, c.seed): c.name for c in trials}
+        return {(c.dataset, c.model, c.seed): c.name for c in trials}
 
-    # What rules share is made once, and each trial begins with what it needs.
+    # PluralLLM is trained once for a dataset and seed; each trial trains a policy by every rule.
     trials = planned()
-    assert [sum(trial.stage == stage for trial in trials) for stage in plan.STAGES] == [4, 8, 16]
+    assert [trial.needs is None for trial in trials] == [True, False] * 4
     for trial in filter(lambda one: one.needs, trials):
         assert trials.index(trial.needs) < trials.index(trial)
         assert (trial.needs.dataset, trial.needs.seed) == (trial.dataset, trial.seed)
-    (rule,) = (c for c in trials if (c.dataset, c.model, c.rule, c.seed) == ("two", "other", "open", 1))
-    config, sft, predictor = rule.config, rule.needs, rule.needs.needs
-    assert (config.rule, config.appa.fairness_threshold, config.seed) == ("appa", 2.0, 1)
+    (last,) = (c for c in trials if (c.dataset, c.model, c.seed) == ("two", "other", 1))
+    config, first_trial = last.config, last.needs
+    assert (config.rules, config.seed) == (("appa", "average"), 1)
     assert (config.data.num_questions, config.sft.steps, config.ppo.num_iterations) == (50, 30, 7)
-    assert config.sft.checkpoint == str(sft.folder / "sft-model")
-    weights = str(predictor.folder / "pluralllm.safetensors")
-    assert config.pluralllm.checkpoint == sft.config.pluralllm.checkpoint == weights
-    assert [one.config.run.phases for one in (rule, sft, predictor)] == ["all", "sft", "pluralllm"]
+    assert config.pluralllm.checkpoint == str(first_trial.folder / "pluralllm.safetensors")
 
     # A trial's name changes with its keys, with what it needs and with the code; a mistake is one line.
     first = names(trials)
-    assert len(set(first.values())) == 28
+    assert len(set(first.values())) == 8
     changed = names(planned(TEXT.replace("num-questions = 50", "num-questions = 60")))
-    assert {key for key in first if first[key] != changed[key]} == {key for key in first if key[1] == "two"}
+    assert {key for key in first if first[key] != changed[key]} == {key for key in first if key[0] == "two"}
+    changed = names(planned(TEXT.replace("sft.steps = 20", "sft.steps = 21")))
+    assert set(changed.values()).isdisjoint(first.values())  # the others take their PluralLLM
     with monkeypatch.context() as patched:
         patched.setattr(plan, "code_version", lambda: "another")
         assert set(names(planned()).values()).isdisjoint(first.values())
@@ -107,25 +106,25 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         planned(TEXT.replace("rules", "rule"))
     with pytest.raises(UserError, match=r"grid\.toml: unknown table 'last'"):
         planned(TEXT + "\n[last]\n")
-    with pytest.raises(UserError, match=r"grid\.toml: trial two-predictor-s0: "):
+    with pytest.raises(UserError, match=r"grid\.toml: trial two-dpa-gemma-2-2b-s0: "):
         planned(TEXT.replace("num-questions = 50", "num-questions = -1"))
     with pytest.raises(UserError, match=r"grid\.toml: seeds\.0: "):
         planned(TEXT.replace("[0, 1]", '["0"]'))
-    assert {c.dataset for c in planned(only=["two", "open"])} == {"two"}
+    assert {(c.dataset, c.config.rules) for c in planned(only=["two", "appa"])} == {("two", ("appa",))}
     assert {c.config.ppo.num_iterations for c in planned(last={"ppo.num-iterations": 9})} == {9}
     command.main(file, output=out, dry_run=True)
     assert capsys.readouterr().out.splitlines() == [f"{trial.name}: to do" for trial in trials]
 
     # Killed twice, it goes on with what it was in; a failed trial stops only those that need it, and is tried again.
     write_run(trials[0].config)
-    for killed_at in (3, 10):  # noqa: B007 `launch` reads it
+    for killed_at in (1, 4):  # noqa: B007 `launch` reads it
         with pytest.raises(KeyboardInterrupt):
             command.main(file, output=out)
-    fails = ("globalqa-dpa-other-sft-s1", "two-dpa-other-open-s1")
-    held = lock(out / runner.LOCKS / predictor.name)  # another process runs it, and ends while this one waits
+    fails = ("globalqa-dpa-gemma-2-2b-s1",)
+    held = lock(out / runner.LOCKS / first_trial.name)  # another process runs it, and ends while this one waits
 
     def pause(seconds):
-        write_run(predictor.config)
+        write_run(first_trial.config)
         held.release()
 
     monkeypatch.setattr(runner.time, "sleep", pause)
@@ -134,17 +133,15 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
         with pytest.raises(SystemExit, match=f"^{RUN_FAILED}$"):
             command.main(file, output=out)
     failed = dict(line.split(": ", 2)[1:] for line in capsys.readouterr().err.splitlines())
-    sft_name, *of_sft = (first[key] for key in first if (*key[1:3], key[4]) == ("globalqa", "other", 1))
-    assert failed.pop(sft_name) == failed.pop(rule.name) == "the disk is full"
-    assert failed == dict.fromkeys(of_sft, f"needs {sft_name}")
+    failing = first["globalqa", "gemma-2-2b", 1]
+    assert failed == {failing: "the disk is full", first["globalqa", "other", 1]: f"needs {failing}"}
     fails = ()
     command.main(file, output=out, dry_run=True)
-    done = [line.endswith(": done") for line in capsys.readouterr().out.splitlines()]
-    assert done.count(False) == len(dict.fromkeys([sft_name, *of_sft, rule.name]))
+    assert sum(line.endswith(": to do") for line in capsys.readouterr().out.splitlines()) == 2
     command.main(file, output=out)
     starts, resumed = [n for n, _ in started], [n for n, again in started if again]
-    assert set(starts) == {trial.name for trial in trials} - {trials[0].name, predictor.name}
-    assert (len(starts), resumed[:2]) == (26 + 2 + 2, [starts[2], starts[9]])
+    assert set(starts) == {trial.name for trial in trials} - {trials[0].name, first_trial.name}
+    assert (len(starts), resumed[:2]) == (6 + 2 + 1, [starts[0], starts[3]])
 
     # Groups have .7 and .6 by `average` in seed 0, .02 more in seed 1; differences are alike in all questions.
     frame = pd.read_csv(out / "results.csv").query("dataset == 'globalqa' and model == 'gemma-2-2b' and metric == 'js'")
@@ -152,14 +149,14 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     expected = {
         ("average", "", "predictions", "Avg AS"): (0.66, 0.65, 0.67),
         ("sft", "", "survey", "Min AS"): (0.41, 0.40, 0.42),
-        ("open", "average", "predictions", "Min AS"): (0.05, 0.05, 0.05),
-        ("open", "uniform", "predictions", "Min AS"): (0.10, 0.10, 0.10),
-        ("open", "option-list", "predictions", "Avg AS"): (0.03, 0.03, 0.03),
+        ("appa", "average", "predictions", "Min AS"): (0.05, 0.05, 0.05),
+        ("appa", "uniform", "predictions", "Min AS"): (0.10, 0.10, 0.10),
+        ("appa", "option-list", "predictions", "Avg AS"): (0.03, 0.03, 0.03),
     }
     for at, numbers in expected.items():
         assert tuple(found.loc[at]) == pytest.approx(numbers), at
     text = (out / "results.md").read_text()
-    assert "| open | average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text.replace("\xa0", " ")
+    assert "| appa | average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text.replace("\xa0", " ")
     assert "| Seeds | paper, Avg AS | paper, FI |" in text
     assert "| 2 | 0.839 | 0.9" in text  # AVERAGE, with FI to four decimals
     paper = frame.set_index(["method", "against", "measure"])["paper"]
@@ -168,6 +165,6 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert len(list((out / "plots").iterdir())) == 4 * 4  # two groups are too few for a spider plot
 
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
-    for name, count in {"tiny": 10, "default": 35, "small": 120, "paper": 50}.items():
+    for name, count in {"tiny": 2, "default": 5, "small": 20, "paper": 12}.items():
         file = Path(plan.__file__).parents[1] / f"{name}.toml"
         assert len(plan.trials(plan.read_grid(file), out, here=tmp_path)) == count

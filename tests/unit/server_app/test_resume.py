@@ -21,7 +21,6 @@ from whole_loop import read_every_answer
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.run_files import METRICS
 from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation import groups
@@ -182,18 +181,11 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 ]
 
 
-def given_by(unbroken: Path) -> dict[str, str]:
-    """The keys of a run that begins with the models of another."""
-    return {
-        "pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors"),
-        "sft.checkpoint": str(unbroken / "sft-model"),
-    }
-
-
 def test_a_run_with_secure_sums_has_the_plain_run_s_rewards_and_goes_on_with_the_groups_histories(
     shared, unbroken, expected
 ):
-    keys = {"run.sums": "secure", "baseline-rule": "", **given_by(unbroken)}
+    weights = {"pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors")}
+    keys = {"run.sums": "secure", "baseline-rules": "", **weights}
     whole, broken = config_of(shared, "secure", **keys), config_of(shared, "secure-broken", **keys)
     session(whole)
     with pytest.MonkeyPatch.context() as patched:
@@ -209,7 +201,7 @@ def test_a_run_with_secure_sums_has_the_plain_run_s_rewards_and_goes_on_with_the
         assert line["fairness_index"] == pytest.approx(plain["fairness_index"], abs=1e-9)
         assert line["rewards"] == line["history"] == line["weights"] == {}
     methods = {row["method"] for row in found["summary.json"]}
-    assert methods == {"sft", "ppo", "uniform", "majority", "option-list", "nearest-questions"}
+    assert methods == {"base", "sft", "ppo", "uniform", "majority", "option-list", "nearest-questions"}
 
 
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
@@ -249,36 +241,11 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
     assert phases == [row["phase"] for row in json.loads((unbroken / "phases.json").read_text())]
 
 
-def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, unbroken, expected):
-    given = given_by(unbroken)
-    same = config_of(shared, "same", **given)
-    session(same)
-    found = results(same.run_folder)
-    assert found["metrics"] == expected["metrics"]
-    assert found["summary.json"] == [row for row in expected["summary.json"] if row["method"] != "base"]
-    other = config_of(shared, "other", rule="average", **given)
-    session(other)
-    assert not (other.run_folder / "average").exists()
-    by_average, beside = results(other.run_folder), results(unbroken / "average")
-    assert by_average["metrics"] == beside["metrics"]
-    assert [row for row in beside["summary.json"] if row["method"] != "base"] == by_average["summary.json"]
-    first, of_appa = beside["metrics"][0], expected["metrics"][0]
+def test_policies_by_other_rules_begin_like_that_by_the_run_s_rule(unbroken, expected):
+    by_average = results(unbroken / "average")
+    first, of_appa = by_average["metrics"][0], expected["metrics"][0]
     assert first["rewards"] == of_appa["rewards"]  # the first rollouts are the same
-    assert beside["metrics"][1]["weights"] != expected["metrics"][1]["weights"]
-
-
-def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):
-    until_sft = config_of(shared, "until-sft", **{"run.phases": "sft"})
-    session(until_sft)
-    folder = until_sft.run_folder
-    found = json.loads((folder / "summary.json").read_text())
-    assert found == [row for row in expected["summary.json"] if not row["method"].startswith("ppo")]
-    assert not any((folder / name).exists() for name in ("policy", "examples.json", "checkpoint.pt"))
-    assert not METRICS.read(folder)
-    of_model, of_unbroken = (
-        {path.name: path.read_bytes() for path in (run / "sft-model").iterdir()} for run in (folder, unbroken)
-    )
-    assert of_model == of_unbroken
+    assert by_average["metrics"][1]["weights"] != expected["metrics"][1]["weights"]
 
 
 def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):

@@ -131,9 +131,9 @@ def test_by_rankings_there_are_rules_and_no_ceilings():
     assert [*found.index] == [*RULES]
 
 
-def test_rules_have_the_config_s_parameters_and_appa_those_of_the_paper_too():
-    made = rules(Config.load({"appa.temperature": 0.5, "appa.fairness-threshold": 0.9, "appa.worst-share": 1.0}))
-    assert [*made] == ["average", "min", "appa", "mix", "appa-printed"]
-    assert (made["appa"].fairness_threshold, made["appa"].temperature) == (0.9, 0.5)
-    assert (made["appa-printed"].fairness_threshold, made["appa-printed"].temperature) == (0.99, 0.1)
-    assert made["mix"].worst_share == 1.0
+def test_every_rule_but_alpha_is_tried_with_the_config_s_parameters():
+    made = rules(Config.load({"appa.temperature": 0.5, "appa.worst-share": 1.0, "baseline-rules": "min"}))
+    assert [*made] == ["average", "min", "appa", "appa-printed", "mix"]
+    assert (made["appa"].temperature, made["mix"].worst_share) == (0.5, 1.0)
+    asked = rules(Config.load({"rule": "alpha", "appa.alpha": -2.0}))
+    assert asked["alpha"].alpha == -2.0

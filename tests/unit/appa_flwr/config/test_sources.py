@@ -70,9 +70,8 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     (tmp_path / "smollm2").mkdir()  # where somebody has unpacked it, say
     assert assemble(["model=smollm2", LORA], folder=tmp_path).model == "smollm2"
     (tmp_path / "there.safetensors").touch()
-    config = assemble(["pluralllm.checkpoint=there.safetensors", "sft.checkpoint=weights"], folder=tmp_path)
+    config = assemble(["pluralllm.checkpoint=there.safetensors"], folder=tmp_path)
     assert config.pluralllm.checkpoint == str(tmp_path.resolve() / "there.safetensors")
-    assert config.sft.checkpoint == str(tmp_path.resolve() / "weights")
     plain = assemble(["model=org/name", LORA], folder=tmp_path)
     assert (plain.survey, plain.model) == ("generated", "org/name")
     assert plain.run.output_dir == str(tmp_path.resolve() / "runs")

@@ -18,8 +18,8 @@ from appa_flwr.run.read import read_run
 
 def two_rules(folder, *, above, ended=True):
     """A run by `mix` with the baseline's policy, which scores .55 for the worst group; `mix` adds so much to each."""
-    run = scored(folder / "r", above=above, rule="mix", **{"baseline-rule": "average"})
-    baseline = scored(run / "average", rule="average", **{"baseline-rule": ""})
+    run = scored(folder / "r", above=above, rule="mix", **{"baseline-rules": "average"})
+    baseline = scored(run / "average", rule="average", **{"baseline-rules": ""})
     if ended:
         last = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
         (baseline / "progress.jsonl").write_text(json.dumps(last) + "\n")

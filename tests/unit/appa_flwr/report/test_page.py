@@ -147,7 +147,7 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
 def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     page = page_of(write_run(tmp_path, config=CONFIG))
     assert "This report is incomplete" in page
-    assert "<dd>Base, SFT, PPO</dd>" in page
+    assert "<dd>Base, SFT, PPO, PPO by average</dd>" in page
     assert "<dd>no pluralllm.json</dd>" in page
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
 
@@ -176,5 +176,5 @@ def test_what_was_not_done_has_no_text_and_no_picture(tmp_path):
 def test_missing_policies_are_named(tmp_path):
     few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
     page = page_of(write_run(tmp_path, config=CONFIG, summary=few))
-    assert "<dd>SFT</dd>" in page
+    assert "<dd>SFT, PPO by average</dd>" in page
     assert "survey answers</th>" not in page

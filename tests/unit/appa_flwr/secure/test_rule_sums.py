@@ -217,7 +217,7 @@ def test_no_term_is_above_1_by_rounding():
     ("keys", "groups", "says"),
     [
         ({"rule": "min"}, None, "rule=min .*appa.alpha=-14"),
-        ({"baseline-rule": "mix"}, None, "rule=mix .*average, appa and alpha"),
+        ({"baseline-rules": "mix"}, None, "rule=mix .*average, appa and alpha"),
         ({"rule": "my_rules:Median"}, None, "rule=my_rules:Median .*average, appa and alpha"),
         ({"rule": "alpha", "appa.alpha": -math.inf}, None, "appa.alpha in size is inf"),
         ({"rule": "alpha", "appa.alpha": 14.5}, None, "is 14.5; .* at most 14"),

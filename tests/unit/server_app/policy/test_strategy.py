@@ -233,7 +233,7 @@ def test_weights_history_and_scores_are_the_rule_s():
 def test_a_missing_group_is_null_and_keeps_its_history():
     nodes = scoring_nodes()
     nodes[1] = silent_after_joining(nodes[1], from_request=1)
-    strategy, groups, engine, lines = build(rule="average", baseline_rule="", nodes=nodes)
+    strategy, groups, engine, lines = build(rule="average", baseline_rules="", nodes=nodes)
     run(strategy, groups, 2)
     first, second = lines
     assert first.missing_groups == ()

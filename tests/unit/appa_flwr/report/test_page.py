@@ -9,7 +9,6 @@ import shlex
 from markupsafe import escape
 from report_runs import (
     CONFIG,
-    COUNTRIES,
     GOOD,
     PNG_START,
     built_page,
@@ -19,7 +18,6 @@ from report_runs import (
     page_of,
     predictor_card,
     predictor_scores,
-    read_card,
     row,
     scored_run,
     write_run,
@@ -79,14 +77,6 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     page = page_of(folder)
     assert "<dt>Made by</dt><dd>2 cores, no GPU</dd>" in page
     assert "<dt>Command</dt><dd>appa run metric=js seed=7 appa.fairness-threshold=0.99</dd>" in page
-
-
-def test_a_summary_of_few_and_old_rows_is_still_read(tmp_path):
-    old = row("ppo", 0.8, 0.7, survey=False)
-    for key in ("fi_readable", "skill", "readable"):
-        del old[key]
-    page = page_of(write_run(tmp_path, config=CONFIG, summary=[old]))
-    assert cells(page, "PPO by appa")[1:] == ["0.800", "0.700", "0.9876", "0.950", "–"]
 
 
 def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
@@ -150,6 +140,12 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     assert "<dd>Base, SFT, PPO, PPO by average</dd>" in page
     assert "<dd>no pluralllm.json</dd>" in page
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
+    few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
+    page = page_of(write_run(tmp_path, summary=few, pluralllm=predictor_card()))
+    assert "<dd>SFT, PPO by average</dd>" in page
+    assert "no pluralllm" not in page
+    assert ">None<" not in page
+    assert "survey answers</th>" not in page
 
 
 def test_questions_that_were_left_out_are_counted_and_intervals_over_few_are_called_narrow(tmp_path):
@@ -164,17 +160,3 @@ def test_unseen_groups_are_marked(tmp_path):
     fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)
     marked = page_of(write_run(tmp_path, config={**CONFIG, "pluralllm.unseen-groups": "b"}))
     assert (marked.count("<td>b (unseen)</td>"), marked.count("<td>c (unseen)</td>")) == (1, 0)
-
-
-def test_what_was_not_done_has_no_text_and_no_picture(tmp_path):
-    read_card(scored_run(tmp_path), COUNTRIES[:2], losses=[], validation=None)  # two groups: two spokes are no plane
-    page = built_page(tmp_path)
-    assert ">None<" not in page
-    assert not (tmp_path / "plots").exists()
-
-
-def test_missing_policies_are_named(tmp_path):
-    few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
-    page = page_of(write_run(tmp_path, config=CONFIG, summary=few))
-    assert "<dd>SFT, PPO by average</dd>" in page
-    assert "survey answers</th>" not in page

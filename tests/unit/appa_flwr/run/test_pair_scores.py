@@ -67,21 +67,21 @@ def test_two_methods_side_by_side_where_both_have_a_number():
     assert aligned(ppo, rows("sft", [[0.1]] * 2, questions=["q9"]).pivot(index="group", columns="question")) is None
 
 
-def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path):
-    (tmp_path / SCORES_FILE).write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(UserError, match=r"scores\.parquet: cannot be read"):
-        read(tmp_path)
-    pd.DataFrame({"method": ["ppo"]}).to_parquet(tmp_path / SCORES_FILE)
-    with pytest.raises(UserError, match=r"scores\.parquet: .* method, metric, against"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("broken", ["text", "twice"])
-def test_a_reward_that_is_no_number_or_there_twice_is_named(tmp_path, broken):
-    found = rows("ppo", [[0.1, 0.2, 0.3]] * 2)
-    found = found.assign(reward="x") if broken == "text" else pd.concat([found, found[:1].assign(reward=0.9)])
-    found.to_parquet(tmp_path / SCORES_FILE)
-    with pytest.raises(UserError, match=r"scores\.parquet: .* reward"):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PAR1 and nothing else", "cannot be read"),
+        (pd.DataFrame({"method": ["ppo"]}), ".* method, metric, against"),
+        (rows("ppo", [[0.1]] * 2, questions=["q"]).assign(reward="x"), ".* reward"),
+        (pd.concat([rows("ppo", [[0.1]] * 2, questions=["q"])] * 2), ".* reward"),  # there twice
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path, content, says):
+    if isinstance(content, bytes):
+        (tmp_path / SCORES_FILE).write_bytes(content)
+    else:
+        content.to_parquet(tmp_path / SCORES_FILE)
+    with pytest.raises(UserError, match=rf"scores\.parquet: {says}"):
         read(tmp_path)
 
 

@@ -30,7 +30,7 @@ from appa_flwr.run.records import (
 from appa_flwr.run.run_files import PREDICTIONS_FILE, SUMMARY
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.scores import nearest_question
-from server_app.evaluation import Scored, given_answers, result, score, with_skill
+from server_app.evaluation import Scored, given_answers, result, score
 from server_app.federation.scores import GroupScores, of_rewards
 from server_app.inputs import RunInputs
 
@@ -67,7 +67,7 @@ class Baselines:
 def score_baselines(
     run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
 ) -> list[SummaryRow]:
-    """Trivial baselines and ceilings; all rows of summary.json, with their skill scores.
+    """Trivial baselines and ceilings; all rows of summary.json.
 
     Args:
         run: the run.
@@ -79,7 +79,7 @@ def score_baselines(
         known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
         known_JK |= _mean_answers(run, test_J)
         baselines = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-        rows = with_skill([*earlier, *baselines.rows])
+        rows = [*earlier, *baselines.rows]
         put(run.folder.path, pd.concat([method.pair_scores for method in baselines.scored]))
         run.folder.write(SUMMARY, tuple(rows))
         if baselines.predictions is not None:

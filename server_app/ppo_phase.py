@@ -90,7 +90,7 @@ def align(
     """
     train_policy(run, models, inputs)
     after = evaluation.evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
-    rows = evaluation.with_skill([*rows, *after.rows])
+    rows = [*rows, *after.rows]
     run.folder.write(SUMMARY, tuple(rows))
     run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:

@@ -103,12 +103,3 @@ def _centred(value_GQK: FloatArray, valid_GQK: BoolArray) -> FloatArray:
     mean_QK = kept_GQK.sum(axis=0) / np.maximum(valid_GQK.any(axis=2).sum(axis=0), 1)[:, None]
     deviation_L: FloatArray = (kept_GQK - mean_QK)[valid_GQK]
     return deviation_L
-
-
-def skill_score(score: float, uniform: float) -> float:
-    """100 (1 - d / d_uniform) with d = 1 - score: how much of the uniform answer's distance an answer takes away.
-
-    Of two scores in [0, 1]: 100 is a perfect answer, 0 one as good as the uniform answer, which needs no model, and a
-    worse one is negative. NaN where the uniform answer is perfect itself.
-    """
-    return 100.0 * (1.0 - (1.0 - score) / (1.0 - uniform)) if uniform < 1.0 else float("nan")

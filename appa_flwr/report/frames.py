@@ -23,7 +23,7 @@ from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
 
 COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
 TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
-FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable", "Skill": "skill"}
+FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable"}
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"

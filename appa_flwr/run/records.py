@@ -140,14 +140,13 @@ class _Evaluated(Record):
 
 
 class ScoreRecord(Record):
-    """One method under one metric, against one kind of target; all but the skill in [0, 1].
+    """One method under one metric, against one kind of target, in [0, 1].
 
     Source: Appendix "Group, Average, and Minimum Alignment Scores".
 
     Attributes:
         fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
             takes for perfectly fair. NaN where none could; None in runs that did not measure it.
-        skill: Avg AS as a skill score (`appa_flwr.analysis.alignment.skill_score`); None without a uniform row.
     """
 
     fi: float
@@ -155,7 +154,6 @@ class ScoreRecord(Record):
     min_as: float
     per_group: dict[str, float]
     fi_readable: float | None = None
-    skill: float | None = None
 
 
 class SummaryRow(ScoreRecord, _Evaluated):

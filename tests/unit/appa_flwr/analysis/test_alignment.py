@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.alignment import alignment_scores, deviation_correlation, skill_score
+from appa_flwr.analysis.alignment import alignment_scores, deviation_correlation
 
 
 def test_dense_rewards_by_hand():
@@ -29,15 +29,6 @@ def test_sparse_rewards():
     assert scores.fairness_index == pytest.approx(0.8)
     # where no question has two, nobody is treated unequally
     assert alignment_scores([[0.2, nan], [nan, 0.9]]).fairness_index == 1.0
-
-
-def test_skill_by_hand():
-    # .3 away where the uniform answer is .4 away: a quarter of the way gone
-    assert skill_score(0.7, 0.6) == pytest.approx(25.0)
-    assert skill_score(1.0, 0.6) == 100.0
-    assert skill_score(0.6, 0.6) == 0.0
-    assert skill_score(0.2, 0.6) == pytest.approx(-100.0)  # twice as far
-    assert np.isnan(skill_score(0.9, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,9 @@ def deviation_correlation(prediction_GQK: FloatArray, truth_GQK: FloatArray, opt
 
     A deviation is a group's share of an option less the mean over the groups that answered the question; predictions
     are centred over the same groups. What all groups have in common cancels: a predictor that says the same for all
-    scores 0. NaN where true shares never differ. Both are shares (G, Q, K), truths rows of NaN where a group has none;
-    questions of one option or of fewer than two groups are left out.
+    scores 0. NaN where true shares never differ. Both are shares (G, Q, K), truths rows of NaN where a group has none.
     """
-    known_GQ = known_targets(truth_GQK, option_QK)
-    known_GQ &= (known_GQ.sum(axis=0) >= GROUPS_TO_COMPARE) & (option_QK.sum(axis=1) > 1)
-    valid_GQK = known_GQ[:, :, None] & option_QK
+    valid_GQK = known_targets(truth_GQK, option_QK)[:, :, None] & option_QK
     true_L, predicted_L = (_centred(value_GQK, valid_GQK) for value_GQK in (truth_GQK, prediction_GQK))
     if not valid_GQK.any() or true_L.std() < TINY:
         return float("nan")

@@ -73,7 +73,7 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     scores differ by a few hundredths. `scores_GM` has a row a group, as many as `SPIDER_GROUPS` has, clockwise from the
     top, and a column a method: scores in [0, 1], a gap where there is none; `rule` is that of PPO.
     """
-    figure = style.figure(7.0, width=9.0)
+    figure = style.figure(7.5)
     axes: Any = figure.add_subplot(projection="polar", theta_offset=np.pi / 2, theta_direction=-1)
     angles_G = np.linspace(0, 2 * np.pi, len(scores_GM), endpoint=False)
     round_trip = [*range(len(scores_GM)), 0]
@@ -90,7 +90,7 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     # Between two spokes, so that the numbers do not lie on a line of scores.
     axes.set_rlabel_position(180.0 / len(scores_GM))
     axes.tick_params(axis="y", labelsize=8, labelcolor=style.DARK_GREY, zorder=10)
-    axes.set_xticks(angles_G, [style.label(str(group)) for group in scores_GM.index])
+    axes.set_xticks(angles_G, [style.label(str(group)) for group in scores_GM.index], fontsize=8)
     for angle, text in zip(angles_G, axes.get_xticklabels(), strict=True):
         side = round(math.sin(angle), 6)  # names start or end at the rim, and are centred at its poles
         text.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")

@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 import typer
 
-from appa_flwr.analysis.group_differences import deviations
+from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
@@ -192,8 +192,8 @@ def measure(
 
     Returns:
         Means over answers: "js", 1 - Jensen-Shannon divergence, base 2, in [0, 1]; "js_distance", 1 - the distance with
-        natural logarithms, as in the papers of GPO and PluralLLM; "r", "r2" and "order" of predicted and true
-        deviations, as in `appa_flwr.analysis.group_differences`. NaN where a measure does not apply.
+        natural logarithms, as in the papers of GPO and PluralLLM; "r", the `deviation_correlation`. NaN where a
+        measure does not apply.
     """
     option_QK = embedding.option_QK
     truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
@@ -204,8 +204,7 @@ def measure(
         case = prediction_QK[rows], table_QK[rows], option_QK[rows]
         scores.append(np.stack([js(*case), js_distance(*case, base=np.e)]))
     means = dict(zip(("js", "js_distance"), np.concatenate(scores, axis=1).mean(axis=1).tolist(), strict=True))
-    captured = deviations(np.stack(predicted), truth_GQK, option_QK)
-    return means | {name: getattr(captured, name) for name in ("r", "r2", "order")}
+    return means | {"r": deviation_correlation(np.stack(predicted), truth_GQK, option_QK)}
 
 
 def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:

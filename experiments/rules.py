@@ -32,9 +32,9 @@ from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.analysis.aggregation import Rule, make
 from appa_flwr.analysis.alignment import as_arrays
+from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.analysis.destinations import VISITS, destination
 from appa_flwr.analysis.fairness import fairness_index
-from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.protocol.rewards import js
 from appa_flwr.report import style
@@ -83,7 +83,8 @@ def ends(
     """
     target_GQK, option_QK = population(disagreement, seed, questions=questions, groups=groups)
     if rule == BEST:
-        return {"min_as": group_differences(target_GQK, option_QK, metric="js").min_of_fairest}
+        best_QK = shared_answer(target_GQK, option_QK, metric="js", objective="min")
+        return {"min_as": js(best_QK, target_GQK, option_QK).mean(axis=1).min()}
     liar = int(np.argmin(js(target_GQK.mean(0), target_GQK, option_QK).mean(axis=1)))
 
     def sent(reward_GJ: FloatArray) -> FloatArray:

@@ -15,8 +15,6 @@ import pandas as pd
 
 from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
-from appa_flwr.analysis.group_differences import deviations, group_differences
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
@@ -27,14 +25,12 @@ from appa_flwr.run.records import (
     NEAREST_QUESTIONS,
     OPTION_LIST,
     OWN_PREDICTION,
-    Differences,
-    Means,
     SummaryRow,
 )
-from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
+from appa_flwr.run.run_files import PREDICTIONS_FILE, SUMMARY
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.scores import nearest_question
-from server_app.evaluation import Scored, given_answers, result, score, with_skill
+from server_app.evaluation import Scored, given_answers, result, score
 from server_app.federation.scores import GroupScores, of_rewards
 from server_app.inputs import RunInputs
 
@@ -52,16 +48,14 @@ log = logging.getLogger("appa.server")
 
 @dataclass(frozen=True, eq=False)
 class Baselines:
-    """The scale of a learned score: methods that need no language model, and how groups differ.
+    """The scale of a learned score: methods that need no language model.
 
     Attributes:
         scored: the methods.
-        differences: None where single groups' predictions are not known.
         predictions: the groups', a row an option; a server keeps them of a simulation alone.
     """
 
     scored: list[Scored]
-    differences: Differences | None = None
     predictions: pd.DataFrame | None = None
 
     @property
@@ -73,7 +67,7 @@ class Baselines:
 def score_baselines(
     run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
 ) -> list[SummaryRow]:
-    """Trivial baselines and ceilings; all rows of summary.json, with their skill scores.
+    """Trivial baselines and ceilings; all rows of summary.json.
 
     Args:
         run: the run.
@@ -85,13 +79,11 @@ def score_baselines(
         known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
         known_JK |= _mean_answers(run, test_J)
         baselines = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-        rows = with_skill([*earlier, *baselines.rows])
+        rows = [*earlier, *baselines.rows]
         put(run.folder.path, pd.concat([method.pair_scores for method in baselines.scored]))
         run.folder.write(SUMMARY, tuple(rows))
         if baselines.predictions is not None:
             replace_rows(run.folder.path / PREDICTIONS_FILE, baselines.predictions)
-        if baselines.differences is not None:
-            run.folder.write(DIFFERENCES, baselines.differences)
         phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
     return rows
 
@@ -163,11 +155,10 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
 
 
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
-    """Score trivial baselines, own predictions and ceilings, and compare the groups with each other.
+    """Score trivial baselines, own predictions and ceilings.
 
     The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
-    group's owner who keeps its predictions. In a simulation the groups are compared by their survey answers too.
-    `js-distance` has no ceilings.
+    group's owner who keeps its predictions. `js-distance` and `borda` have no ceilings.
 
     Args:
         run: whose groups score.
@@ -204,34 +195,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
                 log.warning("there is no row %s by %s: %s", name, metric, error)
                 continue
             scored.append(scores(name, best_JK, [metric]))
-    truth_GJK = tables[TRUTH_SIDE][there_G] if TRUTH_SIDE in tables else None
-    return Baselines(scored, _compared(target_GJK, truth_GJK, option_JK, config), predicted)
-
-
-def _compared(
-    target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
-) -> Differences | None:
-    """Differences by the groups' predictions, and by their survey answers where these are known.
-
-    None for a metric without ceilings, and where these are not found.
-    """
-    if config.reward_metric not in SOLVED_METRICS:
-        return None
-    if truth_GQK is not None and np.isnan(truth_GQK).all():
-        truth_GQK = None
-    try:
-        return Differences(
-            predicted=_differences(target_GQK, option_QK, config),
-            survey=None if truth_GQK is None else _differences(truth_GQK, option_QK, config),
-            captured=None if truth_GQK is None else vars(deviations(target_GQK, truth_GQK, option_QK)),
-        )
-    except NotSolved as error:
-        log.warning("groups are not compared: %s", error)
-        return None
-
-
-def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Means:
-    return vars(group_differences(target_GQK, option_QK, metric=config.reward_metric))
+    return Baselines(scored, predicted)
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:

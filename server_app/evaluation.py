@@ -6,7 +6,7 @@ Axis letters: G groups, J answers, K options.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from appa_flwr.analysis.alignment import skill_score
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
@@ -217,20 +216,6 @@ def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:
         min_as=scored.min_as,
         per_group=dict(scored.per_group),
     )
-
-
-def with_skill(rows: Iterable[SummaryRow]) -> list[SummaryRow]:
-    """The rows with their skill scores, which the uniform answer's rows give the scale for."""
-    rows = list(rows)
-    uniform = {row.metric: row for row in rows if row.method == "uniform"}
-    return [_rated(row, uniform[row.metric]) if row.metric in uniform else row for row in rows]
-
-
-def _rated(row: SummaryRow, uniform: SummaryRow) -> SummaryRow:
-    survey = row.survey
-    if survey is not None and uniform.survey is not None:
-        survey = survey.model_copy(update={"skill": skill_score(survey.avg_as, uniform.survey.avg_as)})
-    return row.model_copy(update={"skill": skill_score(row.avg_as, uniform.avg_as), "survey": survey})
 
 
 def examples(catalogue: Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:

@@ -24,7 +24,6 @@ from appa_flwr.run.run_files import (
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
-    DIFFERENCES,
     EXAMPLES,
     METRICS,
     POLICY,
@@ -50,7 +49,7 @@ from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # What the policies by all rules have in common, and each one's report shows.
-_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
+_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PREDICTIONS_FILE)
 
 
 @contextmanager
@@ -91,7 +90,7 @@ def align(
     """
     train_policy(run, models, inputs)
     after = evaluation.evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
-    rows = evaluation.with_skill([*rows, *after.rows])
+    rows = [*rows, *after.rows]
     run.folder.write(SUMMARY, tuple(rows))
     run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from appa_flwr import report
-from appa_flwr.analysis.checks import check_methods
+from appa_flwr.analysis.aggregation import check_methods
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.run.records import SummaryRow

@@ -36,11 +36,9 @@ def row(
     others = (len(groups) * avg_as - min_as) / (len(groups) - 1)
     per_group = dict.fromkeys(groups, others) | {groups[0]: min_as}
     scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group, "fi_readable": 0.8765}
-    # the uniform answer's score is .790, and .690 against the survey
-    skills = [100 * (1 - (1 - avg_as) / 0.21), 100 * (1 - (1.1 - avg_as) / 0.31)]
-    truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1, "skill": skills[1]} if survey else None
+    truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1} if survey else None
     form = 0.95 if method in ("base", "sft", "ppo") else None
-    asked = {"method": method, "metric": metric, **scores, "skill": skills[0]}
+    asked = {"method": method, "metric": metric, **scores}
     return asked | {"format_score": form, "survey": truth, "readable": readable}
 
 
@@ -132,7 +130,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
     example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,
-        config=CONFIG | {"ppo.num-iterations": iterations},
+        config=CONFIG | {"ppo.num-iterations": iterations, "baseline-rules": ""},
         metrics=lines,
         summary=[
             row(method, *both, metric=m, groups=groups) for m in TASK_METRICS["dpa"] for method, both in GOOD.items()

@@ -18,6 +18,9 @@ from appa_flwr.survey.types import Question
 GROUPS_TO_COMPARE = 2
 """Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
 
+TINY = 1e-9
+"""Shares that only rounding tells apart are alike."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scores:
@@ -77,10 +80,23 @@ def shared_rewards(answer_QK: FloatArray, target_GQK: FloatArray, option_QK: Boo
     return np.where(known_GQ, find(metric)(answer_QK, safe_GQK, option_QK), np.nan)
 
 
-def skill_score(score: float, uniform: float) -> float:
-    """100 (1 - d / d_uniform) with d = 1 - score: how much of the uniform answer's distance an answer takes away.
+def deviation_correlation(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: BoolArray) -> float:
+    """Correlation of predicted with true deviations from the groups' mean, pooled over (group, question, option).
 
-    Of two scores in [0, 1]: 100 is a perfect answer, 0 one as good as the uniform answer, which needs no model, and a
-    worse one is negative. NaN where the uniform answer is perfect itself.
+    A deviation is a group's share of an option less the mean over the groups that answered the question; predictions
+    are centred over the same groups. What all groups have in common cancels: a predictor that says the same for all
+    scores 0. NaN where true shares never differ. Both are shares (G, Q, K), truths rows of NaN where a group has none.
     """
-    return 100.0 * (1.0 - (1.0 - score) / (1.0 - uniform)) if uniform < 1.0 else float("nan")
+    valid_GQK = known_targets(truth_GQK, option_QK)[:, :, None] & option_QK
+    true_L, predicted_L = (_centred(value_GQK, valid_GQK) for value_GQK in (truth_GQK, prediction_GQK))
+    if not valid_GQK.any() or true_L.std() < TINY:
+        return float("nan")
+    return float(np.corrcoef(true_L, predicted_L)[0, 1]) if predicted_L.std() > TINY else 0.0
+
+
+def _centred(value_GQK: FloatArray, valid_GQK: BoolArray) -> FloatArray:
+    """The valid values less their mean over the groups, in a row."""
+    kept_GQK = np.where(valid_GQK, value_GQK, 0.0)
+    mean_QK = kept_GQK.sum(axis=0) / np.maximum(valid_GQK.any(axis=2).sum(axis=0), 1)[:, None]
+    deviation_L: FloatArray = (kept_GQK - mean_QK)[valid_GQK]
+    return deviation_L

@@ -5,7 +5,7 @@ questions in a row, E their pairs with groups, L their pairs with positions.
 
 Two objectives, both over the groups' alignment scores (Equations group-as and avg-min-as): their mean, and the worst
 group's score, a concern of all questions jointly. Each is one convex program over the answers to all questions, which
-cvxpy states and Clarabel solves; rankings are an integer program, which scipy's HiGHS solves.
+cvxpy states and Clarabel solves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import cvxpy as cp
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, sparse
+from scipy import sparse
 
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
@@ -32,8 +32,6 @@ OBJECTIVES = ("average", "min")
 
 # With Clarabel's own longest step of .99 of the way, the worst of 121 groups of GlobalOpinionQA was not solved.
 _CLARABEL = {"tol_gap_abs": 1e-7, "tol_gap_rel": 1e-7, "max_step_fraction": 0.9}
-# Scores are read to 1e-3, and more nodes rarely led to better rankings.
-_HIGHS = {"mip_rel_gap": 2e-3, "node_limit": 20}
 _TINY = 1e-12  # the least share of an option, so that the shares of each question have a sum
 
 
@@ -42,13 +40,13 @@ class NotSolved(UserError):
 
 
 def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: str, objective: str) -> FloatArray:
-    """The best shared answer to every question for one objective, (Q, K) in the metric's form, 0 at padding.
+    """The best shared answer to every question for one objective: shares (Q, K), 0 at padding.
 
-    The objective is within 1e-6 of its maximum, or 1e-4 where the solver stalls; rankings are the best that a search
-    of limited length meets. Where several answers are best it is one of them.
+    The objective is within 1e-6 of its maximum, or 1e-4 where the solver stalls. Where several answers are best it is
+    one of them.
 
     Targets (G, Q, K) are as the metric takes them, NaN where a group has none. A question without any target gets the
-    uniform answer (for `borda` any ranking). Groups without any target take no part.
+    uniform answer. Groups without any target take no part.
 
     Raises:
         NotSolved: the solver failed.
@@ -66,9 +64,6 @@ def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metr
     pair_GN = (present_GQ / present_GQ.sum(axis=1, keepdims=True))[:, question_N]
     target_GN = targets_GQK[:, options_QK]
     answer_QK = np.zeros(options_QK.shape)
-    if metric == "borda":
-        answer_QK[options_QK] = _best_rankings(target_GN, pair_GN, question_N, objective=objective)
-        return answer_QK
     answer_QK[options_QK] = _solved(_PROGRAMS[metric](target_GN, pair_GN, question_N), objective=objective)
     answer_QK = np.where(present_GQ[..., None].any(axis=0), answer_QK, options_QK)
     shares_QK: FloatArray = answer_QK / answer_QK.sum(axis=1, keepdims=True)
@@ -127,52 +122,14 @@ def _cosine(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) ->
     return score_G, answer_N, _sums(question_N) @ answer_N**2 <= 1.0
 
 
-def _best_rankings(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray, *, objective: str) -> FloatArray:
-    """The best answers (N,) by `borda`: K for the option in the first position of its question, 1 for the last.
-
-    Each option takes one position and each position one option. A group's score sums the worth of the positions where
-    its own ranking has the same option.
-    """
-    size_N = np.bincount(question_N)[question_N]
-    first_N = np.searchsorted(question_N, question_N)
-    # Positions are numbered through all questions, as the options are; so each has as many.
-    option_L = np.repeat(np.arange(len(question_N)), size_N)
-    position_L = np.concatenate([first + np.arange(size) for first, size in zip(first_N, size_N, strict=True)])
-    worth_L = (size_N + first_N)[option_L] - position_L
-    own_GN = np.argsort(np.lexsort((-target_GN, np.broadcast_to(question_N, target_GN.shape))))
-    weight_GN = pair_GN / (size_N * (size_N + 1) / 2)
-    score_GL: FloatArray = np.where(own_GN[:, option_L] == position_L, weight_GN[:, option_L] * worth_L, 0.0)
-    if objective == "average":
-        score_GL = score_GL.mean(axis=0, keepdims=True)
-    # The last variable is the objective, which no score may lie under; each option and each position is taken once.
-    minimum_G1, taken_N1 = np.full((len(score_GL), 1), -1.0), np.zeros((len(question_N), 1))
-    scores = sparse.hstack([sparse.csr_array(score_GL), minimum_G1])
-    option_NL, position_NL = _sums(option_L), _sums(position_L)
-    solution = optimize.milp(
-        np.append(np.zeros(len(worth_L)), -1.0),
-        integrality=np.append(np.ones(len(worth_L)), 0.0),
-        bounds=optimize.Bounds(0.0, 1.0),
-        constraints=[
-            optimize.LinearConstraint(scores, lb=0.0),
-            optimize.LinearConstraint(sparse.hstack([option_NL, taken_N1]), lb=1.0, ub=1.0),
-            optimize.LinearConstraint(sparse.hstack([position_NL, taken_N1]), lb=1.0, ub=1.0),
-        ],
-        options=dict(_HIGHS),  # scipy takes entries out of it
-    )
-    if solution.x is None:
-        raise NotSolved(f"no best shared rankings for the objective {objective}: {solution.message}")
-    best_N: FloatArray = option_NL @ (worth_L * solution.x[:-1].round())
-    return best_N
-
-
 _PROGRAMS: dict[str, Callable[[FloatArray, FloatArray, IntArray], Program]] = {
     "js": _js,
     "wasserstein": _wasserstein,
     "cosine": _cosine,
 }
 
-SOLVED_METRICS = (*_PROGRAMS, "borda")
-"""Metrics that have ceilings. `js-distance` has none: its weighted problem can have several local optima."""
+SOLVED_METRICS = tuple(_PROGRAMS)
+"""Metrics that have ceilings: `js-distance` can have several local optima, and rankings are no convex set."""
 
 
 def _sparse(values: npt.ArrayLike, row: IntArray, column: IntArray) -> sparse.csr_array:

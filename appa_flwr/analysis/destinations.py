@@ -2,7 +2,7 @@
 
 No language model: every question has a free answer of its own, softmax(theta), which follows the aggregated reward of
 noisy answers as PPO would, whitened and clamped. Where it ends tells rules apart, in seconds and before any training;
-what a language model learns of it is another matter.
+what a language model learns of it is another matter. `diagnose` says by this whether rules can differ on a survey.
 
 Axis letters: G groups, Q questions, K options, J answers.
 """
@@ -13,17 +13,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation import RULES, Rule, configured
-from appa_flwr.analysis.alignment import known_targets, shared_rewards
+from appa_flwr.analysis.alignment import (
+    GROUPS_TO_COMPARE,
+    alignment_scores,
+    as_arrays,
+    known_targets,
+    shared_rewards,
+)
+from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.config import Config
-from appa_flwr.config.ranges import FAIRNESS_THRESHOLD, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
+from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import find
+from appa_flwr.survey.types import Survey
 
 BATCH = 192
 VISITS = 600
@@ -32,21 +39,14 @@ STEP = 0.01
 """How far a whitened reward of 1 moves logits: the mean of the steps, which shrink from twice as much to 0."""
 NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
-APPA_VARIANTS: Mapping[str, Mapping[str, float]] = {
-    "appa-printed": {"fairness_threshold": PAPER_FAIRNESS_THRESHOLD, "temperature": PAPER_TEMPERATURE},
-    "appa-open": {"fairness_threshold": FAIRNESS_THRESHOLD},
-}
-"""The paper's settings (APPA table), and a threshold that no index reaches."""
 MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Of groups and questions that rules are tried on, so that a rule takes a second or two."""
 
 
 def rules(config: Config) -> dict[str, Rule]:
-    """The config's rule and every other but `alpha`, with its parameters; APPA as printed and without threshold too."""
-    names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
-    own = {name: configured(name, config.appa) for name in names}
-    made = {name: own["appa"].model_copy(update=changes) for name, changes in APPA_VARIANTS.items()}
-    return own | {name: rule for name, rule in made.items() if rule != own["appa"]}
+    """The config's rules and every other but `alpha`, with its parameters."""
+    names = dict.fromkeys([*(name for name in RULES if name != "alpha"), *config.rules])
+    return {name: configured(name, config.appa) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,32 +107,40 @@ def destination(
     return Destination(answer_QK, float(np.mean(known)) if known else None)
 
 
-def drawn_questions(num_groups: int, num_questions: int, *, seed: int) -> npt.NDArray[np.int64]:
-    """Questions to try rules on, ascending: all, or where these are many for so many groups, some drawn by the seed."""
-    most = max(LEAST_QUESTIONS, MOST_PAIRS // num_groups)
-    return np.sort(np.random.default_rng(seed).permutation(num_questions)[:most])
-
-
 def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
     return np.asarray(softmax(np.where(option_JK, theta_JK, -np.inf), axis=1))
 
 
-def ends(
-    destinations: Mapping[str, Destination], target_GQK: FloatArray, option_QK: BoolArray, *, metric: str
-) -> pd.DataFrame:
-    """A row a rule: Avg AS, Min AS, Min AS minus `average`'s as an `Interval`, and the share of plain means.
+def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> tuple[pd.DataFrame, ...]:
+    """Do the groups of a survey tell rules apart? Two tables on their own answers, by one metric.
 
-    Rule `average` is among `destinations`. Targets are shares (G, Q, K), rows of NaN where a group has none; groups
-    without any take no part. They may be others than those that the answers followed.
+    - a row: how many questions there are, how many compare groups, and on how many of these, drawn by the seed, rules
+      were tried.
+    - a row a rule: Avg AS and Min AS of the free answers that follow it, Min AS minus `average`'s as an `Interval`, and
+      the share of plain means, see `Destination`. Two more are the best shared answers, "ceiling-average" and
+      "ceiling-min", where the metric has these: what `ceiling-min` has more in Min AS is the most that a rule can win.
+
+    `rules` are named, `average` among them, as the function of that name does.
+
+    Raises:
+        UserError: no question was answered by two groups.
     """
-    there_G = known_targets(target_GQK, option_QK).any(axis=1)
-    scores = {
-        rule: shared_rewards(reached.answer_QK, target_GQK[there_G], option_QK, metric=metric)
-        for rule, reached in destinations.items()
-    }
+    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
+    compared_Q = known_targets(target_GQK, option_QK).sum(axis=0) >= GROUPS_TO_COMPARE
+    if not compared_Q.any():
+        raise UserError("no question was answered by two groups, so there is nothing to compare")
+    most = max(LEAST_QUESTIONS, MOST_PAIRS // len(target_GQK))
+    drawn = np.sort(np.random.default_rng(seed).permutation(np.flatnonzero(compared_Q))[:most])
+    target_GQK, option_QK = target_GQK[:, drawn], option_QK[drawn]
+    ends = {name: destination(rule, target_GQK, option_QK, metric=metric, seed=seed) for name, rule in rules.items()}
+    for objective in OBJECTIVES if metric in SOLVED_METRICS else ():
+        best_QK = shared_answer(target_GQK, option_QK, metric=metric, objective=objective)
+        ends[f"ceiling-{objective}"] = Destination(best_QK, None)
+    rewards = {name: shared_rewards(end.answer_QK, target_GQK, option_QK, metric=metric) for name, end in ends.items()}
     rows = []
-    for rule, score_GQ in scores.items():
-        mean_G = np.nanmean(score_GQ, axis=1)
-        over = bootstrap([(score_GQ, scores["average"])])["Min AS"]
-        rows.append((rule, mean_G.mean(), mean_G.min(), over, destinations[rule].fell_back))
-    return pd.DataFrame(rows, columns=["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"])
+    for name, reward_GQ in rewards.items():
+        scores, over = alignment_scores(reward_GQ), bootstrap([(reward_GQ, rewards["average"])])["Min AS"]
+        rows.append((name, scores.avg_as, scores.min_as, over, ends[name].fell_back))
+    counts = {"Questions": len(compared_Q), "of two groups or more": int(compared_Q.sum()), "tried": len(drawn)}
+    columns = ["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"]
+    return pd.DataFrame([counts]), pd.DataFrame(rows, columns=columns)

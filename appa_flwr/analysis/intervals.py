@@ -36,9 +36,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def bootstrap(
-    runs: Sequence[Sequence[npt.ArrayLike]], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[Measure, Interval]:
+def bootstrap(runs: Sequence[Sequence[npt.ArrayLike]], *, resamples: int = RESAMPLES) -> dict[Measure, Interval]:
     """Avg AS, Min AS and FI of a method, or of one minus another, each the mean over runs with an interval.
 
     The bootstrap draws the questions of a run anew, the same for both methods, and with several runs first the runs:
@@ -58,11 +56,11 @@ def bootstrap(
         for other_GQ in others:
             if first_GQ.shape != other_GQ.shape or (np.isnan(first_GQ) != np.isnan(other_GQ)).any():
                 raise ValueError("both methods of a pair must be scored by the same groups on the same questions")
-    rng, sizes = np.random.default_rng(seed), [run[0].shape[1] for run in arrays]
+    rng, sizes = np.random.default_rng(0), [run[0].shape[1] for run in arrays]
     whole_MS = np.hstack([_minus(run, np.ones((1, size))) for run, size in zip(arrays, sizes, strict=True)])
     drawn = [_minus(run, _counts(rng, size, resamples)) for run, size in zip(arrays, sizes, strict=True)]
     mean_MB = np.einsum("smb,bs->mb", np.stack(drawn), _counts(rng, len(runs), resamples)) / len(runs)
-    tail = 100 * (1 - level) / 2
+    tail = 100 * (1 - LEVEL) / 2
     low_M, high_M = np.nanpercentile(mean_MB, [tail, 100 - tail], axis=1)
     bounds = zip(MEASURES, whole_MS.mean(1), low_M, high_M, strict=True)
     return {measure: Interval(float(value), float(low), float(high)) for measure, value, low, high in bounds}

@@ -1,14 +1,8 @@
-"""Tables in Markdown, for result files, model cards and the terminal."""
+"""Tables in Markdown, for result files and model cards."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-
-
-def text(content: str) -> str:
-    """A plain text on one line, in which nothing is markup."""
-    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", " ".join(content.split()))
 
 
 def line(texts: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from appa_flwr.analysis.checks import check_methods
+from appa_flwr.analysis.aggregation import check_methods
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache, lock, writing

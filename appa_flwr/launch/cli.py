@@ -154,7 +154,7 @@ def pluralllm(words: Words = None) -> None:
     from appa_flwr.report import predictor, tables
 
     if (card := CARD.read(folder)) is not None:
-        show(tables.show(predictor.scores(card)), *(f"{key}: {value}" for key, value in predictor.facts(card)))
+        show(tables.show(predictor.scores(card)))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 
@@ -213,25 +213,21 @@ def doctor(
 @app.command()
 def report(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN]...", help="Folders of runs.")],
-    out: Annotated[Path | None, typer.Option(help="Of several runs: a picture, as PNG.", show_default=False)] = None,
 ) -> None:
     """Rebuild a run's report; with several runs of one survey, compare them with the first instead."""
-    if len(run_folders) == 1 and out is None:
+    if len(run_folders) == 1:
         from appa_flwr.report import build
 
         typer.echo(f"report: {build(run_folders[0])}")
         return
-    from appa_flwr.report import comparison, plots, tables
+    from appa_flwr.report import comparison, tables
 
-    compared = comparison.compare(run_folders)
+    levels, minus = comparison.compare(run_folders)
     show(
-        tables.show(comparison.levels(compared), title="After PPO"),
-        tables.show((minus := comparison.minus_first(compared)).reset_index(), sign=True),
+        tables.show(levels, title="After PPO"),
+        tables.show(minus, sign=True),
         "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
     )
-    if out is not None:
-        replace_file(out, plots.dots(minus.iloc[:, :2], title=f"After PPO: {minus.index.name}"))
-        typer.echo(f"picture: {out}")
 
 
 @app.command()
@@ -257,8 +253,7 @@ def ask(
     elif answer.prediction is not None:
         from appa_flwr.report import frames, tables
 
-        shares, metric = answer.prediction, opened.config.reward_metric
-        show(tables.show(frames.asked(question, choices, shares, predictions=opened.predictions, metric=metric)))
+        show(tables.show(frames.asked(question, choices, answer.prediction, predictions=opened.predictions)))
     typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
 
 

@@ -52,7 +52,7 @@ def survey(
     if out is not None:
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
-        written += [f"public, for the server: {split.questions}", _picture(survey, out)]
+        written.append(f"public, for the server: {split.questions}")
     show(
         _table(survey),
         *survey.about.notes,
@@ -60,14 +60,6 @@ def survey(
         *written,
         *(_diagnosis(config, survey) if diagnose else ()),
     )
-
-
-def _picture(survey: Survey, folder: Path) -> str:
-    try:
-        from appa_flwr.report import survey_picture
-    except ModuleNotFoundError as missing:  # a group's machine draws nothing
-        return f"no picture: {missing.name} is not installed"
-    return f"picture of all groups: {survey_picture.draw(survey, folder / survey_picture.FILE)}"
 
 
 def _table(survey: Survey) -> Table:
@@ -95,8 +87,7 @@ def _table(survey: Survey) -> Table:
 
 def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
     """Where each rule would end, before any training."""
-    from appa_flwr.analysis.destinations import rules
-    from appa_flwr.analysis.diagnosis import diagnose
+    from appa_flwr.analysis.destinations import diagnose, rules
     from appa_flwr.report.tables import show as table
 
     yield from (

@@ -10,10 +10,10 @@ import pandas as pd
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import frames, plots
-from appa_flwr.report.page import page, short
+from appa_flwr.report.page import page
 from appa_flwr.run.pair_scores import PREDICTIONS, replace_rows
 from appa_flwr.run.read import RunFiles, read_run
-from appa_flwr.run.run_files import INTERVALS_FILE, PLOTS_FOLDER, REPORT_FILE, SHORT_REPORT_FILE
+from appa_flwr.run.run_files import INTERVALS_FILE, PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
@@ -24,7 +24,7 @@ Picture = tuple[str, bytes, str]
 
 
 def build(run_folder: Path) -> Path:
-    """Builds report.html, whose path is returned, report.md, intervals.parquet and plots/*.png of what there is so far.
+    """Builds report.html, whose path is returned, intervals.parquet and plots/*.png of what there is so far.
 
     Raises:
         UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it), or
@@ -39,7 +39,6 @@ def build(run_folder: Path) -> Path:
     pictures = {name: (png, text) for name, png, text in _pictures(run, intervals)}
     for name, (png, _) in pictures.items():
         replace_file(run.folder / PLOTS_FOLDER / f"{name}.png", png, parents=True)
-    replace_file(run.folder / SHORT_REPORT_FILE, short(run, intervals).encode())
     replace_file(run.folder / REPORT_FILE, page(run, intervals, pictures).encode())
     return run.folder / REPORT_FILE
 
@@ -51,7 +50,7 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
         yield "worst_group", picture, "score of the worst-off group by method"
     kinds = {kind: frames.by_group(run, against=kind).dropna(axis=1, how="all") for kind in frames.TARGETS}
     against = next((kind for kind, known in kinds.items() if not known.empty), PREDICTIONS)
-    if not kinds[against].empty and len(run.groups) >= plots.LEAST_SPIDER_GROUPS:
+    if not kinds[against].empty and len(run.groups) in plots.SPIDER_GROUPS:
         title = f"Alignment score per group ({run.metric}), against {frames.TARGETS[against]}"
         yield "spider", plots.spider(kinds[against], title=title, rule=run.config.rule), "alignment score per group"
     rules = {"": run.iterations, **dict([*run.served.items()][:MOST_SERVED])}
@@ -63,8 +62,7 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
             yield f"{prefix}learning_curve", plots.learning_curve(rounds), "scores of the policy while it learns"
         if rounds.columns.str.startswith("weights/").any():
             yield f"{prefix}weights", plots.weights(rounds, run.groups), "weight per group over the iterations"
-        tau = run.config.appa.fairness_threshold if rounds["fell_back"].notna().any() else None
-        yield f"{prefix}health", plots.health(rounds, threshold=tau), "measures of health over the iterations"
+        yield f"{prefix}health", plots.health(rounds), "measures of health over the iterations"
     card = run.pluralllm
     if card is not None and card.losses:
         yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"

@@ -1,16 +1,15 @@
 """Comparison of runs: `appa report RUN RUN...`. Policies' scores minus those of the first, on the same answers.
 
-Against survey answers if the runs have one survey; against predictions if they have one predictor too, for else each
-would be scored by targets of its own.
+Against survey answers if the runs have one survey; against predictions if these are the same too, for else each would
+be scored by targets of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from appa_flwr.config import GENERATED_SURVEY
@@ -19,22 +18,17 @@ from appa_flwr.report.frames import intervals, spans
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
 from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.records import PPO
-from appa_flwr.run.run_files import SURVEY_FILE, WEIGHTS_FILE
+from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey.generate import population
 from appa_flwr.survey.store import read_about
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Runs by name; their policies' scores, with the run's name as method; and the intervals of these."""
-
-    runs: Mapping[str, RunFiles]
-    scores: pd.DataFrame
-    intervals: pd.DataFrame
-
-
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Two runs or more, on the groups and held-out questions that all have; the first is compared with the others.
+
+    Returns:
+        Two frames of `Interval`s, survey answers first: a row a run, with its rule, seed and scores; and a row each run
+        but the first, whose scores are subtracted.
 
     Raises:
         UserError: fewer than two; a run that has no scored policy or cannot be read; or runs whose surveys or metrics
@@ -54,37 +48,24 @@ def compare(folders: Sequence[Path]) -> Comparison:
         run.scores[(run.scores["method"] == PPO) & (run.scores["metric"] == first.metric)].assign(method=name)
         for name, run in runs.items()
     )
-    if len({_targets(run) for run in runs.values()}) > 1:
+    if not all(_same_predictions(run, first) for run in runs.values()):
         scores = scores[scores["against"] == SURVEY]
     scores = scores[scores.groupby("against")["method"].transform("nunique") == len(runs)]
     if scores.empty:
         raise UserError(
-            f"{first.folder} and the others: have neither scores against survey answers nor one predictor; give later "
-            "runs the first one's, pluralllm.checkpoint"
+            f"{first.folder} and the others: have neither scores against survey answers nor the same predictions; give "
+            "later runs the first one's pluralllm.checkpoint, and leave eval.ceilings on, with which runs keep them"
         )
     scores = scores[scores.groupby(["against", "group", "question"])["method"].transform("size") == len(runs)]
     if scores.empty:
         raise UserError(f"{first.folder} and the others: have no group and held-out question in common")
     scores = scores.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
     rows, (base, *others) = scores.drop_duplicates(["method", "against"]), runs
-    pairs = [(name, base) for name in others]
-    return Comparison(runs, scores, intervals(rows, scores, metric=first.metric, pairs=pairs))
-
-
-def levels(compared: Comparison) -> pd.DataFrame:
-    """A row a run: its rule, seed and scores."""
-    rows = compared.intervals[compared.intervals["less"] == ""]
-    wide = spans(rows, "method").map(lambda span: span.value)
-    configs = [run.config for run in compared.runs.values()]
-    wide.insert(0, ("", "Rule"), [config.rule for config in configs])
-    wide.insert(1, ("", "Seed"), [config.seed for config in configs])
-    return wide.rename_axis("Run").reset_index()
-
-
-def minus_first(compared: Comparison) -> pd.DataFrame:
-    """A row each run but the first, which its scores are compared with; survey answers first."""
-    wide = spans(compared.intervals[compared.intervals["less"] != ""], "method")
-    return wide.rename_axis(f"Minus {next(iter(compared.runs))}")
+    found = intervals(rows, scores, metric=first.metric, pairs=[(name, base) for name in others])
+    levels, minus = (spans(found[found["less"] == less], "method") for less in ("", base))
+    levels.insert(0, ("", "Rule"), [run.config.rule for run in runs.values()])
+    levels.insert(1, ("", "Seed"), [run.config.seed for run in runs.values()])
+    return levels.rename_axis("Run").reset_index(), minus.rename_axis(f"Minus {base}").reset_index()
 
 
 def _scored(run: RunFiles) -> dict[str, object]:
@@ -98,12 +79,11 @@ def _scored(run: RunFiles) -> dict[str, object]:
     return {"metric": run.metric, "survey": contents, **{key: getattr(config.data, key) for key in keys}}
 
 
-def _targets(run: RunFiles) -> tuple[object, ...]:
-    """What the predictions depend on: the weights, and which answers each group's context is drawn from."""
-    config, path = run.config, run.folder / WEIGHTS_FILE
-    weights = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else str(run.folder)
-    drawn = (config.seed, config.data.test_fraction, config.data.max_questions, config.groups)
-    return weights, *drawn, config.pluralllm.num_context_questions, config.pluralllm.architecture
+def _same_predictions(run: RunFiles, other: RunFiles) -> bool:
+    """Do groups predict the same in both, wherever both keep a prediction? False where they have none in common."""
+    keys = ["question", "text", "group", "option"]
+    both = run.predictions.merge(other.predictions, on=keys)
+    return len(both) > 0 and bool(np.allclose(both["share_x"], both["share_y"], rtol=0.0, atol=1e-6))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.fairness import FloatArray
-from appa_flwr.analysis.group_differences import GroupDifferences
 from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.report.style import METHOD_STYLE
@@ -25,17 +23,10 @@ from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
 
 COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
 TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
-FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable", "Skill": "skill"}
+FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable"}
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
-CAPTURED = {
-    "r": "Predicted and true deviations: r",
-    "r2": "R2",
-    "order": "Pairs in order",
-    "spread": "Predicted / true spread",
-    "size": "True spread",
-}
 
 
 def intervals(
@@ -186,24 +177,6 @@ def groups(run: RunFiles) -> pd.DataFrame:
     return named.rename_axis("Group").reset_index()
 
 
-def served_groups(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of each group in the rounds that it answered, the slowest in the last one first, those missing before."""
-    seconds = rounds.filter(regex="^group_seconds/").astype(float)
-    seconds.columns = seconds.columns.str.removeprefix("group_seconds/")
-    names = rounds.columns[rounds.columns.str.startswith("rewards/")].str.removeprefix("rewards/")
-    missed = rounds["missing_groups"].explode().value_counts()
-    columns = {
-        "Seconds, last round": seconds.iloc[-1],
-        "Mean": seconds.mean(),
-        "Longest": seconds.max(),
-        "Rounds missed": missed.reindex(names).fillna(0).astype(int),
-    }
-    by_group = pd.DataFrame(columns).reindex(names).rename_axis("Group")
-    return by_group.sort_values(
-        "Seconds, last round", ascending=False, na_position="first", kind="stable"
-    ).reset_index()
-
-
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """How many rounds and answers were served, and what they were worth."""
     yield "Rounds", f"{len(rounds)}, of {rounds['size'].sum()} answers"
@@ -211,35 +184,9 @@ def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
     yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
 
 
-def survey_differences(run: RunFiles) -> Iterator[pd.DataFrame]:
-    """How far groups differ and whether rules can; what predictions capture of the differences."""
-    if run.differences is None:
-        return
-    kinds = {TARGETS[SURVEY]: run.differences.survey, TARGETS[PREDICTIONS]: run.differences.predicted}
-    rows = [{"By": kind, **GroupDifferences(**numbers).row()} for kind, numbers in kinds.items() if numbers is not None]
-    yield pd.DataFrame(rows)
-    if run.differences.captured is not None:
-        yield pd.DataFrame([run.differences.captured]).rename(columns=CAPTURED)
-
-
-def asked(
-    question: str, options: Collection[str], answer_K: FloatArray, *, predictions: pd.DataFrame, metric: str
-) -> pd.DataFrame:
-    """A policy's answer beside the uniform one and the groups' predictions, in shares.
-
-    An answer's score on this one question is the groups' mean, and the worst-served group's. Without predictions for
-    the question there are the policy's shares alone.
-    """
-    predicted = predictions_of(predictions, question, [*options])
-    if predicted is None:
-        return pd.DataFrame({"Option": [*options], "Share": answer_K})
-    target_G1K, option_1K = predicted.to_numpy(float)[:, None], np.ones((1, len(options)), dtype=bool)
-    rows = []
-    for method, share_K in (("this policy", answer_K), ("uniform", option_1K[0] / len(options))):
-        score_G = shared_rewards(share_K[None], target_G1K, option_1K, metric=metric)[:, 0]
-        worst = predicted.index[int(score_G.argmin())]
-        rows.append([method_name(method), *share_K, score_G.mean(), score_G.min(), worst])
-    rows += [[f"predicted: {group}", *shares, None, None, ""] for group, *shares in predicted.itertuples()]
-    scores = [(metric, "mean"), (metric, "worst"), ("", "worst-served")]
-    columns = [("", "Answer"), *(("share", option) for option in options), *scores]
-    return pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(columns))
+def asked(question: str, options: Collection[str], answer_K: FloatArray, *, predictions: pd.DataFrame) -> pd.DataFrame:
+    """A policy's answer, and the groups' predictions where there are some for the question, in shares."""
+    rows = [pd.DataFrame([answer_K], index=["this policy"], columns=[*options])]
+    if (predicted := predictions_of(predictions, question, [*options])) is not None:
+        rows.append(predicted.rename(index="predicted: {}".format))
+    return pd.concat(rows).rename_axis("Answer").reset_index(allow_duplicates=True)

@@ -1,4 +1,4 @@
-"""The page of a report: one file with its pictures inside and no script; and its short form in Markdown.
+"""The page of a report: one file with its pictures inside and no script.
 
 Jinja escapes every text that comes from a run: a group or a question may be called "<script>".
 """
@@ -15,15 +15,12 @@ from markupsafe import Markup
 
 from appa_flwr.config import Config
 from appa_flwr.config.keys import to_word
-from appa_flwr.config.ranges import AUTO_METRICS
-from appa_flwr.core import markdown
 from appa_flwr.core.text import duration
 from appa_flwr.report import frames, predictor, template
 from appa_flwr.report.tables import html
-from appa_flwr.report.tables import markdown as in_markdown
-from appa_flwr.run import records, run_files
-from appa_flwr.run.read import RunFiles
-from appa_flwr.run.records import CEILINGS, LOOK_UPS
+from appa_flwr.run import run_files
+from appa_flwr.run.read import BY, RunFiles
+from appa_flwr.run.records import PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
@@ -51,17 +48,6 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> str:
         missing=_facts(missing(run)),
         sections=[*_sections(run, intervals, pictures)],
     )
-
-
-def short(run: RunFiles, intervals: pd.DataFrame) -> str:
-    """The report in Markdown, as long as a comment on a pull request: headline, main scores, how it was made."""
-    parts = [f"## {markdown.text(run.folder.resolve().name)}"]
-    if not run.summary.empty:
-        parts.append(markdown.text(frames.headline(intervals, run.config.rule)))
-        parts.append(in_markdown(frames.methods(intervals, run.summary, rule=run.config.rule)))
-    made = [f"- {markdown.text(f'{key}: {value}')}" for key, value in provenance(run) if key != "Command"]
-    parts.append("\n".join([f"- Command: `{command(run.config)}`", *made]))
-    return "\n\n".join(parts) + "\n"
 
 
 def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Iterator[tuple[str, list[Markup]]]:
@@ -93,16 +79,12 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
     yield "Training", [*drawn("learning_curve", "weights"), *health]
     for name, rounds in run.served.items():
         own = drawn(*(f"served_{name}_{what}" for what in ("weights", "health")))
-        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), html(frames.served_groups(rounds)), *own]
+        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *own]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
-        yield "PluralLLM", [scores, by_group, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm")]
-    if run.differences is not None or run.questions is not None:
-        yield (
-            "Survey",
-            [_facts(survey_facts(run)), *(html(frame, css="wide") for frame in frames.survey_differences(run))],
-        )
+        yield "PluralLLM", [scores, by_group, *drawn("pluralllm")]
+    yield "Survey", [_facts(survey_facts(run))]
     examples = pd.DataFrame([{**vars(example), "options": "; ".join(example.options)} for example in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
     folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]
@@ -124,44 +106,23 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Markup:
 
 
 def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
-    """What a complete run of its phases has and this one lacks."""
-    config, until = run.config, run.config.run.phases
-    files = {
-        run_files.METRICS.name: not run.iterations.empty or until != "all",
-        run_files.SUMMARY.name: not run.summary.empty or until in ("pluralllm", "serve"),
-        run_files.PHASES.name: bool(run.phases),
-        run_files.CARD.name: run.pluralllm is not None,
-        run_files.EXAMPLES.name: bool(run.examples) or until != "all",
-    }
-    if lost := [name for name, known in files.items() if not known]:
-        yield "Files", ", ".join(lost)
+    """Policies without scores, iterations and the card that a run of these phases ends with and this one lacks."""
+    others = (PPO + BY + rule for rule in run.config.rules[1:])
+    policies = (*TRAINED_METHODS, *others) if run.config.run.phases == "all" else ()
+    if lost := [frames.method_name(name) for name in policies if name not in {*run.summary["method"]}]:
+        yield "Without scores", ", ".join(lost)
     if not run.iterations.empty:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:
             yield "Iterations", f"{last['iteration']} of {last['num_iterations']} were made"
-    expected = [] if until == "serve" else [*records.TRAINED_METHODS]
-    expected += [*records.TRIVIAL_BASELINES, *CEILINGS]
-    elsewhere = set() if config.eval.ceilings else {*CEILINGS, records.MEAN_PREDICTION}
-    absent = [name for name in expected if name not in {*run.summary["method"], *elsewhere}]
-    if absent and not run.summary.empty:
-        yield f"Rows of {run_files.SUMMARY.name}", ", ".join(absent)
-    if {*absent} & {*CEILINGS, *LOOK_UPS, "majority"} and not run.summary.empty:
-        yield "Why", "owners may keep what look-ups, majority and ceilings take; run.log says so"
+    if run.pluralllm is None:
+        yield "PluralLLM", f"no {run_files.CARD.name}"
 
 
 def shown_config(run: RunFiles) -> dict[str, str]:
     """Every key with its value, and with what the run chose where the key leaves that open."""
-    config, chosen = run.config, dict(run.auto)
-    if config.metric in AUTO_METRICS:
-        chosen["metric"] = config.reward_metric
-    if not config.pluralllm.learning_rate:
-        chosen["pluralllm.learning-rate"] = str(config.pluralllm.local_learning_rate)
-    if run.groups and not config.group_names:
-        chosen["groups"] = f"all {len(run.groups)}"
-    if not run.iterations.empty and not config.ppo.num_iterations:
-        chosen["ppo.num-iterations"] = str(run.iterations["num_iterations"].iloc[-1])
-    values = config.flat()
-    return {key: f"{values[key]} (here {chosen[key]})" if key in chosen else f"{values[key]}" for key in sorted(values)}
+    values = run.config.flat()
+    return {key: f"{values[key]}" + (f" (here {run.auto[key]})" if key in run.auto else "") for key in sorted(values)}
 
 
 def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
@@ -173,14 +134,14 @@ def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
 
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     """How to have the run again, and what made it."""
-    keys, appa = shown_config(run), run.config.appa
-    yield "Command", command(run.config)
+    config, appa = run.config, run.config.appa
+    yield "Command", command(config)
     if run.made_by:
         yield "Made by", run.made_by
-    yield from ((key.capitalize(), keys[key]) for key in ("task", "model", "rule", "metric", "seed"))
-    if "appa" in run.config.rules:
+    own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
+    yield from ((name, f"{value}") for name, value in own.items())
+    if "appa" in config.rules:
         yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold}"
-    yield "Survey", run.survey or keys["survey"]
     if not run.iterations.empty:
         last, parts = run.iterations.iloc[-1], run.iterations.filter(like="seconds/").sum()
         yield "Iterations", f"{last['iteration']} of {last['num_iterations']}"

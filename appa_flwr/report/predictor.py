@@ -52,22 +52,9 @@ def by_group(card: Card) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(by, kind="stable").drop(columns="unseen") if rows else pd.DataFrame()
 
 
-def facts(card: Card) -> Iterator[tuple[str, str]]:
-    """How its views were weighed, and what its sums were made of."""
-    if card.validation is not None:
-        yield (
-            "Views weighed by",
-            f"JS distance (natural) {card.validation:.3f} on the training groups' held-out questions",
-        )
-    if card.group_sums is not None:
-        least, held_out = card.group_sums.min_groups, card.group_sums.held_out
-        yield "Sums over groups", f"of at least {least} groups each, for {held_out} held-out questions"
-
-
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:
     """Names and scores in the order of tables; PluralLLM on the same answers only where these are fewer than all."""
-    shared, alone = predictors.get(SHARED), predictors.get(ALONE)
-    twice = SHARED if shared and alone and shared["answers"] == alone["answers"] else None
+    twice = predictors.get(SHARED, {}).get("answers") == predictors.get(ALONE, {}).get("answers")
     for name in dict.fromkeys((*PREDICTORS, *predictors)):
-        if name in predictors and name != twice:
+        if name in predictors and not (twice and name == SHARED):
             yield PREDICTORS.get(name, name), predictors[name]

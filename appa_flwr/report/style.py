@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
@@ -55,27 +55,20 @@ MOST_MARKED_POINTS = 30
 LONGEST_LABEL = 26
 
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
     "figure.dpi": 110,
     "savefig.dpi": 110,
     # The tight box keeps every label that sticks out inside.
     "savefig.bbox": "tight",
-    "figure.titlesize": 11,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.7,
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
-    "lines.linewidth": 1.6,
     "lines.markersize": 4,
     "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.title_fontsize": 9,
     # A group may be called "$50k-$100k": that is no formula.
     "text.parse_math": False,
 }
@@ -118,10 +111,3 @@ def curve(axes: Axes, values: pd.Series, *, marker: str = "o", **look: Any) -> L
 def legend(figure: Figure, axes: Axes) -> None:
     """A legend right of the picture, of all that has a label."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
-
-
-def rows(axes: Axes, names: Sequence[str]) -> None:
-    """Names the rows of a chart of horizontal bars or points, from top to bottom, without lines through them."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")

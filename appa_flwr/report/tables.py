@@ -19,7 +19,7 @@ from appa_flwr.analysis.intervals import Interval
 from appa_flwr.core import markdown as _markdown
 
 DASH = "–"
-DECIMALS = {"FI": 4, "FI readable": 4, "Skill": 1}
+DECIMALS = {"FI": 4, "FI readable": 4}
 """Of other columns 3, as many as the paper's tables show."""
 
 

@@ -25,7 +25,7 @@ from appa_flwr.run.served import read_rounds
 from appa_flwr.survey.store import read_about
 
 GROUP, BY = "group/", " by "
-MEASURES = {"avg_as", "min_as", "fi", "fi_readable", "skill"}
+MEASURES = {"avg_as", "min_as", "fi", "fi_readable"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunFiles:
         folder: where it lies.
         config: its keys.
         summary: a row a method, metric and kind of target (`against`), in the order of tables: `avg_as`, `min_as`,
-            `fi`, `fi_readable`, `skill`, `format_score`, `readable`, and each group's score as `group/NAME`. The policy
+            `fi`, `fi_readable`, `format_score`, `readable`, and each group's score as `group/NAME`. The policy
             by another rule is the method "ppo by RULE".
         iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: a row a method, metric, kind of target, group and held-out question: its reward.
@@ -58,7 +58,6 @@ class RunFiles:
     phases: tuple[records.Phase, ...]
     pluralllm: Card | None
     examples: tuple[records.Example, ...]
-    differences: records.Differences | None
     questions: records.QuestionCounts | None
     auto: Mapping[str, str]
     made_by: str
@@ -107,7 +106,6 @@ def read_run(folder: Path) -> RunFiles:
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),
-        differences=run_files.DIFFERENCES.read(folder),
         questions=run_files.QUESTIONS.read(folder),
         auto=run_files.AUTO.read(folder) or {},
         made_by=_made_by(folder),

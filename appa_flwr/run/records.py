@@ -140,14 +140,13 @@ class _Evaluated(Record):
 
 
 class ScoreRecord(Record):
-    """One method under one metric, against one kind of target; all but the skill in [0, 1].
+    """One method under one metric, against one kind of target, in [0, 1].
 
     Source: Appendix "Group, Average, and Minimum Alignment Scores".
 
     Attributes:
         fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
             takes for perfectly fair. NaN where none could; None in runs that did not measure it.
-        skill: Avg AS as a skill score (`appa_flwr.analysis.alignment.skill_score`); None without a uniform row.
     """
 
     fi: float
@@ -155,7 +154,6 @@ class ScoreRecord(Record):
     min_as: float
     per_group: dict[str, float]
     fi_readable: float | None = None
-    skill: float | None = None
 
 
 class SummaryRow(ScoreRecord, _Evaluated):
@@ -193,20 +191,6 @@ class QuestionCounts(Record):
     def sentence(self) -> str:
         """For the log."""
         return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
-
-
-class Differences(Record):
-    """Differences between the groups on the held-out questions, by the training metric.
-
-    `predicted` and `survey` are the fields of `appa_flwr.analysis.group_differences.GroupDifferences`, `captured` those
-    of its `Deviations`. None in a deployed run is what needs survey answers, which nobody but the group sees there.
-    """
-
-    model_config = ConfigDict(extra="ignore")  # earlier runs also kept where each rule would end
-
-    predicted: Means
-    survey: Means | None = None
-    captured: Means | None = None
 
 
 class Phase(Record):

@@ -16,12 +16,6 @@ LAST_PHASE = "report"
 # How long a run waits and who hears of it changes none of its numbers.
 CHANGEABLE_KEYS = ("run.reply-timeout", "run.tracker", "serve.host", "serve.port")
 FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
-# What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
-_BEGUN = (
-    *(file.name for file in (PROGRESS, files.METRICS, files.PHASES, files.CARD, files.QUESTIONS)),
-    *(file.name for file in (files.SUMMARY, files.DIFFERENCES, files.EXAMPLES)),
-    *(files.WEIGHTS_FILE, files.CHECKPOINT_FILE, files.ERROR_FILE, files.SCORES_FILE, files.SFT_MODEL, files.POLICY),
-)
 _SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
 _LOGS = {files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}
 _OF_A_FAILURE = {CONFIG_FILE, SURVEY_FILE, PROGRESS.name} | _LOGS | _SAYS_WHY
@@ -70,7 +64,7 @@ def check_new(config: Config) -> None:
         UserError: it holds a run.
     """
     folder = config.run_folder
-    begun = any((folder / name).exists() for name in _BEGUN)
+    begun = (folder / files.METRICS.name).exists()  # the server makes it first
     if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
         raise UserError(
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '

@@ -15,7 +15,6 @@ summary.json           the scores of every method: model, trivial baseline or ce
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
 intervals.parquet      levels and differences of these with 95 % intervals, made with the report
 predictions.parquet    PluralLLM's predictions for the held-out questions, in a simulation that found ceilings
-differences.json       differences between the groups, and how well PluralLLM captures them
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it
 checkpoint.pt          PPO's state after some iteration
@@ -23,7 +22,7 @@ policy/                the aligned policy, in Hugging Face's layout
 served.jsonl           answers and rounds that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by one of `baseline-rules`, a run's folder of its own
-report.html, plots/    the report; report.md is its short form
+report.html, plots/    the report
 error.txt              why the run ended early
 flower.log             what `flwr run` said, by the launcher
 superlink.log          what the SuperLink said of a run that failed, by the launcher
@@ -57,7 +56,7 @@ PREDICTIONS_FILE = "predictions.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 ANSWERS_FOLDER = "answers"
-REPORT_FILE, SHORT_REPORT_FILE, PLOTS_FOLDER = "report.html", "report.md", "plots"
+REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 
 _SHOWN = 40  # characters of a wrong value in a message
@@ -100,7 +99,6 @@ CARD = JsonFile("pluralllm.json", cards.Card)
 AUTO = JsonFile("auto.json", dict[str, str])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
-DIFFERENCES = JsonFile("differences.json", records.Differences)
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 

@@ -72,7 +72,7 @@ class Judge:
         pair_scores.put(run.folder.path, scored.pair_scores)
         run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
         kept = [row for row in kept if row.method != method] + scored.rows
-        run.folder.write(SUMMARY, tuple(evaluation.with_skill(kept)))
+        run.folder.write(SUMMARY, tuple(kept))
         return frames.as_json(run.folder.path)
 
 

@@ -7,6 +7,7 @@ somebody's own module and is named `module:Class`.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from appa_flwr.analysis.aggregation.equations import (
 )
 from appa_flwr.analysis.aggregation.rule import Combination, Past, Result, Rule, State
 from appa_flwr.analysis.aggregation.rules import Alpha, Appa, Average, Minimum, Mix, PrintedAppa
-from appa_flwr.config import ranges
+from appa_flwr.config import Config, check_groups, ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.secure.rule_sums import check_config
 
 __all__ = [
     "RULES",
@@ -41,6 +43,7 @@ __all__ = [
     "adaptive_aggregate",
     "alpha_aggregate",
     "alpha_weights",
+    "check_methods",
     "configured",
     "find",
     "historical_alignment",
@@ -88,6 +91,23 @@ def try_out(rule: Rule, *, num_groups: int) -> None:
     """See before a run that a rule of the user's own works; UserError as in `Rule.apply`."""
     reward_GJ = np.linspace(0.1, 0.9, num_groups * _NUM_TRIED).reshape(num_groups, _NUM_TRIED)
     rule.apply(rule.init(num_groups), reward_GJ, reward_GJ)
+
+
+def check_methods(config: Config, groups: Sequence[str] = ()) -> None:
+    """Check what a run's keys name before anything expensive begins, in a few milliseconds.
+
+    While no names of groups are known, what needs them is left unchecked.
+
+    Raises:
+        UserError: a rule cannot be used, keys do not fit the groups, or secure sums cannot be over them.
+    """
+    for name in config.rules:
+        rule = configured(name, config.appa)
+        if groups:
+            try_out(rule, num_groups=len(groups))
+    check_config(config, groups=len(groups) or None)
+    if groups:
+        check_groups(config, groups)
 
 
 def make(name: str, **params: Any) -> Rule:

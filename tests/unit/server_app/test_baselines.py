@@ -13,7 +13,6 @@ from fake_groups import federated, scoring_node
 from fakes import catalogue_of
 from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
-from appa_flwr.analysis import group_differences
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, rewards
@@ -102,13 +101,11 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(group
         return solved(*targets, metric=metric, objective=objective)
 
     monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
-    monkeypatch.setattr(group_differences, "shared_answer", shared_answer)
     scored = baselines(groups, CONFIG)
     found = {(row.method, row.metric) for row in scored.rows}
     assert ("ceiling-min", "js") not in found
     assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
-    assert scored.differences is None
-    assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"] * 2
+    assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
 
 
 @pytest.mark.parametrize("why", ["eval.ceilings", "owner"])
@@ -119,28 +116,17 @@ def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why)
         groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
     found = baselines(groups, config)
     assert {row.method for row in found.rows} == {"uniform", "majority"}
-    assert (found.differences, found.predictions) == (None, None)
+    assert found.predictions is None
     assert asks.PREDICTIONS not in asked(groups)
 
 
 @pytest.mark.parametrize("silent", [[], [1]])
-def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(silent):
+def test_in_a_simulation_predictions_are_kept_and_scored_as_each_group_s_own(silent):
     groups = federated(NODES, CATALOGUE, silent=silent)
     groups.grid.simulated = True
     scored = baselines(groups, CONFIG)
-    found = scored.differences
     rows = {row.method: row for row in scored.rows if row.metric == "js"}
     there = [name for g, name in enumerate(GROUPS) if g not in silent]
-    assert found.predicted["min_of_average"] == pytest.approx(rows["ceiling-average"].min_as, abs=1e-6)
-    assert found.predicted["min_of_fairest"] == pytest.approx(rows["ceiling-min"].min_as, abs=1e-6)
-    # by hand: shares less their mean over the groups that are there, all real options of the three questions
-    away = []
-    for tables in (TABLES, TRUTHS):
-        value_GQK = np.stack([tables[name][TEST_J] for name in there])
-        away.append((value_GQK - value_GQK.mean(0))[:, CATALOGUE.option_QK[TEST_J]].ravel())
-    assert (found.predicted["size"], found.survey["size"]) == pytest.approx([values.std() for values in away])
-    assert found.captured["r"] == pytest.approx(np.corrcoef(*away)[0, 1])
-    assert found.captured["size"] == pytest.approx(found.survey["size"])
     kept = scored.predictions
     assert kept["group"].unique().tolist() == there
     for name in there:
@@ -164,14 +150,10 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
     )
 
 
-def test_deployed_the_groups_are_compared_by_their_predictions_alone(groups):
+def test_deployed_no_prediction_is_kept(groups):
     assert not groups.simulated
-    scored = baselines(groups, CONFIG)
-    found = scored.differences
-    assert scored.predictions is None
+    assert baselines(groups, CONFIG).predictions is None
     assert asked(groups).count(asks.PREDICTIONS) == 1
-    assert (found.survey, found.captured) == (None, None)
-    assert found.predicted["size"] > 0
 
 
 def test_a_question_without_a_group_s_survey_answer_has_no_truth_there(groups):
@@ -181,16 +163,6 @@ def test_a_question_without_a_group_s_survey_answer_has_no_truth_there(groups):
     rows = {row.method: row for row in baselines(groups, CONFIG, truths).rows if row.metric == "js"}
     known = [rewards.js(TABLES["A"][q], TRUTHS["A"][q], CATALOGUE.option_QK[q]) for q in (1, 4)]
     assert rows["own-prediction"].survey.per_group["A"] == pytest.approx(np.mean(known), abs=1e-6)
-
-
-def test_without_survey_answers_to_held_out_questions_only_predictions_are_compared(groups):
-    groups.grid.simulated = True
-    found = baselines(groups, CONFIG, {name: np.full(CATALOGUE.option_QK.shape, np.nan) for name in GROUPS}).differences
-    assert (found.survey, found.captured) == (None, None)
-
-
-def test_by_a_metric_without_ceilings_nothing_is_compared(groups):
-    assert baselines(groups, Config.load({"metric": "js-distance"})).differences is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards
-from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
+from appa_flwr.run.records import RuleRound, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
 from server_app.inputs import PolicyInputs, RunInputs
@@ -77,7 +77,6 @@ def test_a_method_s_rows(groups):
             read = [[reward(row.metric, tables[name], q) for q in predictions] for name in GROUPS]
             assert scores.fi_readable == pytest.approx(fairness_index(read))
             assert scores.fi == pytest.approx((2 * scores.fi_readable + 1) / 3)  # nobody's answer is fair to all
-            assert scores.skill is None  # without the uniform answer
         assert not row.mostly_unreadable
     ids = [CATALOGUE.questions[q].question_id for q in TEST_J]
     for metric, against, tables in (("js", "predictions", TABLES), ("cosine", "survey", TRUTHS)):
@@ -96,25 +95,6 @@ def test_less_than_half_readable_is_mostly_unreadable(groups, readable, mostly):
     (row,) = evaluation.score(run_of(groups), "base", answers, metrics=JS_ONLY).rows
     assert (row.readable, row.mostly_unreadable) == (readable / 4, mostly)
     assert np.isnan(row.fi_readable) == (readable == 0)
-
-
-def test_skill_is_measured_by_the_uniform_answer_of_the_same_metric_and_side():
-    def of(method, metric, avg, truth):
-        numbers = {"fi": 1.0, "min_as": 0.0, "per_group": {}}
-        survey = None if truth is None else ScoreRecord(avg_as=truth, **numbers)
-        return SummaryRow(method=method, metric=metric, avg_as=avg, survey=survey, format_score=None, **numbers)
-
-    rows = evaluation.with_skill(
-        [
-            of("ppo", "js", 0.9, 0.7),
-            of("ppo", "borda", 0.9, 0.7),
-            of("uniform", "js", 0.8, 0.6),
-            of("sft", "js", 0.7, None),
-        ]
-    )
-    # half of .2 and a quarter of .4 gone; no uniform answer by that metric; itself; half as far again
-    assert [row.skill for row in rows] == [pytest.approx(50), None, pytest.approx(0), pytest.approx(-50)]
-    assert [row.survey and row.survey.skill for row in rows] == [pytest.approx(25), None, pytest.approx(0), None]
 
 
 def test_groups_without_survey_answers_leave_the_truth_empty():

@@ -7,17 +7,18 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from report_runs import CONFIG, PNG_START, row, write_run
+from report_runs import CONFIG, row, write_run
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import cli
 from appa_flwr.report import comparison
 from appa_flwr.run import pair_scores
+from appa_flwr.run.run_files import PREDICTIONS_FILE
 
 GROUPS, QUESTIONS = ("a", "b"), [f"q{number}" for number in range(40)]
 
 
-def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"one", sha256="", **keys):
+def scored(folder, *, above=0.0, against=("predictions", "survey"), predicted=0.5, sha256="", **keys):
     """A run whose policy gives group a .6 and b .8, and `above` more to each; half the questions have .1 less."""
     reward_GQ = np.array([[0.6], [0.8]]) + above - np.where(np.arange(len(QUESTIONS)) % 2, 0.1, 0.0)
     avg, low = float(reward_GQ.mean()), float(reward_GQ.mean(1).min())
@@ -25,7 +26,10 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"on
     write_run(folder, config={**CONFIG, "survey": "s.jsonl", **keys}, summary=summary)
     frames = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
     pair_scores.put(folder, pd.concat(frames, ignore_index=True))
-    (folder / "pluralllm.safetensors").write_bytes(weights)
+    shares = [(name, f"{name}?", group, "Yes", predicted) for name in QUESTIONS for group in GROUPS]
+    pair_scores.replace_rows(
+        folder / PREDICTIONS_FILE, pd.DataFrame(shares, columns=[*pair_scores.PREDICTED_COLUMNS]).dropna()
+    )
     if sha256:
         (folder / "survey.jsonl").write_text(json.dumps({"sha256": sha256}))
     return folder
@@ -33,29 +37,30 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"on
 
 def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsys, monkeypatch):
     folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix")]
-    found = comparison.compare(folders).intervals
-    assert [*dict.fromkeys(found["against"])] == ["survey", "predictions"]
-    minus = found[(found["less"] == "old") & (found["measure"] != "FI")]
-    assert [*minus["method"]] == ["new"] * 4
+    levels, minus = comparison.compare(folders)
+    assert levels["", "Rule"].tolist() == ["appa", "mix"]
+    assert [*dict.fromkeys(minus.columns.get_level_values(0)[1:])] == ["survey answers", "PluralLLM's predictions"]
+    (found,) = minus.itertuples(index=False, name=None)
     # the same question has .05 more, so whichever are drawn the difference is the same
-    np.testing.assert_allclose(minus[["value", "low", "high"]].astype(float), 0.05)
-    monkeypatch.setattr("sys.argv", ["appa", "report", *map(str, folders), "--out", str(tmp_path / "x.png")])
+    for avg_or_min in (1, 2, 4, 5):
+        assert [*vars(found[avg_or_min]).values()] == pytest.approx([0.05] * 3)
+    monkeypatch.setattr("sys.argv", ["appa", "report", *map(str, folders)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert said.count("+0.050 (+0.050") == 4
     assert "Minus old" in said
-    assert (tmp_path / "x.png").read_bytes().startswith(PNG_START)
 
 
-@pytest.mark.parametrize("key", ["weights", "pluralllm.num-context-questions", "seed"])
-def test_predictions_of_two_predictors_or_from_other_contexts_are_not_compared(tmp_path, key):
-    values = (b"one", b"two") if key == "weights" else (4, 5)
-    folders = [scored(tmp_path / str(n), **{key: value}) for n, value in enumerate(values)]
-    assert {*comparison.compare(folders).scores["against"]} == {"survey"}
+@pytest.mark.parametrize("other", [0.4, np.nan])
+def test_scores_against_other_predictions_or_unknown_ones_are_not_compared(tmp_path, other):
+    folders = [scored(tmp_path / str(n), predicted=share) for n, share in enumerate((0.5, other))]
+    levels, _ = comparison.compare(folders)
+    assert {*levels.columns.get_level_values(0)} == {"Run", "", "survey answers"}
     alone = [
-        scored(tmp_path / f"alone {n}", against=("predictions",), **{key: value}) for n, value in enumerate(values)
+        scored(tmp_path / f"alone {n}", against=("predictions",), predicted=share)
+        for n, share in enumerate((0.5, other))
     ]
     with pytest.raises(UserError, match=r"pluralllm\.checkpoint"):
         comparison.compare(alone)
@@ -81,20 +86,18 @@ def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
 def test_one_survey_in_two_places_is_one(tmp_path):
     places = (tmp_path / "old", tmp_path / "new", tmp_path / "new" / "average")  # the last by another rule
     folders = [scored(place, survey=f"{n}.jsonl", sha256="ab" * (n < 2)) for n, place in enumerate(places)]
-    assert len(comparison.compare(folders).scores) == 3 * 2 * len(GROUPS) * len(QUESTIONS)
+    assert len(comparison.compare(folders)[0]) == 3
 
 
 def test_what_one_run_lacks_counts_in_none(tmp_path):
     folders = [scored(tmp_path / "x" / "run"), scored(tmp_path / "y" / "run", above=0.05)]
     kept = pair_scores.read(folders[1])
     pair_scores.put(folders[1], kept[(kept["group"] == "a") & kept["question"].isin(QUESTIONS[::2])])
-    found = comparison.compare(folders)
-    assert len(found.scores) == 2 * 2 * 1 * 20
-    # group a alone, on the questions without the .1 less
-    level = found.intervals[found.intervals["less"] == ""].set_index(["method", "measure"])["value"]
-    first, second = map(str, folders)  # two runs of one name
-    assert [*level[first, "Avg AS"]] == pytest.approx([0.6] * 2)
-    assert [*level[second, "Min AS"]] == pytest.approx([0.65] * 2)
+    levels, _ = comparison.compare(folders)
+    # group a alone, on the questions without the .1 less; two runs of one name
+    assert levels["Run"].tolist() == [*map(str, folders)]
+    for column in (("survey answers", "Avg AS"), ("PluralLLM's predictions", "Min AS")):
+        assert [span.value for span in levels[column]] == pytest.approx([0.6, 0.65])
     pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
     with pytest.raises(UserError, match="no group and held-out question in common"):
         comparison.compare(folders)

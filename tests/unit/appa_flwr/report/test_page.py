@@ -1,4 +1,4 @@
-"""The page of a report: the files give its numbers, what is missing is said, text cannot break it."""
+"""The page of a report: the files give its numbers and pictures, what is missing is said, text cannot break it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 
+import pytest
 from markupsafe import escape
 from report_runs import (
     CONFIG,
@@ -15,10 +16,12 @@ from report_runs import (
     built_page,
     cells,
     fake_run,
+    figure_of,
     line,
     page_of,
     predictor_card,
     predictor_scores,
+    read,
     read_card,
     row,
     scored_run,
@@ -27,7 +30,10 @@ from report_runs import (
 
 from appa_flwr.config import Config
 from appa_flwr.config.sources import assemble
-from appa_flwr.report.page import command
+from appa_flwr.core.errors import UserError
+from appa_flwr.report import build, plots, predictor, style
+from appa_flwr.report.page import command, missing, provenance
+from appa_flwr.run.read import read_run
 from appa_flwr.run.records import METHODS
 
 
@@ -81,14 +87,6 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     assert "<dt>Command</dt><dd>appa run metric=js seed=7 appa.fairness-threshold=0.99</dd>" in page
 
 
-def test_a_summary_of_few_and_old_rows_is_still_read(tmp_path):
-    old = row("ppo", 0.8, 0.7, survey=False)
-    for key in ("fi_readable", "skill", "readable"):
-        del old[key]
-    page = page_of(write_run(tmp_path, config=CONFIG, summary=[old]))
-    assert cells(page, "PPO by appa")[1:] == ["0.800", "0.700", "0.9876", "0.950", "–"]
-
-
 def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
     summary = [
         row(method, avg, low, metric=metric)
@@ -127,7 +125,7 @@ def test_all_text_is_escaped(tmp_path):
 
 def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measured(tmp_path):
     groups = tuple(f"$group {i} of many with a very long name$" for i in range(14))
-    lines = [line(n, planned=32, fell_back=n % 3 == 0, groups=groups) for n in range(1, 33)]
+    lines = [line(n, planned=6, fell_back=n % 3 == 0, groups=groups) for n in range(1, 7)]
     for entry in lines:
         entry["rewards"][groups[0]] = None
         entry |= {"missing_groups": [groups[0]], "kl": float("nan")}
@@ -141,14 +139,21 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
     assert page.count('alt="loss of PluralLLM over its rounds" title="pluralllm"') == 1
     assert "incomplete" not in page
     assert not list(tmp_path.rglob(".*"))  # nothing half-written
-    assert [cells(page, group)[-1] for group in groups[:2]] == ["32", "0"]  # iterations missed
+    assert [cells(page, group)[-1] for group in groups[:2]] == ["6", "0"]  # iterations missed
 
 
 def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     page = page_of(write_run(tmp_path, config=CONFIG))
     assert "This report is incomplete" in page
-    assert "<dd>metrics.jsonl, summary.json, phases.json, pluralllm.json, examples.json</dd>" in page
+    assert "<dd>Base, SFT, PPO, PPO by average</dd>" in page
+    assert "<dd>no pluralllm.json</dd>" in page
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
+    few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
+    page = page_of(write_run(tmp_path, summary=few, pluralllm=predictor_card()))
+    assert "<dd>SFT, PPO by average</dd>" in page
+    assert "no pluralllm" not in page
+    assert ">None<" not in page
+    assert "survey answers</th>" not in page
 
 
 def test_questions_that_were_left_out_are_counted_and_intervals_over_few_are_called_narrow(tmp_path):
@@ -165,17 +170,97 @@ def test_unseen_groups_are_marked(tmp_path):
     assert (marked.count("<td>b (unseen)</td>"), marked.count("<td>c (unseen)</td>")) == (1, 0)
 
 
-def test_what_was_not_done_has_no_text_and_no_picture(tmp_path):
-    read_card(scored_run(tmp_path), COUNTRIES[:2], losses=[], validation=None)  # two groups: two spokes are no plane
-    page = built_page(tmp_path)
-    assert "Views weighed" not in page
-    assert ">None<" not in page
-    assert not (tmp_path / "plots").exists()
+def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
+    # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting.
+    lines = [line(i, planned=4, fell_back=fell_back) for i, fell_back in enumerate((True, True, False, True), 1)]
+    phases = [{"phase": "policy", "seconds": 80.4}, {"phase": "ppo", "seconds": 284.6}]
+    facts = dict(provenance(read(tmp_path, metrics=lines, phases=phases)))
+    assert re.findall(r"[\d.]+", facts["Plain mean taken"]) == ["3", "4"]
+    assert facts["Waiting for groups"].startswith("12.5%")
+    assert facts["Time"] == "6 min 5 s"
+    without = [line(1, planned=1, fell_back=None)]
+    assert "Plain mean taken" not in dict(provenance(read(tmp_path, metrics=without)))
 
 
-def test_missing_methods_are_named(tmp_path):
-    few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
-    page = page_of(write_run(tmp_path, config=CONFIG, summary=few))
-    lost = "sft, uniform, majority, option-list, nearest-questions, mean-prediction, ceiling-average, ceiling-min"
-    assert f"<dd>{lost}</dd>" in page
-    assert "survey answers</th>" not in page
+def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
+    whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
+    content = {name: json.loads((whole / f"{name}.json").read_text()) for name in ("phases", "pluralllm")}
+    assert read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, **content).examples == ()
+    assert [*missing(read_run(tmp_path / "part"))] == []
+    assert "seen / held-out" in page_of(tmp_path / "part")
+    assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]
+
+
+def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
+    scores = predictor.by_group(read_card(tmp_path, ("a", "b", "c"))).set_index("Group")["PluralLLM"]
+    assert scores.to_dict() == {"c": 0.88, "b": 0.89, "a (unseen)": 0.9}
+    assert [*scores.index] == ["c", "b", "a (unseen)"]
+
+
+def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path):
+    scores = predictor.scores(read_card(tmp_path))
+    assert scores[["Groups / questions", "Predictor", "JS", "Answers"]].to_numpy().tolist() == [
+        ["seen / held-out", "PluralLLM", 0.93, "240"],
+        ["seen / held-out", "Own nearest question", 0.88, "240"],
+        ["seen / held-out", "Uniform answer", 0.79, "240"],
+        ["seen / held-out", "Mean of the other groups", 0.94, "240"],
+        ["unseen / held-out", "PluralLLM", 0.71, "240"],
+        ["unseen / held-out", "Uniform answer", 0.69, "240"],
+        ["unseen / held-out", "Mean of the other groups", 0.76, "180"],
+        ["unseen / held-out", "PluralLLM, same answers", 0.72, "180"],
+    ]
+
+
+def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
+    lines = [line(i, planned=10, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
+    run = read(tmp_path, metrics=lines)
+    assert dict(missing(run))["Iterations"].startswith("2 of 10")
+    assert run.iterations["fell_back"].tolist() == [True, False]
+
+
+def test_pictures_are_not_written_through_a_link(tmp_path):
+    folder = write_run(tmp_path / "run", config=CONFIG, pluralllm=predictor_card())
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (folder / "plots").symlink_to(theirs)
+    with pytest.raises(UserError, match=f"^{folder / 'plots'}: is a link"):
+        build(folder)
+    assert list(theirs.iterdir()) == []
+    (folder / "plots").unlink()
+    build(folder)
+    assert [path.name for path in (folder / "plots").iterdir()] == ["pluralllm.png"]
+
+
+def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(UserError, match=r"not a run folder, it has no config\.json"):
+        build(tmp_path)
+    write_run(tmp_path, config=CONFIG, summary=[row("ppo", 0.8, 0.7), row("ppo", 0.8, 0.7)])
+    with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 .*'ppo'.*'js'"):
+        build(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
+    config = {"task": "opa", "policy.compute-dtype": "auto"}
+    page = page_of(write_run(tmp_path, config=config, auto={"policy.compute-dtype": "bfloat16"}))
+    for key, shown in (
+        ("policy.compute-dtype", "auto (here bfloat16)"),
+        ("policy.tuning", "full"),
+    ):
+        assert cells(page, key) == [key, shown]
+    assert "<dt>Metric</dt><dd>borda</dd>" in page
+
+
+def test_of_many_groups_those_with_most_weight_at_the_end_have_a_name_and_plain_means_are_grey(tmp_path):
+    groups = tuple(f"g{number}" for number in range(10))
+    metrics = [line(i, planned=2, fell_back=i == 2, groups=groups) for i in (1, 2)]
+    metrics[-1]["weights"] = {group: number / 45 for number, group in enumerate(groups)}
+    rounds = read(tmp_path, metrics=metrics).iterations
+    (axes,) = figure_of(plots.weights, rounds, groups).axes
+    named = {drawn.get_label(): drawn for drawn in axes.lines if not drawn.get_label().startswith("_")}
+    assert [*named] == [f"g{number}" for number in range(9, 1, -1)]
+    assert [*named["g9"].get_ydata()] == [1 / 10, 9 / 45]
+    assert named["g9"].get_color() == style.GROUP_COLOURS[0]
+    (shade,) = axes.patches
+    assert (shade.get_x(), shade.get_width()) == (1.5, 1.0)

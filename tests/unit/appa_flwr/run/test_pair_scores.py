@@ -67,21 +67,21 @@ def test_two_methods_side_by_side_where_both_have_a_number():
     assert aligned(ppo, rows("sft", [[0.1]] * 2, questions=["q9"]).pivot(index="group", columns="question")) is None
 
 
-def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path):
-    (tmp_path / SCORES_FILE).write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(UserError, match=r"scores\.parquet: cannot be read"):
-        read(tmp_path)
-    pd.DataFrame({"method": ["ppo"]}).to_parquet(tmp_path / SCORES_FILE)
-    with pytest.raises(UserError, match=r"scores\.parquet: .* method, metric, against"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("broken", ["text", "twice"])
-def test_a_reward_that_is_no_number_or_there_twice_is_named(tmp_path, broken):
-    found = rows("ppo", [[0.1, 0.2, 0.3]] * 2)
-    found = found.assign(reward="x") if broken == "text" else pd.concat([found, found[:1].assign(reward=0.9)])
-    found.to_parquet(tmp_path / SCORES_FILE)
-    with pytest.raises(UserError, match=r"scores\.parquet: .* reward"):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PAR1 and nothing else", "cannot be read"),
+        (pd.DataFrame({"method": ["ppo"]}), ".* method, metric, against"),
+        (rows("ppo", [[0.1]] * 2, questions=["q"]).assign(reward="x"), ".* reward"),
+        (pd.concat([rows("ppo", [[0.1]] * 2, questions=["q"])] * 2), ".* reward"),  # there twice
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path, content, says):
+    if isinstance(content, bytes):
+        (tmp_path / SCORES_FILE).write_bytes(content)
+    else:
+        content.to_parquet(tmp_path / SCORES_FILE)
+    with pytest.raises(UserError, match=rf"scores\.parquet: {says}"):
         read(tmp_path)
 
 
@@ -111,20 +111,13 @@ def test_what_is_written_is_read_and_a_question_is_found_by_its_words_and_option
         read_predicted(tmp_path)
 
 
-def shown(*arguments, **keywords) -> dict[str, list[object]]:
+def shown(question, options, answer_K, predictions) -> dict[str, list[object]]:
     """First cell of a row -> the others."""
-    return {row[0]: [*row[1:]] for row in frames.asked(*arguments, **keywords).itertuples(index=False)}
+    table = frames.asked(question, options, np.array(answer_K), predictions=predictions)
+    return {row[0]: [*row[1:]] for row in table.itertuples(index=False)}
 
 
-def test_an_answer_stands_beside_the_uniform_one_and_each_group_s_prediction(kept):
-    table = shown("Is it?", ("Yes", "No"), np.array([1.0, 0.0]), predictions=kept, metric="cosine")
-    # (1 + cos) / 2: cos .9 / sqrt(.82) = .9939 and .3 / sqrt(.58) = .3939; of equal shares .7809 and .9285
-    assert table["this policy"] == [1.0, 0.0, pytest.approx(0.847, abs=5e-4), pytest.approx(0.697, abs=5e-4), "A [b]"]
-    *numbers, worst = table["Uniform answer"]
-    assert (numbers, worst) == (pytest.approx([0.5, 0.5, 0.927, 0.890], abs=5e-4), "North")
-    assert table["predicted: A [b]"][:2] == [0.3, 0.7]
-
-
-def test_another_question_has_the_policy_s_shares_alone(kept):
-    table = shown("Is she?", ("Yes", "No"), np.array([0.25, 0.75]), predictions=kept, metric="js")
-    assert table == {"Yes": [0.25], "No": [0.75]}
+def test_an_answer_stands_beside_each_group_s_prediction_for_the_very_question(kept):
+    found = shown("Is it?", ("No", "Yes"), [1.0, 0.0], kept)
+    assert found == {"this policy": [1, 0], "predicted: North": [0.1, 0.9], "predicted: A [b]": [0.7, 0.3]}
+    assert shown("Is she?", ("Yes", "No"), [0.25, 0.75], kept) == {"this policy": [0.25, 0.75]}

@@ -78,33 +78,24 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
         ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 8"),
         ("pluralllm", predictor_card(validation="x"), "key 'validation': input should be a valid number"),
+        (
+            "metrics",
+            b'\n\n{"iteration": 2, "num_it',
+            "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
+        ),
+        ("phases", b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),
+        ("summary", b'[{"method": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
     ],
 )
-def test_a_wrong_value_is_named(tmp_path, name, content, says):
-    write_run(tmp_path, config=CONFIG, **{name: content})
+def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, name, content, says):
+    if isinstance(content, bytes):
+        (tmp_path / FILES[name].name).write_bytes(content)
+    else:
+        write_run(tmp_path, config=CONFIG, **{name: content})
     with pytest.raises(UserError) as refused:
         FILES[name].read(tmp_path)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("file", "data", "says"),
-    [
-        (
-            METRICS,
-            b'\n\n{"iteration": 2, "num_it',
-            "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
-        ),
-        (PHASES, b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),
-        (SUMMARY, b'[{"method": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
-    ],
-)
-def test_what_is_no_json_is_named_with_its_place(tmp_path, file, data, says):
-    (tmp_path / file.name).write_bytes(data)
-    with pytest.raises(UserError) as refused:
-        file.read(tmp_path)
-    assert says in str(refused.value)
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):

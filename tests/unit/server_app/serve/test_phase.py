@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
 import threading
 import time
@@ -129,7 +128,7 @@ def test_its_log_says_what_was_scored_and_holds_no_token(served):
             assert served.token.encode() not in path.read_bytes(), path
 
 
-def test_its_report_shows_fairness_weights_and_the_groups_by_round(served):
+def test_its_report_shows_fairness_and_weights_by_round(served):
     page = build(served.folder).read_text()
     assert "<dd>2, of 12 answers</dd>" in page
     for name in ("weights", "health"):
@@ -137,9 +136,7 @@ def test_its_report_shows_fairness_weights_and_the_groups_by_round(served):
     assert "metrics.jsonl" not in page
     last = read_rounds(served.folder)["trl"][-1]
     assert set(last.group_seconds) == set(last.rewards)
-    for name, seconds in last.group_seconds.items():
-        assert 0 < seconds <= last.seconds
-        assert re.search(rf"<td>{name}</td>\s*<td>{seconds:.3f}</td>", page)
+    assert all(0 < seconds <= last.seconds for seconds in last.group_seconds.values())
 
 
 def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
-SCHEMA = 10
+SCHEMA = 11
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")

@@ -51,9 +51,9 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 10)"),
-        ({"schema": 10, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
-        ({"schema": 10, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 11)"),
+        ({"schema": 11, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
+        ({"schema": 11, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],

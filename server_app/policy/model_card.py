@@ -12,49 +12,23 @@ from appa_flwr.run.records import SummaryRow
 
 # What the hub calls a model that has a name of its own here; the tiny one is from no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
-_LOADING = {
-    "full": """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("policy")
-tokenizer = AutoTokenizer.from_pretrained("policy")""",
-    "lora": """from peft import AutoPeftModelForCausalLM
-from transformers import AutoTokenizer
-
-model = AutoPeftModelForCausalLM.from_pretrained("policy")  # finds the base that adapter_config.json names
-tokenizer = AutoTokenizer.from_pretrained("policy")""",
-    "qlora": """from peft import AutoPeftModelForCausalLM
-from transformers import AutoTokenizer, BitsAndBytesConfig
-
-# it was trained and scored on its base in 4 bits; on the base as it is answers and scores differ
-packed = BitsAndBytesConfig(
-    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="DTYPE"
-)
-model = AutoPeftModelForCausalLM.from_pretrained("policy", quantization_config=packed)
-tokenizer = AutoTokenizer.from_pretrained("policy")""",
-}
+_PACKED = """
+It was trained and scored on its base in 4 bits; on the base as it is answers and scores differ. So give
+`quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+bnb_4bit_compute_dtype="DTYPE")` too.
+"""
 
 
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
-    loading = _LOADING[config.policy.tuning].replace("DTYPE", config.policy.compute_dtype)
-    front = ModelCardData(
-        library_name="transformers" if config.policy.tuning == "full" else "peft",
-        pipeline_tag="text-generation",
-        base_model=_HUB_IDS.get(config.model, config.model),
-        tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
-        model_name=config.run_name or "policy",
-    )
+    whole, packed = config.policy.tuning == "full", config.policy.tuning == "qlora"
+    library, loader = ("transformers", "AutoModelForCausalLM") if whole else ("peft", "AutoPeftModelForCausalLM")
+    base = _HUB_IDS.get(config.model, config.model)
+    front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=base, tags=["appa-flwr"])
     scores = [
-        [
-            row.method + (" (mostly unreadable)" if row.mostly_unreadable else ""),
-            f"{row.avg_as:.3f}",
-            f"{row.min_as:.3f}",
-            "-" if row.skill is None else f"{row.skill:z.1f}",
-            f"{row.fi:.4f}",
-            "-" if row.fi_readable is None else f"{row.fi_readable:.4f}",
-            "-" if row.format_score is None else f"{row.format_score:.3f}",
-        ]
+        [row.method, *("-" if score is None else f"{score:.4f}" for score in columns)]
         for row in rows
+        for columns in ((row.avg_as, row.min_as, row.fi, row.format_score),)
         if row.metric == config.reward_metric
     ]
     return f"""---
@@ -66,27 +40,18 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
 Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey answers stayed with them, task
 `{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from `{config.model}`.
 
-Groups: {", ".join(groups)}.
+Groups: {", ".join(groups)}. Survey: {survey or config.survey}.
 
-Survey: {survey or config.survey}.
+Scores on held-out questions, metric `{config.reward_metric}`, against each group's predicted answers. FI of answers
+that cannot be read is 1, so read it beside `format`.
 
-## Scores on held-out questions
-
-Metric `{config.reward_metric}` against each group's predicted answers; `uniform`, `majority` and the
-look-ups (`option-list`, `nearest-questions`) need no model, `mean-prediction` asks the groups, `own-prediction` gives
-each group its own, and the ceilings are the best that any single answer for all groups could reach. Skill is 100 for a
-perfect answer and 0 for one as good as `uniform`. FI of answers that cannot be read is 1, so it is given over the
-readable ones too.
-
-{markdown.table(["method", "Avg AS", "Min AS", "skill", "FI", "FI (readable)", "format"], scores)}
-
-## Loading
+{markdown.table(["method", "Avg AS", "Min AS", "FI", "format"], scores)}
 
 ```python
-{loading}
-```
+from {library} import {loader}
 
-It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style
-`{config.prompt_style}`), and is not a general assistant. One answer for all
-groups cannot be right for each of them: the ceilings say how far it could get.
+model = {loader}.from_pretrained("policy")
+```
+{_PACKED.replace("DTYPE", config.policy.compute_dtype) if packed else ""}
+It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style `{config.prompt_style}`).
 """

@@ -19,8 +19,9 @@ from torch import Tensor
 from appa_flwr.config.sections import PPOSection
 from server_app.policy import losses
 from server_app.policy.logprobs import (
+    TOKENS,
+    Budget,
     NotFinite,
-    TokenBudget,
     finite_logits,
     response_logprobs,
     response_values,
@@ -94,7 +95,7 @@ class PPOEngine:
         seed: int,
     ) -> None:
         self.models, self.settings = models, settings
-        self._budget = TokenBudget(settings.micro_batch_tokens)
+        self._budget = Budget(TOKENS, settings.micro_batch_tokens)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
         self._generator = torch.Generator(models.policy().device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])

@@ -173,8 +173,9 @@ def without_tokenizer(folder):
 
 
 def with_lost_shard(folder):
-    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights_of(folder).unlink()
 
 
 def cut_short(folder):
@@ -187,31 +188,42 @@ def cut_short(folder):
     [
         (lambda f: shutil.rmtree(f), "no such folder"),
         (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
-        (lambda f: edit_config(f, model_type="soon"), "cannot be loaded .*`soon`"),
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
         (lambda f: edit_config(f, model_type="t5"), "no causal language model"),
         (lambda f: edit_config(f, architectures=["Qwen3Model"]), "no causal language model but Qwen3Model"),
-        (as_bert, "no causal language model but BertForMaskedLM; the paper's are google/gemma-2-2b-it, meta"),
-        (as_adapters, "holds adapters only"),
-        (lambda f: weights_of(f).unlink(), r"has no weights: \*.safetensors or pytorch_model"),
-        (cut_short, "model.safetensors is damaged or was not copied to its end"),
-        (with_lost_shard, "has no weights: model-00002-of-00002.safetensors is not there"),
-        (lambda f: (f / model_folder.INDEX_FILE).write_text("[]"), "index.json cannot be read .TypeError"),
+        (as_bert, "no causal language model but BertForMaskedLM"),
+        (as_adapters, "cannot be loaded .*config.json"),
+        (lambda f: weights_of(f).unlink(), "cannot be loaded .*no file named model.safetensors"),
+        (cut_short, "cannot be loaded .*file not fully covered"),
+        (with_lost_shard, "cannot be loaded .*model-00002-of-00002.safetensors"),
+        (
+            lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3),
+            "11 weights .*do not fit, model.layers.2",
+        ),
+        (
+            lambda f: edit_config(f, intermediate_size=32),
+            "6 weights are missing or do not fit, model.layers.0.mlp.down_proj",
+        ),
         (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_loaded(folder, spoil, message, monkeypatch):
+def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(folder, spoil, message):
     spoil(folder)
-    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
     with pytest.raises(UserError, match=message) as error:
         bases.check(Config.load({**CHOSEN, "model": str(folder)}))
-    assert str(error.value).startswith(f"model = {folder}: ")
+    assert str(error.value).startswith((f"model = {folder}: ", f"model folder {folder}: "))
     assert "\n" not in str(error.value)
 
 
-def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_loaded_or_built(folder, monkeypatch):
-    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
+def test_a_check_reads_no_weights(folder, monkeypatch):
+    devices, load = [], model_folder.load
+    monkeypatch.setattr(bases, "load", lambda *where, **how: devices.append(how) or load(*where, **how))
+    bases.check(Config.load({**CHOSEN, "model": str(folder)}))
+    assert devices == [{"device_map": "meta"}]
+
+
+def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_built(folder, monkeypatch):
     monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
     for keys in ({"model": str(folder), "policy.tuning": "qlora"}, {"policy.tuning": "lora"}):
         bases.check(Config.load(keys))
@@ -222,23 +234,10 @@ def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "11 weights .*do not fit, model.layers.2"),
-        ({"intermediate_size": 32}, "6 weights are missing or do not fit, model.layers.0.mlp.down_proj"),
-    ],
-)
-def test_weights_that_are_not_those_of_the_config_are_no_model(folder, changes, message):
-    edit_config(folder, **changes)
-    with pytest.raises(UserError, match=message):
-        bases.load_model(Config.load({}), str(folder), quantized=False)
-
-
-@pytest.mark.parametrize(
     "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
 )
 def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkeypatch):
-    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", raising(raised))
+    monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", raising(raised))
     with pytest.raises(UserError, match=f"model folder {folder}: cannot be loaded .{type(raised).__name__}") as error:
         bases.load_model(Config.load({}), str(folder), quantized=False)
     assert "\n" not in str(error.value)
@@ -247,26 +246,22 @@ def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkey
 # --- the hub --------------------------------------------------------------------------------------
 
 ANSWER = SimpleNamespace(headers={}, request=None)
-BY_HAND = r"`hf download google/gemma-2-2b-it --local-dir DIR` and model = DIR"
-
-
-GEMMA, _, QWEN = model_folder.PAPER_MODELS
+GEMMA = "google/gemma-2-2b-it"
 
 
 @pytest.mark.parametrize(
-    ("name", "raised", "message"),
+    "raised",
     [
-        (GEMMA, hub.GatedRepoError("403\nAsk", response=ANSWER), f"https://huggingface.co/{GEMMA}.*{BY_HAND}"),
-        (GEMMA, hub.HTTPError("read timed out\n."), f"cannot be fetched .*timed out.*{BY_HAND}"),
-        (GEMMA, OSError(28, "No space left on device"), f"cannot be fetched .*No space left.*{BY_HAND}"),
-        ("qwen/qwen3-0.6", hub.RepositoryNotFoundError("404", response=ANSWER), f"did you mean '{QWEN}'.* are tiny, "),
+        hub.GatedRepoError("403\nAsk", response=ANSWER),
+        hub.RepositoryNotFoundError("404", response=ANSWER),
+        hub.HTTPError("read timed out\n."),
+        OSError(28, "No space left on device"),
     ],
 )
-def test_a_hub_that_does_not_give_the_model(name, raised, message, monkeypatch):
+def test_a_hub_that_does_not_give_the_model(raised, monkeypatch):
     monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
-    with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({**CHOSEN, "model": name}))
-    assert name in str(error.value)
+    with pytest.raises(UserError, match=rf"cannot be fetched .*{type(raised).__name__}.*hf download {GEMMA} ") as error:
+        bases.check(Config.load({**CHOSEN, "model": GEMMA}))
     assert "\n" not in str(error.value)
 
 

@@ -31,7 +31,6 @@ FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nproces
         ("auto", "lora", None, "amx_bf16 amx_tile", "bfloat16"),
         ("auto", "lora", None, "asimd bf16", "bfloat16"),  # ARM
         ("auto", "lora", None, "avx512_fp16 amx_tile", "float32"),
-        ("auto", "lora", None, None, "float32"),  # a system that does not tell
         ("auto", "lora", "native", "", "bfloat16"),  # where there is a GPU, it decides
         ("auto", "lora", "emulates", "avx512_bf16", "float32"),  # slower than float32
         ("auto", "full", None, "avx512_bf16", "float32"),  # where all weights learn
@@ -41,8 +40,7 @@ FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nproces
 )
 def test_auto_is_bfloat16_where_the_machine_computes_in_it(key, tuning, gpu, flags, dtype, tmp_path, monkeypatch):
     flags_file = tmp_path / "cpuinfo"
-    if flags is not None:
-        flags_file.write_text(FLAGS.format(flags))
+    flags_file.write_text(FLAGS.format(flags))
     monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(

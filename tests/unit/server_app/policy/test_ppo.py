@@ -48,7 +48,7 @@ def test_a_pass_that_memory_does_not_hold_is_done_with_half_the_tokens(scoring, 
 
     def full(*given, **keys):
         if torch.is_grad_enabled() == training:
-            calls.append(engine._budget.tokens)
+            calls.append(engine._budget.size)
             if len(calls) == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
         return real(*given, **keys)
@@ -70,7 +70,7 @@ def test_memory_that_holds_no_pass_at_all_ends_the_run(monkeypatch):
     monkeypatch.setattr(engine_module, "response_logprobs", full)
     with pytest.raises(torch.OutOfMemoryError):
         engine.reference_pass(rollout.sequences)
-    assert 64 <= engine._budget.tokens < 128  # fewer were not tried
+    assert 64 <= engine._budget.size < 128  # fewer were not tried
 
 
 @pytest.mark.parametrize(("score", "weight"), [(math.nan, 0.0), (0.0, math.inf)], ids=["loss", "weights"])

@@ -20,7 +20,7 @@ from small import CHOSEN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from appa_flwr.config import Config
+from appa_flwr.config import THREADS, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from server_app.policy import base as bases
@@ -47,9 +47,6 @@ def save_tokenizer(folder, *, special, **roles):
     return str(folder)
 
 
-BYTES = {f"<0x{number:02X}>": number for number in range(256)}
-
-
 def raising(error):
     def fail(*_, **__):
         raise error
@@ -62,20 +59,9 @@ def prepare(source, **keys):
     return bases.prepare(config, QUESTIONS), config
 
 
-@pytest.mark.parametrize(
-    ("keys", "style"),
-    [
-        ({"survey": "generated"}, "compact"),
-        ({"survey": "/a/b.jsonl"}, "counted"),
-        ({"policy.prompt-style": "full"}, "full"),
-    ],
-)
-def test_the_number_of_options_stands_in_prompts_of_real_surveys(keys, style):
-    letters = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE(byte_fallback=True, vocab=BYTES, merges=[]))
-    )
-    ids = bases.Base("", letters, 1, (1,)).prompt_ids(Config.load(keys), QUESTIONS[0])
-    assert bytes(ids).decode() == formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
+def test_prompts_of_real_surveys_name_the_number_of_options():
+    styles = [Config.load({"survey": survey}).prompt_style for survey in ("generated", "/a/b.jsonl")]
+    assert styles == ["compact", "counted"]
 
 
 @pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
@@ -296,9 +282,59 @@ def test_without_a_template_a_turn_end_is_a_token_like_others(tmp_path):
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
 
 
-def test_texts_hold_what_the_mask_shows_without_special_tokens(folder):
-    base, _ = prepare(str(folder))
-    ids = base.tokenizer("0.50,0.50", add_special_tokens=False)["input_ids"]
-    response_JT = torch.tensor([[*ids, base.end_id, 0], [*ids, ids[0], ids[0]]])
-    mask_JT = torch.tensor([[True] * 10 + [False], [True] * 9 + [False] * 2])
-    assert base.texts(response_JT, mask_JT) == ["0.50,0.50", "0.50,0.50"]
+# --- the machine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
+    tiny_causal_lm().save_pretrained(tmp_path)
+    config = Config.load({"policy.compute-dtype": key, "policy.tuning": "lora"})
+    model = bases.load_model(config, str(tmp_path), quantized=False)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert not model.training
+
+
+FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nprocessor: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "tuning", "gpu", "flags", "dtype"),
+    [
+        ("auto", "lora", None, "avx512_bf16", "bfloat16"),
+        ("auto", "lora", None, "amx_bf16 amx_tile", "bfloat16"),
+        ("auto", "lora", None, "asimd bf16", "bfloat16"),  # ARM
+        ("auto", "lora", None, "avx512_fp16 amx_tile", "float32"),
+        ("auto", "lora", "native", "", "bfloat16"),  # where there is a GPU, it decides
+        ("auto", "lora", "emulates", "avx512_bf16", "float32"),  # slower than float32
+        ("auto", "full", None, "avx512_bf16", "float32"),  # where all weights learn
+        ("float32", "lora", None, "avx512_bf16", "float32"),  # what is named stays
+        ("bfloat16", "lora", "emulates", "", "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_machine_computes_in_it(key, tuning, gpu, flags, dtype, tmp_path, monkeypatch):
+    flags_file = tmp_path / "cpuinfo"
+    flags_file.write_text(FLAGS.format(flags))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or gpu == "native"
+    )
+    asked = Config.load({"policy.compute-dtype": key, "policy.tuning": tuning, "seed": 7})
+    assert bases.with_dtype(asked).flat() == {**asked.flat(), "policy.compute-dtype": dtype}
+
+
+def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_the_tiny_one_takes_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(bases.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: 16 if logical else 4)
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 4  # six, of which two are a core's second
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 3
+    monkeypatch.setenv(THREADS, "")  # of the launcher, which sets the other where the user does not
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 6
+    monkeypatch.setenv(THREADS, "two")
+    with pytest.raises(UserError, match="OMP_NUM_THREADS"):
+        bases.threads(Config.load({**CHOSEN, "model": "org/name"}))

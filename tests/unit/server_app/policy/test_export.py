@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import answer_rows, save_adapter, tiny_causal_lm
+from fakes import answer_rows, tiny_causal_lm
 from peft import AutoPeftModelForCausalLM, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -23,7 +23,8 @@ ROWS = answer_rows()
 
 
 def config_of(targets, **keys):
-    return Config.load({"policy.tuning": "lora", "policy.sft-targets": targets, "policy.ppo-targets": targets, **keys})
+    adapted = {"policy.tuning": "lora", "policy.sft-targets": targets, "policy.ppo-targets": targets}
+    return Config.load({**adapted, "ppo.baseline": "value", **keys})
 
 
 def logprobs(model):
@@ -40,34 +41,44 @@ def learn(parameters):
 def as_sampled_and_saved(config, folder):
     """Log-probabilities of the base in `folder`, of a policy over SFT's adapter as it samples, and of its own folder.
 
-    Nothing is trained: all adapters get random numbers.
+    Nothing is trained: all adapters, or with full tuning all weights, get random numbers.
     """
-    base = Base(str(folder / "base"), None, 1, (1,))
-    taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
-    learn(p for p in taught.parameters() if p.requires_grad)
-    taught.save_pretrained(folder / "sft", save_embedding_layers=False)
-    models = export.load_policy(config, base, folder / "sft")
-    learn(models.policy_parameters)
+    base, start = Base(str(folder / "base"), None, 1, (1,)), folder / "base"
+    if lora := config.policy.tuning == "lora":
+        taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
+        learn(p for p in taught.parameters() if p.requires_grad)
+        taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
+    models = export.load_policy(config, base, start)
+    trained = models.policy_parameters + models.value_parameters
+    learn(trained)
+    with models.value():
+        pass  # the value's adapter was the last one in use
     sampled_JT = logprobs(models.policy())
-    models.save_policy(folder / "policy")
-    saved = AutoPeftModelForCausalLM.from_pretrained(folder / "policy").eval().get_base_model()
+    models.save_policy(policy := folder / "policy")
+    assert torch.equal(logprobs(models.policy()), sampled_JT)  # and the models go on as they were
+    assert all(parameter.requires_grad for parameter in trained)
+    assert len(list(policy.rglob("*.safetensors"))) == 1  # the value model is not saved
+    loader = AutoPeftModelForCausalLM if lora else AutoModelForCausalLM
+    saved = loader.from_pretrained(policy).eval()
     untaught_JT = logprobs(AutoModelForCausalLM.from_pretrained(base.source).eval())
-    return untaught_JT, sampled_JT, logprobs(saved)
+    return untaught_JT, sampled_JT, logprobs(saved.get_base_model() if lora else saved)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "targets"),
+    ("architecture", "targets", "tuning"),
     [
-        ("qwen3", "q_proj,k_proj,v_proj,o_proj"),
-        ("gemma2", "gate_proj,up_proj,down_proj"),
-        ("phi3", "qkv_proj"),
-        ("phi3", "gate_up_proj"),
-        ("llama", "lm_head"),
-        ("gemma2", "self_attn.q_proj,layers.0.mlp.up_proj,lm_head"),
+        ("qwen3", "q_proj", "full"),
+        ("qwen3", "q_proj,k_proj,v_proj,o_proj", "lora"),
+        ("gemma2", "gate_proj,up_proj,down_proj", "lora"),
+        ("phi3", "qkv_proj", "lora"),
+        ("phi3", "gate_up_proj", "lora"),
+        ("llama", "lm_head", "lora"),
+        ("gemma2", "self_attn.q_proj,layers.0.mlp.up_proj,lm_head", "lora"),
     ],
 )
-def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, targets, tmp_path):
-    model, config = tiny_causal_lm(architecture), config_of(targets)
+def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, targets, tuning, tmp_path):
+    model = tiny_causal_lm(architecture)
+    config = config_of(targets, **{"policy.tuning": tuning})
     check_layers(config, model)
     model.save_pretrained(tmp_path / "base")
     untaught_JT, sampled_JT, saved_JT = as_sampled_and_saved(config, tmp_path)
@@ -122,42 +133,6 @@ def test_a_window_shorter_than_the_longest_sequence_is_refused(tuning):
     config = config_of("q_proj", **{"policy.tuning": tuning, "policy.max-sequence-length": 1025})
     with pytest.raises(UserError, match=r"policy\.max-sequence-length = 1025: tiny reads 1024 tokens"):
         check_layers(config, tiny_causal_lm())
-
-
-@pytest.mark.parametrize(
-    ("tuning", "loader", "architecture"),
-    [("full", AutoModelForCausalLM, "qwen3"), ("lora", AutoPeftModelForCausalLM, "gemma2")],
-)
-def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architecture, tmp_path):
-    tiny_causal_lm(architecture).save_pretrained(tmp_path / "base")
-    base = Base(str(tmp_path / "base"), None, 1, (1, 2))
-    keys = {
-        "policy.tuning": tuning,
-        "ppo.baseline": "value",
-        "policy.lora-rank": 2,
-        "policy.ppo-targets": "q_proj,v_proj",
-    }
-    config = Config.load(keys)
-    sft = tmp_path / "base"
-    if tuning == "lora":
-        sft = save_adapter(AutoModelForCausalLM.from_pretrained(base.source), tmp_path / "sft")
-    models = export.load_policy(config, base, sft)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in models.policy_parameters + models.value_parameters:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    with models.value():
-        pass  # the value's adapter was the last one in use
-    expected_JT = logprobs(models.policy())
-    folder = tmp_path / "policy"
-    folder.mkdir()
-    models.save_policy(folder)
-    loaded = loader.from_pretrained(folder).eval()
-    loaded = loaded.get_base_model() if tuning == "lora" else loaded
-    torch.testing.assert_close(logprobs(loaded), expected_JT, rtol=0, atol=1e-5)
-    assert torch.equal(logprobs(models.policy()), expected_JT)  # and the models go on as they were
-    assert all(parameter.requires_grad for parameter in models.policy_parameters + models.value_parameters)
-    assert len(list(folder.rglob("*.safetensors"))) == 1  # the value model is not saved
 
 
 @pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("[]", "should be an object")])

@@ -113,8 +113,6 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         **dict.fromkeys(measures, 0.7),
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
         "held_out": None,
-        "sampler_spread": None,
-        "sampler_outside_clip": None,
     }
 
 

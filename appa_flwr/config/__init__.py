@@ -46,7 +46,7 @@ class Config(Section):
     groups: str = key("", "names separated by commas (or by semicolons); empty = all")
     model: Annotated[str, path_or(TINY_MODEL, SMOLLM2_MODEL, on_hub=True)] = key(
         TINY_MODEL,
-        "tiny (built here), smollm2 (of a package), a folder, .gguf file or hub id (SFT table)",
+        "tiny (built here), smollm2 (of a package), a folder or hub id (SFT table)",
         min_length=1,
     )
     rule: RuleName = key("appa", "how group rewards become one reward; MODULE:CLASS is one of your own")

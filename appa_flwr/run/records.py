@@ -87,9 +87,9 @@ class Iteration(RuleRound):
         group_reward: mean alignment reward over the groups that answered.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
-        sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
-        sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
+
+    model_config = ConfigDict(extra="ignore")  # earlier runs also kept how far the sampler's numbers lay apart
 
     num_iterations: int
     group_reward: float
@@ -102,8 +102,6 @@ class Iteration(RuleRound):
     response_length: float
     seconds: dict[str, float]
     held_out: CurvePoint | None = None
-    sampler_spread: float | None = None
-    sampler_outside_clip: float | None = None
 
 
 class ServedRound(RuleRound):

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -26,14 +25,15 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from appa_flwr.config import THREADS, TINY_MODEL, Config
+from appa_flwr.config import SMOLLM2_MODEL, THREADS, TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
-from server_app.policy import gguf, lora_targets, tiny
-from server_app.policy.folder import check_loaded, describe, locate, read_config
+from server_app.policy import gguf, tiny
+from server_app.policy.folder import check_layers, describe, load, locate
 from server_app.policy.logprobs import logits, probe, shared_prefix
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -41,7 +41,6 @@ TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
 """
 
-GENERATION_FILE = "generation_config.json"
 MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
 
 PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
@@ -105,7 +104,7 @@ def prepare(
     """Find, fetch, unpack or build the base model.
 
     The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile. Before
-    a GGUF file is unpacked, which takes up to minutes, `say` is called.
+    SmolLM2 is unpacked `say` is called.
 
     Raises:
         UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
@@ -113,17 +112,21 @@ def prepare(
     hub_id = ""
     if config.model == TINY_MODEL:
         folder = tiny.load_or_build(_tiny_recipe(config), questions, cache_folder(), progress=progress)
-    elif (file := gguf.find(config.model)) is not None:
-        folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)
+    elif config.model == SMOLLM2_MODEL:
+        folder = gguf.load_or_unpack(cache_folder(), say=say)
     else:
         folder = locate(config.model)
         hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
-    model_config = read_config(config.model, folder)
     try:
+        model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
         declared = _declared_ends(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"model = {config.model}: cannot be loaded ({describe(error)})") from error
+    # A model saved for another purpose would load all the same, with a random head or looking ahead.
+    saved_as = model_config.architectures or [model_config.model_type]
+    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_config.model_type) not in saved_as:
+        raise UserError(f"model = {config.model}: is no causal language model but {' or '.join(saved_as)}")
     _check_tokenizer(config, tokenizer)
     end_id = _turn_end(tokenizer)
     vocabulary = model_config.get_text_config().vocab_size
@@ -138,16 +141,17 @@ def prepare(
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
     """Tell what is wrong with `model` or the layers that LoRA adapts before the federation starts.
 
-    A hub id is fetched for it and a GGUF file unpacked, which `say` tells.
+    A hub id is fetched for it and SmolLM2 unpacked, which `say` tells. Of the weights only names and sizes are read.
 
     Raises:
-        UserError: as for `prepare` and `lora_targets.check`.
+        UserError: as for `prepare`, `load` and `check_layers`.
     """
     if config.model == TINY_MODEL:
-        lora_targets.check(config, tiny.architecture(_tiny_recipe(config)))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(tiny.architecture(_tiny_recipe(config)))
     else:
-        base = prepare(config, (), say=say)
-        lora_targets.check(config, AutoConfig.from_pretrained(base.source, trust_remote_code=False))
+        model = load(prepare(config, (), say=say).source, device_map="meta")
+    check_layers(config, model)
 
 
 def _tiny_recipe(config: Config) -> tiny.TinyRecipe:
@@ -169,7 +173,7 @@ def with_dtype(config: Config) -> Config:
     elif torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        native = bool(BFLOAT16_FLAGS & _processor_flags())
+        native = not BFLOAT16_FLAGS.isdisjoint(PROCESSOR_FILE.read_text(encoding="utf-8").split())
     dtype = "bfloat16" if native else "float32"
     log.info("policy.compute-dtype = auto: %s", dtype)
     return Config.load({**config.flat(), "policy.compute-dtype": dtype})
@@ -187,18 +191,13 @@ def threads(config: Config) -> int:
         if not (chosen.isdecimal() and int(chosen)):
             raise UserError(f"OMP_NUM_THREADS = {chosen!r} must be a whole number above 0")
         return int(chosen)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0))
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
-
-
-def _processor_flags() -> set[str]:
-    """Features that the processor names; nothing where the system has no such file."""
-    return set(PROCESSOR_FILE.read_text(encoding="utf-8").split()) if PROCESSOR_FILE.is_file() else set()
 
 
 def _declared_ends(folder: Path) -> list[int]:
     """The ids that the model's own generation settings end an answer with."""
-    if not (folder / GENERATION_FILE).exists():
+    if not (folder / "generation_config.json").exists():
         return []
     ends = GenerationConfig.from_pretrained(folder).eos_token_id
     return list(ends) if isinstance(ends, list) else [ends] * (ends is not None)
@@ -245,35 +244,25 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
     If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
 
     Raises:
-        UserError: it cannot be loaded, not all of its weights are there, or see `check_model`.
+        UserError: see `load` and `check_model`.
     """
     dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
     # On a CPU torch's own attention takes three times as long in 16 bits to go backward.
     slow = dtype.itemsize < torch.float32.itemsize and not torch.cuda.is_available()
-    attention = "eager" if slow else None
-    quantization = None
-    if quantized:
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-            llm_int8_skip_modules=["lm_head"],
-        )
-    try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            attn_implementation=attention,
-            quantization_config=quantization,
-            device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # told below, by name
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise UserError(f"model folder {source}: cannot be loaded ({describe(error)})") from error
-    check_loaded(f"model folder {source}", loaded)
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=["lm_head"],
+    )
+    model = load(
+        source,
+        dtype=dtype,
+        attn_implementation="eager" if slow else None,
+        quantization_config=quantization if quantized else None,
+        device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
+    )
     for layer in model.modules() if quantized else ():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             # A first pass without gradient would repack the weights, rounded, for a kernel that computes in bfloat16:

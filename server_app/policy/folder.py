@@ -1,36 +1,22 @@
-"""From a model's name to a folder with all of it: fetched, complete, and a causal language model.
-
-Faults that show without loading weights are found here, in seconds, before any group is asked.
-"""
+"""From a model's name to its folder, from the folder to its weights, and what its layers must be for LoRA."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the HTTP library below it
-    GatedRepoError,
-    HTTPError,
-    RepositoryNotFoundError,
-)
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP library below it
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL
-from appa_flwr.core.errors import UserError, unknown_name
-
-PAPER_MODELS = ("google/gemma-2-2b-it", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-0.6B")
-"""The paper's policies by their names on the hub."""
+from appa_flwr.config import Config, split_names
+from appa_flwr.core.errors import UserError
 
 HUB_PAGES = "https://huggingface.co"
 FETCHED = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
 NOT_FETCHED = "original/*"  # the same weights once more, in a format nothing here reads
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-INDEX_FILE, ADAPTER_FILE = "model.safetensors.index.json", "adapter_config.json"
 
 
 def locate(model: str) -> Path:
@@ -42,21 +28,13 @@ def locate(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
-    by_hand = f"`hf download {model} --local-dir DIR` and model = DIR"
     try:
         return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED))
-    except GatedRepoError as error:
-        raise UserError(
-            f"model = {model}: its licence has to be accepted first, at {HUB_PAGES}/{model}; then log in here by "
-            f"`hf auth login`, or where you are logged in: {by_hand}"
-        ) from error
-    except RepositoryNotFoundError as error:
-        others = ("a model folder or .gguf file", f"the name of any model you can see on {HUB_PAGES}")
-        raise unknown_name("model", model, valid=(TINY_MODEL, SMOLLM2_MODEL, *PAPER_MODELS, *others)) from error
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
             f"model = {model}: no such folder here, and it cannot be fetched from the hub ({describe(error)}); where "
-            f"{HUB_PAGES} can be reached: {by_hand}, copied here"
+            f"{HUB_PAGES}/{model} can be seen, accept its licence if it has one, then `hf auth login` and try again, "
+            f"or `hf download {model} --local-dir DIR` and model = DIR"
         ) from error
 
 
@@ -66,58 +44,53 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line.strip()}"
 
 
-def read_config(model: str, folder: Path) -> PreTrainedConfig:
-    """The model's own config, once its folder has passed every check that needs no weights.
+def load(folder: str, **how: Any) -> PreTrainedModel:
+    """The causal LM in a folder, loaded as `how` tells `from_pretrained`; on the device "meta" in seconds.
 
     Raises:
-        UserError: not a causal language model that Transformers knows, or weights missing or cut short.
+        UserError: it cannot be loaded, or not all of its weights are there: Transformers would go on with random
+            numbers in their place.
     """
-    if (folder / ADAPTER_FILE).exists() and not (folder / "config.json").exists():
-        raise UserError(f"model = {model}: holds adapters only; give a folder they have been merged into")
     try:
-        model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model = {model}: cannot be loaded ({describe(error)})") from error
-    held = model_config.architectures or []
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_config.model_type)
-    # A model saved for another purpose would load all the same, with a random head or looking ahead.
-    if known is None or (held and known not in held):
-        raise UserError(
-            f"model = {model}: is no causal language model but {' or '.join(held) or model_config.model_type}; "
-            f"the paper's are {', '.join(PAPER_MODELS)}"
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, **how, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
         )
-    _check_weights(model, folder)
-    return model_config
-
-
-def _check_weights(model: str, folder: Path) -> None:
-    files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
-    missing = set() if files else {" or ".join(WEIGHTS)}
-    try:
-        if (index := folder / INDEX_FILE).exists():
-            missing = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) - {
-                f.name for f in files
-            }
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"model = {model}: {INDEX_FILE} cannot be read ({describe(error)})") from error
-    if missing:
-        raise UserError(f"model = {model}: has no weights: {', '.join(sorted(missing))} is not there")
-    for path in folder.glob("*.safetensors"):
-        try:
-            with safe_open(path, framework="pt"):  # reads the header, which must fit the file's size
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"model = {model}: {path.name} is damaged or was not copied to its end ({describe(error)})"
-            ) from error
-
-
-def check_loaded(source: str, loaded: Mapping[str, Collection[Any]]) -> None:
-    """See that Transformers has found all weights of a model, by what `output_loading_info` gives.
-
-    Raises:
-        UserError: it has not, and would go on with random numbers in their place.
-    """
+    except Exception as error:  # what a damaged file leads its readers to has no one class
+        raise UserError(f"model folder {folder}: cannot be loaded ({describe(error)})") from error
     unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if unfit:
-        raise UserError(f"{source}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
+        raise UserError(f"model folder {folder}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
+    return model
+
+
+def check_layers(config: Config, model: PreTrainedModel) -> None:
+    """See that the window holds the longest sequence, and that adapters' targets are linear layers of their own.
+
+    PEFT itself drops a name that fits no layer if another one does. On an output head that is also the embedding,
+    adapters that are added to the weights change both, and apart from them only one: what is saved would not be what
+    has answered. Of the model only the shapes are used.
+
+    Raises:
+        UserError: the window is shorter than `policy.max-sequence-length`, a target is no such layer, or a key names
+            none.
+    """
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if window and window < config.policy.max_sequence_length:
+        raise UserError(
+            f"policy.max-sequence-length = {config.policy.max_sequence_length}: {config.model} reads {window} tokens "
+            f"at most; set it to {window} or less"
+        )
+    if config.policy.tuning == "full":
+        return
+    users: Counter[object] = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+    modules = dict(model.named_modules())
+    own = {path for path, layer in modules.items() if isinstance(layer, nn.Linear) and users[layer.weight] == 1}
+    for key in ("policy.sft-targets", "policy.ppo-targets"):
+        for target in split_names(str(config.flat()[key])) or ("",):
+            matched = {path for path in modules if f".{path}".endswith(f".{target}")}  # as PEFT matches names
+            if not matched or not matched <= own:
+                layers = ", ".join(sorted({path.rpartition(".")[2] for path in own})) or "none of its layers"
+                raise UserError(
+                    f"{key}: {config.model} has no linear layer {target!r} with weights of its own; LoRA can adapt "
+                    f"{layers}"
+                )

@@ -28,6 +28,7 @@ LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 """Most numbers in a block of logits, by device; a smaller block would slow the matrix product down. On a GPU they are
 262 tokens of Gemma. With gradients a number takes some 24 bytes.
 """
+TOKENS = "tokens (ppo.micro-batch-tokens)"
 FEWEST_TOKENS = 64  # of a pass; if memory does not hold 64, the run ends
 PROBE_TOKENS = 6
 
@@ -46,27 +47,27 @@ class NotFinite(UserError):
         super().__init__(f"the policy's losses or logits are no longer finite; lower {key}")
 
 
-class TokenBudget:
-    """Most tokens in a pass, halved for good where a GPU's memory does not hold them."""
+class Budget:
+    """Most tokens in a pass, or another unit, halved for good where a GPU's memory does not hold them."""
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self, unit: str, size: int, *, fewest: int = FEWEST_TOKENS) -> None:
+        self.size, self._unit, self._fewest = size, unit, fewest
 
     def run(self, passes: Callable[[int], _T]) -> _T:
-        """`passes(tokens)`; when memory runs out, again from the start with half as many tokens.
+        """`passes(size)`; when memory runs out, again from the start with half the size.
 
         Raises:
-            torch.OutOfMemoryError: memory does not hold `FEWEST_TOKENS`.
+            torch.OutOfMemoryError: memory does not hold the fewest.
         """
         while True:
             try:
-                return passes(self.tokens)
+                return passes(self.size)
             except torch.OutOfMemoryError:
-                if self.tokens < 2 * FEWEST_TOKENS:
+                if self.size < 2 * self._fewest:
                     raise
             torch.cuda.empty_cache()
-            self.tokens //= 2
-            log.warning("out of memory: from here on passes have %d tokens (ppo.micro-batch-tokens)", self.tokens)
+            self.size //= 2
+            log.warning("out of memory: from here on passes have %d %s", self.size, self._unit)
 
 
 @contextmanager

@@ -6,8 +6,6 @@ Axis letters: J rollouts, T response tokens.
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,8 +20,8 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from server_app.policy.one_product import round_once
 
-POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
-SFT, BOTH = "sft", "both"
+SFT, POLICY, VALUE = "sft", "policy", "value"  # adapters by their names in PEFT
+SAVED = "default"  # which PEFT saves and loads at the folder's top
 ALPHA_PER_RANK = 2  # adapters are scaled by alpha / rank (SFT and PPO tables)
 
 
@@ -161,17 +159,12 @@ class LoraModels(PolicyModels):
 
     def save_policy(self, folder: Path) -> None:
         """Write one adapter, which is SFT's and the policy's in one: side by side, their product is their sum."""
-        if not self._start:
-            self._peft.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
-            return
-        both = [SFT, POLICY]
-        self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), BOTH, combination_type="cat")
+        both = [*self._start, POLICY]
+        self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), SAVED, combination_type="cat")
         try:
-            with tempfile.TemporaryDirectory(prefix="appa-policy-") as beside:  # PEFT makes a folder of its name there
-                self._peft.save_pretrained(beside, selected_adapters=[BOTH], save_embedding_layers=False)
-                shutil.copytree(Path(beside) / BOTH, folder, dirs_exist_ok=True)
+            self._peft.save_pretrained(folder, selected_adapters=[SAVED], save_embedding_layers=False)
         finally:
-            self._peft.delete_adapter(BOTH)
+            self._peft.delete_adapter(SAVED)
 
 
 def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:

@@ -19,8 +19,9 @@ from torch import Tensor
 from appa_flwr.config.sections import PPOSection
 from server_app.policy import losses
 from server_app.policy.logprobs import (
+    TOKENS,
+    Budget,
     NotFinite,
-    TokenBudget,
     finite_logits,
     response_logprobs,
     response_values,
@@ -94,7 +95,7 @@ class PPOEngine:
         seed: int,
     ) -> None:
         self.models, self.settings = models, settings
-        self._budget = TokenBudget(settings.micro_batch_tokens)
+        self._budget = Budget(TOKENS, settings.micro_batch_tokens)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
         self._generator = torch.Generator(models.policy().device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])
@@ -153,9 +154,7 @@ class PPOEngine:
         Returns:
             Means per token over all steps of the update: policy_loss, value_loss, clip_fraction and approximate_kl.
             Of the batch before the update: kl, the mean over answers of the summed log pi - log pi_ref; entropy, the
-            mean -log pi of the sampled tokens; response_length, the mean in tokens. For a 16-bit model: sampler_spread,
-            the standard deviation of log pi - log pi_sampler over the tokens, and sampler_outside_clip, the share of
-            tokens whose ratio is outside the clip range before any step.
+            mean -log pi of the sampled tokens; response_length, the mean in tokens.
 
         Raises:
             NotFinite: one of these, or the policy after its last step, is infinite or NaN.
@@ -179,10 +178,6 @@ class PPOEngine:
             "entropy": float(losses.entropy(targets.old_JT, mask_JT)),
             "response_length": float(mask_JT.sum(1).float().mean()),
         }
-        if reference.policy_logprob_JT is not None:
-            gap = (targets.old_JT - rollout.logprob_JT)[mask_JT]
-            stats["sampler_spread"] = float(gap.std(correction=0))
-            stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > self.settings.clip_range).float().mean())
         if not (all(map(math.isfinite, stats.values())) and finite_logits(self.models.policy())):
             raise NotFinite("ppo.learning-rate")
         return stats
@@ -275,8 +270,8 @@ class PPOEngine:
         """Take over what `state` gave, from tensors on any device.
 
         Raises:
-            ValueError: the parameters are not those of these models, or lay on another kind of device, whose random
-                numbers are others.
+            ValueError: they lay on another kind of device, whose random numbers are others.
+            RuntimeError: the parameters are not those of these models.
         """
         here, there = self._generator.device.type, state["device"]
         if here != there:
@@ -284,9 +279,6 @@ class PPOEngine:
                 f"it was written on a {there} device and this machine has {here}; resume on a {there} device"
             )
         trained = {"policy": self.models.policy_parameters, "value": self.models.value_parameters}
-        for name, parameters in trained.items():
-            if [p.shape for p in parameters] != [saved.shape for saved in state[name]]:
-                raise ValueError(f"the {name} model's parameters have other shapes")
         with torch.no_grad():
             for name, parameters in trained.items():
                 for parameter, saved in zip(parameters, state[name], strict=True):

@@ -6,7 +6,6 @@ tokens, L tokens of a row so far, V vocabulary, A rows still in the batch.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from server_app.policy.last_layer import computing_only
-from server_app.policy.logprobs import logits, shared_prefix
+from server_app.policy.logprobs import Budget, logits, shared_prefix
 from server_app.policy.sequences import Sequences, split_prompts, window_of
 
 COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
@@ -24,8 +23,6 @@ LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two looks at which rows hav
 
 Prompts = tuple[Tensor, Tensor, Tensor]
 """What all prompts begin with (C,), the rest of each and its mask, (J, P)."""
-
-log = logging.getLogger("appa.server")
 
 
 @dataclass(frozen=True)
@@ -93,37 +90,28 @@ def sample(
         decoding: how.
         generator: source of randomness on the model's device; None only for greedy decoding.
 
-    A batch that does not fit into memory is sampled in two halves, with other random numbers than the whole batch.
+    A batch that does not fit into memory is sampled in halves, with other random numbers than the whole batch.
 
     Returns:
         Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
     """
-    prompt = split_prompts(model, prompts, response_length=decoding.max_new_tokens)
-    response_JT, mask_JT, logprob_JT = _answers(model, prompt, decoding, generator)
+    prefix_C, prompt_JP, prompt_mask_JP = split_prompts(model, prompts, response_length=decoding.max_new_tokens)
+
+    def passes(rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        parts = zip(prompt_JP.split(rows), prompt_mask_JP.split(rows), strict=True)
+        return [_decode(model, (prefix_C, *part), decoding, generator) for part in parts]
+
+    parts = Budget("answers", len(prompts), fewest=1).run(passes)
+    response_JT, mask_JT, logprob_JT = (torch.cat(part) for part in zip(*parts, strict=True))
     width = int(mask_JT.any(0).sum())
-    return Rollout(Sequences(*prompt, response_JT[:, :width], mask_JT[:, :width]), logprob_JT[:, :width])
-
-
-def _answers(
-    model: PreTrainedModel, prompt: Prompts, decoding: Decoding, generator: torch.Generator | None
-) -> tuple[Tensor, ...]:
-    """Token ids, mask and log-probabilities, (J, T) each, with T the most tokens that an answer may have."""
-    prefix_C, prompt_JP, prompt_mask_JP = prompt
-    try:
-        return _decode(model, prompt, decoding, generator)
-    except torch.OutOfMemoryError:
-        if len(prompt_JP) == 1:
-            raise
-    torch.cuda.empty_cache()
-    log.warning("out of memory: %d answers are sampled in two halves", len(prompt_JP))
-    halves = zip(prompt_JP.tensor_split(2), prompt_mask_JP.tensor_split(2), strict=True)
-    parts = [_answers(model, (prefix_C, *half), decoding, generator) for half in halves]
-    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+    sequences = Sequences(prefix_C, prompt_JP, prompt_mask_JP, response_JT[:, :width], mask_JT[:, :width])
+    return Rollout(sequences, logprob_JT[:, :width])
 
 
 def _decode(
     model: PreTrainedModel, prompt: Prompts, decoding: Decoding, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, mask and log-probabilities, (J, T) each, with T the most tokens that an answer may have."""
     trunk, device, temperature = model.base_model, prompt[0].device, decoding.temperature
     cache, hidden_AH, seen_AL, position_A = _run_prompts(model, prompt, decoding.max_new_tokens)
     stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]

@@ -24,7 +24,7 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from server_app.policy.base import Base
-from server_app.policy.logprobs import NotFinite, TokenBudget, finite_logits, response_logprobs, shared_prefix
+from server_app.policy.logprobs import TOKENS, Budget, NotFinite, finite_logits, response_logprobs, shared_prefix
 from server_app.policy.models import ALPHA_PER_RANK
 from server_app.policy.one_product import round_once
 from server_app.policy.sequences import Sequences, pad, split_prompts
@@ -104,7 +104,7 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
 
     def __init__(self, model: nn.Module, *, tokens: int, **options: Any) -> None:
         super().__init__(model, **options)
-        self._budget = TokenBudget(tokens)
+        self._budget = Budget(TOKENS, tokens)
         self._causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
 
     def training_step(

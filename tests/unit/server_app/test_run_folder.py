@@ -20,7 +20,6 @@ from appa_flwr.run.run_files import METRICS
 from server_app import run_folder as run_folders
 from server_app.federation import groups
 from server_app.policy import base, logprobs
-from server_app.policy import sample as sampling
 from server_app.run_folder import RunFolder
 
 
@@ -71,7 +70,7 @@ def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_r
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
         logprobs.log.warning("out of memory")
         base.log.info("policy.compute-dtype = auto: %s", "float32")
-        sampling.log.debug("nothing worth a line")
+        base.log.debug("nothing worth a line")
     groups.log.warning("of another run")
     assert [line.partition("] ")[2] for line in (folder.path / "run.log").read_text().splitlines()] == [
         "warning: group Avaria counts as missing: no votes",

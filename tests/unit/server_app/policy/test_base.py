@@ -20,7 +20,7 @@ from small import CHOSEN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from appa_flwr.config import Config
+from appa_flwr.config import THREADS, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from server_app.policy import base as bases
@@ -47,9 +47,6 @@ def save_tokenizer(folder, *, special, **roles):
     return str(folder)
 
 
-BYTES = {f"<0x{number:02X}>": number for number in range(256)}
-
-
 def raising(error):
     def fail(*_, **__):
         raise error
@@ -62,20 +59,9 @@ def prepare(source, **keys):
     return bases.prepare(config, QUESTIONS), config
 
 
-@pytest.mark.parametrize(
-    ("keys", "style"),
-    [
-        ({"survey": "generated"}, "compact"),
-        ({"survey": "/a/b.jsonl"}, "counted"),
-        ({"policy.prompt-style": "full"}, "full"),
-    ],
-)
-def test_the_number_of_options_stands_in_prompts_of_real_surveys(keys, style):
-    letters = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE(byte_fallback=True, vocab=BYTES, merges=[]))
-    )
-    ids = bases.Base("", letters, 1, (1,)).prompt_ids(Config.load(keys), QUESTIONS[0])
-    assert bytes(ids).decode() == formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
+def test_prompts_of_real_surveys_name_the_number_of_options():
+    styles = [Config.load({"survey": survey}).prompt_style for survey in ("generated", "/a/b.jsonl")]
+    assert styles == ["compact", "counted"]
 
 
 @pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
@@ -173,8 +159,9 @@ def without_tokenizer(folder):
 
 
 def with_lost_shard(folder):
-    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights_of(folder).unlink()
 
 
 def cut_short(folder):
@@ -187,31 +174,42 @@ def cut_short(folder):
     [
         (lambda f: shutil.rmtree(f), "no such folder"),
         (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
-        (lambda f: edit_config(f, model_type="soon"), "cannot be loaded .*`soon`"),
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
         (lambda f: edit_config(f, model_type="t5"), "no causal language model"),
         (lambda f: edit_config(f, architectures=["Qwen3Model"]), "no causal language model but Qwen3Model"),
-        (as_bert, "no causal language model but BertForMaskedLM; the paper's are google/gemma-2-2b-it, meta"),
-        (as_adapters, "holds adapters only"),
-        (lambda f: weights_of(f).unlink(), r"has no weights: \*.safetensors or pytorch_model"),
-        (cut_short, "model.safetensors is damaged or was not copied to its end"),
-        (with_lost_shard, "has no weights: model-00002-of-00002.safetensors is not there"),
-        (lambda f: (f / model_folder.INDEX_FILE).write_text("[]"), "index.json cannot be read .TypeError"),
+        (as_bert, "no causal language model but BertForMaskedLM"),
+        (as_adapters, "cannot be loaded .*config.json"),
+        (lambda f: weights_of(f).unlink(), "cannot be loaded .*no file named model.safetensors"),
+        (cut_short, "cannot be loaded .*file not fully covered"),
+        (with_lost_shard, "cannot be loaded .*model-00002-of-00002.safetensors"),
+        (
+            lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3),
+            "11 weights .*do not fit, model.layers.2",
+        ),
+        (
+            lambda f: edit_config(f, intermediate_size=32),
+            "6 weights are missing or do not fit, model.layers.0.mlp.down_proj",
+        ),
         (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_loaded(folder, spoil, message, monkeypatch):
+def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(folder, spoil, message):
     spoil(folder)
-    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
     with pytest.raises(UserError, match=message) as error:
         bases.check(Config.load({**CHOSEN, "model": str(folder)}))
-    assert str(error.value).startswith(f"model = {folder}: ")
+    assert str(error.value).startswith((f"model = {folder}: ", f"model folder {folder}: "))
     assert "\n" not in str(error.value)
 
 
-def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_loaded_or_built(folder, monkeypatch):
-    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
+def test_a_check_reads_no_weights(folder, monkeypatch):
+    devices, load = [], model_folder.load
+    monkeypatch.setattr(bases, "load", lambda *where, **how: devices.append(how) or load(*where, **how))
+    bases.check(Config.load({**CHOSEN, "model": str(folder)}))
+    assert devices == [{"device_map": "meta"}]
+
+
+def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_built(folder, monkeypatch):
     monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
     for keys in ({"model": str(folder), "policy.tuning": "qlora"}, {"policy.tuning": "lora"}):
         bases.check(Config.load(keys))
@@ -222,23 +220,10 @@ def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "11 weights .*do not fit, model.layers.2"),
-        ({"intermediate_size": 32}, "6 weights are missing or do not fit, model.layers.0.mlp.down_proj"),
-    ],
-)
-def test_weights_that_are_not_those_of_the_config_are_no_model(folder, changes, message):
-    edit_config(folder, **changes)
-    with pytest.raises(UserError, match=message):
-        bases.load_model(Config.load({}), str(folder), quantized=False)
-
-
-@pytest.mark.parametrize(
     "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
 )
 def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkeypatch):
-    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", raising(raised))
+    monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", raising(raised))
     with pytest.raises(UserError, match=f"model folder {folder}: cannot be loaded .{type(raised).__name__}") as error:
         bases.load_model(Config.load({}), str(folder), quantized=False)
     assert "\n" not in str(error.value)
@@ -247,26 +232,22 @@ def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkey
 # --- the hub --------------------------------------------------------------------------------------
 
 ANSWER = SimpleNamespace(headers={}, request=None)
-BY_HAND = r"`hf download google/gemma-2-2b-it --local-dir DIR` and model = DIR"
-
-
-GEMMA, _, QWEN = model_folder.PAPER_MODELS
+GEMMA = "google/gemma-2-2b-it"
 
 
 @pytest.mark.parametrize(
-    ("name", "raised", "message"),
+    "raised",
     [
-        (GEMMA, hub.GatedRepoError("403\nAsk", response=ANSWER), f"https://huggingface.co/{GEMMA}.*{BY_HAND}"),
-        (GEMMA, hub.HTTPError("read timed out\n."), f"cannot be fetched .*timed out.*{BY_HAND}"),
-        (GEMMA, OSError(28, "No space left on device"), f"cannot be fetched .*No space left.*{BY_HAND}"),
-        ("qwen/qwen3-0.6", hub.RepositoryNotFoundError("404", response=ANSWER), f"did you mean '{QWEN}'.* are tiny, "),
+        hub.GatedRepoError("403\nAsk", response=ANSWER),
+        hub.RepositoryNotFoundError("404", response=ANSWER),
+        hub.HTTPError("read timed out\n."),
+        OSError(28, "No space left on device"),
     ],
 )
-def test_a_hub_that_does_not_give_the_model(name, raised, message, monkeypatch):
+def test_a_hub_that_does_not_give_the_model(raised, monkeypatch):
     monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
-    with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({**CHOSEN, "model": name}))
-    assert name in str(error.value)
+    with pytest.raises(UserError, match=rf"cannot be fetched .*{type(raised).__name__}.*hf download {GEMMA} ") as error:
+        bases.check(Config.load({**CHOSEN, "model": GEMMA}))
     assert "\n" not in str(error.value)
 
 
@@ -301,9 +282,59 @@ def test_without_a_template_a_turn_end_is_a_token_like_others(tmp_path):
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
 
 
-def test_texts_hold_what_the_mask_shows_without_special_tokens(folder):
-    base, _ = prepare(str(folder))
-    ids = base.tokenizer("0.50,0.50", add_special_tokens=False)["input_ids"]
-    response_JT = torch.tensor([[*ids, base.end_id, 0], [*ids, ids[0], ids[0]]])
-    mask_JT = torch.tensor([[True] * 10 + [False], [True] * 9 + [False] * 2])
-    assert base.texts(response_JT, mask_JT) == ["0.50,0.50", "0.50,0.50"]
+# --- the machine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
+    tiny_causal_lm().save_pretrained(tmp_path)
+    config = Config.load({"policy.compute-dtype": key, "policy.tuning": "lora"})
+    model = bases.load_model(config, str(tmp_path), quantized=False)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert not model.training
+
+
+FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nprocessor: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "tuning", "gpu", "flags", "dtype"),
+    [
+        ("auto", "lora", None, "avx512_bf16", "bfloat16"),
+        ("auto", "lora", None, "amx_bf16 amx_tile", "bfloat16"),
+        ("auto", "lora", None, "asimd bf16", "bfloat16"),  # ARM
+        ("auto", "lora", None, "avx512_fp16 amx_tile", "float32"),
+        ("auto", "lora", "native", "", "bfloat16"),  # where there is a GPU, it decides
+        ("auto", "lora", "emulates", "avx512_bf16", "float32"),  # slower than float32
+        ("auto", "full", None, "avx512_bf16", "float32"),  # where all weights learn
+        ("float32", "lora", None, "avx512_bf16", "float32"),  # what is named stays
+        ("bfloat16", "lora", "emulates", "", "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_machine_computes_in_it(key, tuning, gpu, flags, dtype, tmp_path, monkeypatch):
+    flags_file = tmp_path / "cpuinfo"
+    flags_file.write_text(FLAGS.format(flags))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or gpu == "native"
+    )
+    asked = Config.load({"policy.compute-dtype": key, "policy.tuning": tuning, "seed": 7})
+    assert bases.with_dtype(asked).flat() == {**asked.flat(), "policy.compute-dtype": dtype}
+
+
+def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_the_tiny_one_takes_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(bases.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: 16 if logical else 4)
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 4  # six, of which two are a core's second
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 3
+    monkeypatch.setenv(THREADS, "")  # of the launcher, which sets the other where the user does not
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 6
+    monkeypatch.setenv(THREADS, "two")
+    with pytest.raises(UserError, match="OMP_NUM_THREADS"):
+        bases.threads(Config.load({**CHOSEN, "model": "org/name"}))

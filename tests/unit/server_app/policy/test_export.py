@@ -1,4 +1,4 @@
-"""SFT's model or adapter reaches PPO as it was learned, and the policy's folder holds all of it.
+"""What is saved of a policy answers as what was sampled, whatever layers LoRA adapts; other names end the run at once.
 
 Axis letters: J rows, T answer tokens.
 """
@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import answer_rows, save_adapter, tiny_causal_lm
-from peft import AutoPeftModelForCausalLM
+from fakes import answer_rows, tiny_causal_lm
+from peft import AutoPeftModelForCausalLM, get_peft_model
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from server_app.policy import export
+from server_app.policy import export, sft
 from server_app.policy.base import Base
+from server_app.policy.folder import check_layers
 from server_app.policy.logprobs import response_logprobs
 
 ROWS = answer_rows()
+
+
+def config_of(targets, **keys):
+    adapted = {"policy.tuning": "lora", "policy.sft-targets": targets, "policy.ppo-targets": targets}
+    return Config.load({**adapted, "ppo.baseline": "value", **keys})
 
 
 def logprobs(model):
@@ -25,40 +32,107 @@ def logprobs(model):
         return response_logprobs(model, ROWS, temperature=1.0)
 
 
-@pytest.mark.parametrize(
-    ("tuning", "loader", "architecture"),
-    [("full", AutoModelForCausalLM, "qwen3"), ("lora", AutoPeftModelForCausalLM, "gemma2")],
-)
-def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architecture, tmp_path):
-    tiny_causal_lm(architecture).save_pretrained(tmp_path / "base")
-    base = Base(str(tmp_path / "base"), None, 1, (1, 2))
-    keys = {
-        "policy.tuning": tuning,
-        "ppo.baseline": "value",
-        "policy.lora-rank": 2,
-        "policy.ppo-targets": "q_proj,v_proj",
-    }
-    config = Config.load(keys)
-    sft = tmp_path / "base"
-    if tuning == "lora":
-        sft = save_adapter(AutoModelForCausalLM.from_pretrained(base.source), tmp_path / "sft")
-    models = export.load_policy(config, base, sft)
+def learn(parameters):
     generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in models.policy_parameters + models.value_parameters:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    for parameter in parameters:
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+def as_sampled_and_saved(config, folder):
+    """Log-probabilities of the base in `folder`, of a policy over SFT's adapter as it samples, and of its own folder.
+
+    Nothing is trained: all adapters, or with full tuning all weights, get random numbers.
+    """
+    base, start = Base(str(folder / "base"), None, 1, (1,)), folder / "base"
+    if lora := config.policy.tuning == "lora":
+        taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
+        learn(p for p in taught.parameters() if p.requires_grad)
+        taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
+    models = export.load_policy(config, base, start)
+    trained = models.policy_parameters + models.value_parameters
+    learn(trained)
     with models.value():
         pass  # the value's adapter was the last one in use
-    expected_JT = logprobs(models.policy())
-    folder = tmp_path / "policy"
-    folder.mkdir()
-    models.save_policy(folder)
-    loaded = loader.from_pretrained(folder).eval()
-    loaded = loaded.get_base_model() if tuning == "lora" else loaded
-    torch.testing.assert_close(logprobs(loaded), expected_JT, rtol=0, atol=1e-5)
-    assert torch.equal(logprobs(models.policy()), expected_JT)  # and the models go on as they were
-    assert all(parameter.requires_grad for parameter in models.policy_parameters + models.value_parameters)
-    assert len(list(folder.rglob("*.safetensors"))) == 1  # the value model is not saved
+    sampled_JT = logprobs(models.policy())
+    models.save_policy(policy := folder / "policy")
+    assert torch.equal(logprobs(models.policy()), sampled_JT)  # and the models go on as they were
+    assert all(parameter.requires_grad for parameter in trained)
+    assert len(list(policy.rglob("*.safetensors"))) == 1  # the value model is not saved
+    loader = AutoPeftModelForCausalLM if lora else AutoModelForCausalLM
+    saved = loader.from_pretrained(policy).eval()
+    untaught_JT = logprobs(AutoModelForCausalLM.from_pretrained(base.source).eval())
+    return untaught_JT, sampled_JT, logprobs(saved.get_base_model() if lora else saved)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "targets", "tuning"),
+    [
+        ("qwen3", "q_proj", "full"),
+        ("qwen3", "q_proj,k_proj,v_proj,o_proj", "lora"),
+        ("gemma2", "gate_proj,up_proj,down_proj", "lora"),
+        ("phi3", "qkv_proj", "lora"),
+        ("phi3", "gate_up_proj", "lora"),
+        ("llama", "lm_head", "lora"),
+        ("gemma2", "self_attn.q_proj,layers.0.mlp.up_proj,lm_head", "lora"),
+    ],
+)
+def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, targets, tuning, tmp_path):
+    model = tiny_causal_lm(architecture)
+    config = config_of(targets, **{"policy.tuning": tuning})
+    check_layers(config, model)
+    model.save_pretrained(tmp_path / "base")
+    untaught_JT, sampled_JT, saved_JT = as_sampled_and_saved(config, tmp_path)
+    torch.testing.assert_close(saved_JT, sampled_JT, rtol=0, atol=1e-4)
+    assert (sampled_JT - untaught_JT).abs().max() > 0.1
+
+
+def test_a_matrix_that_is_also_the_embedding_is_refused_since_merging_would_change_both(tmp_path):
+    model = tiny_causal_lm("qwen3")
+    model.config.tie_word_embeddings = True
+    model = AutoModelForCausalLM.from_config(model.config)
+    config = config_of("q_proj,lm_head", model="m")
+    with pytest.raises(UserError, match=r"m has no linear layer 'lm_head' with weights of its own"):
+        check_layers(config, model)
+    model.save_pretrained(tmp_path / "base")
+    _, sampled_JT, _ = as_sampled_and_saved(config, tmp_path)
+    merged = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "policy").eval().merge_and_unload()
+    assert (logprobs(merged) - sampled_JT).abs().max() > 0.1  # where PEFT ends this otherwise, the refusal can go
+
+
+ALL = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "targets", "name", "layers"),
+    [
+        ("phi3", "o_proj,q_proj", "q_proj", "down_proj, gate_up_proj, lm_head, o_proj, qkv_proj"),  # of qkv_proj
+        ("qwen3", "q_proj,v_prj", "v_prj", ALL),
+        ("qwen3", "q_proj,proj", "proj", ALL),  # the end of a name, not of a path
+        ("qwen3", "q_proj,norm", "norm", ALL),  # no linear layer
+        ("qwen3", "mlp", "mlp", ALL),
+        ("qwen3", ",", "", ALL),  # no name at all
+    ],
+)
+def test_a_name_that_is_no_linear_layer_is_told_though_others_beside_it_are(architecture, targets, name, layers):
+    with pytest.raises(UserError) as error:
+        check_layers(config_of(targets, model="m"), tiny_causal_lm(architecture))
+    assert str(error.value).startswith(f"policy.sft-targets: m has no linear layer '{name}'")
+    assert str(error.value).endswith(f" LoRA can adapt {layers}")
+
+
+def test_a_name_that_linear_layers_share_with_others_is_refused():
+    model = tiny_causal_lm()
+    model.model.layers[0].mlp.up_proj = nn.Tanh()
+    with pytest.raises(UserError, match="no linear layer 'up_proj'"):
+        check_layers(config_of("up_proj"), model)
+    check_layers(config_of("1.mlp.up_proj"), model)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_window_shorter_than_the_longest_sequence_is_refused(tuning):
+    config = config_of("q_proj", **{"policy.tuning": tuning, "policy.max-sequence-length": 1025})
+    with pytest.raises(UserError, match=r"policy\.max-sequence-length = 1025: tiny reads 1024 tokens"):
+        check_layers(config, tiny_causal_lm())
 
 
 @pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("[]", "should be an object")])

@@ -21,7 +21,6 @@ from fakes import (
     scoring,
     tiny_causal_lm,
 )
-from torch import nn
 from transformers import GraniteConfig, GraniteForCausalLM, MambaConfig, MambaForCausalLM
 
 from appa_flwr.core.errors import UserError
@@ -135,9 +134,7 @@ def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
         ([[*range(9), 50], [*range(9), 51, 52]], 20, 20, 9),
         ([[*range(9), 50], [*range(9), 51, 52]], 20, 21, 0),  # the answer would leave the window
         ([[*range(12)], [*range(12)]], None, 99, 11),  # the last token is run for itself
-        ([[*range(9)], [*range(12)]], None, 99, 8),
         ([[*range(MIN_TOKENS - 1), 50], [*range(MIN_TOKENS - 1), 51]], None, 99, 0),
-        ([[50, *range(9)], [51, *range(9)]], None, 99, 0),
         ([[*range(9), 50], [*range(9), 51], [1, *range(9)]], None, 99, 0),  # in whatever order
     ],
 )
@@ -159,14 +156,6 @@ def test_keys_and_values_that_training_drops_are_an_error():
 @pytest.fixture(scope="module")
 def sequences():
     return answer_rows()
-
-
-def test_token_logprobs_by_hand():
-    # weights 1, 3 and 4 of logits ln 1, ln 3, ln 4 at temperature 1; squared at temperature .5: 1, 9, 16
-    logits_JTV = torch.tensor([[[1.0, 3.0, 4.0]]]).log()
-    token_JT = torch.tensor([[1]])
-    assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=1.0).exp().item() == pytest.approx(3 / 8)
-    assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=0.5).exp().item() == pytest.approx(9 / 26)
 
 
 def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
@@ -222,16 +211,11 @@ def test_the_papers_architectures_are_known(dtype):
     check_model(known(logits_scaling=1.0).to(dtype))
 
 
-def test_a_model_that_computes_something_else_is_refused(monkeypatch):
+def test_a_model_that_computes_something_else_is_refused():
     with pytest.raises(UserError, match="GraniteForCausalLM makes its logits"):
         check_model(known(logits_scaling=8.0))
     with pytest.raises(UserError, match="MambaForCausalLM shares no keys and values"):
         check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
-    deaf = tiny_causal_lm()
-    forward = deaf.base_model.forward
-    monkeypatch.setattr(deaf.base_model, "forward", lambda past_key_values=None, **given: forward(**given))
-    with pytest.raises(UserError, match="Qwen3ForCausalLM"):
-        check_model(deaf)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -251,41 +235,3 @@ def test_the_last_layer_computes_what_is_read_and_no_more(architecture):
     assert computed == [(int(read_JL.sum()),)] * len(watched)
     torch.testing.assert_close(thin_JLH[read_JL], plain_JLH[read_JL], rtol=0, atol=1e-12)
     torch.testing.assert_close(trunk(input_ids=ids_JL).last_hidden_state, plain_JLH, rtol=0, atol=0)
-
-
-def hooks_of(trunk):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trunk.modules())
-
-
-def test_no_hook_outlives_its_block():
-    trunk = tiny_causal_lm().base_model
-    before, read_JL = hooks_of(trunk), torch.ones(1, 4, dtype=torch.bool)
-    with computing_only(trunk, read_JL):
-        assert hooks_of(trunk) > before
-    assert hooks_of(trunk) == before
-    with pytest.raises(RuntimeError, match="in the pass"), computing_only(trunk, read_JL):
-        raise RuntimeError("in the pass")
-    assert hooks_of(trunk) == before
-
-
-class Experts(nn.Module):
-    """A feed-forward that is not the plain one: it looks at the shape of what it is given."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, hidden_JLH):
-        rows, length, size = hidden_JLH.shape
-        return self.inner(hidden_JLH.reshape(-1, size)).reshape(rows, length, size)
-
-
-def test_a_layer_built_otherwise_is_left_alone():
-    trunk, ids_JL = tiny_causal_lm().base_model, torch.tensor([[5, 6, 7]])
-    expected_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    trunk.layers[-1].mlp = Experts(trunk.layers[-1].mlp)
-    before = hooks_of(trunk)
-    with computing_only(trunk, torch.tensor([[False, True, False]])):
-        assert hooks_of(trunk) == before
-        found_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    torch.testing.assert_close(found_JLH, expected_JLH)

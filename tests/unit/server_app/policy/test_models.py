@@ -64,26 +64,18 @@ def base_logprobs(untouched, sequences):
         return response_logprobs(untouched, sequences, temperature=TEMPERATURE, prefix=prefix)
 
 
-def test_before_any_step_all_three_are_the_untouched_base(case, sequences):
+def test_policy_and_reference_begin_as_the_untouched_base_which_the_reference_stays(case, sequences):
     models, untouched = case
     expected_JT = base_logprobs(untouched, sequences)
-    for _ in range(2):
-        assert torch.equal(found("policy", models, sequences), expected_JT)
-        assert torch.equal(found("reference", models, sequences), expected_JT)
-        assert not found("value", models, sequences).any()  # the value head begins at zero
-    assert (expected_JT[sequences.mask_JT] < 0).all()
-    assert not expected_JT[~sequences.mask_JT].any()
-
-
-def test_after_a_step_the_reference_is_still_the_untouched_base(case, sequences):
-    models, untouched = case
+    for which in ("policy", "reference"):
+        assert torch.equal(found(which, models, sequences), expected_JT)
+    assert not found("value", models, sequences).any()  # the value head begins at zero
     optimizer = torch.optim.AdamW(models.policy_parameters + models.value_parameters, lr=0.05)
     for _ in range(2):
         learn("policy", models, sequences)
         learn("value", models, sequences, power=1)  # a square's gradient would be zero at value zero
         optimizer.step()
         optimizer.zero_grad()
-    expected_JT = base_logprobs(untouched, sequences)
     assert torch.equal(found("reference", models, sequences), expected_JT)
     policy_JT = found("policy", models, sequences)
     assert ((policy_JT - expected_JT).abs()[sequences.mask_JT] > 1e-3).all()

@@ -6,14 +6,9 @@ import copy
 
 import pytest
 import torch
-from fakes import ARCHITECTURES, WIDE_WINDOW, ppo_models, tiny_causal_lm
+from fakes import ARCHITECTURES, WIDE_WINDOW, tiny_causal_lm
 from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
 
-from appa_flwr.config import Config
-from appa_flwr.survey.types import Question
-from server_app.policy import sft, tiny
-from server_app.policy.base import Base
 from server_app.policy.one_product import round_once
 
 IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
@@ -83,17 +78,3 @@ def test_a_part_under_half_of_the_last_digit_counts():
             kept.append(float(((peft(x).double() - base) * part).sum() / part.square().sum()))
     assert abs(kept[0]) < 0.3
     assert kept[1] == pytest.approx(1, abs=0.3)
-
-
-def test_sft_and_ppo_round_once(tmp_path):
-    model, tokenizer = tiny.build(
-        tiny.TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2),
-        [Question("q", "Tea?", ("Yes", "No"))],
-    )
-    base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
-    rows = sft.dataset(base, [[5, 6, 7]], ["0.50,0.50"])
-    trainer = sft.make_trainer(model, base, Config.load({"policy.tuning": "lora"}), rows, folder=tmp_path)
-    models = ppo_models("stacked", tiny_causal_lm())
-    for adapted_model in (trainer.model, models.policy()):
-        layers = [layer for layer in adapted_model.modules() if isinstance(layer, LoraLayer)]
-        assert all("forward" in vars(layer) for layer in layers)

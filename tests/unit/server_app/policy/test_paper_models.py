@@ -7,8 +7,6 @@ Axis letters: J answers, T tokens.
 
 from __future__ import annotations
 
-import itertools
-
 import bitsandbytes.functional
 import families
 import pytest
@@ -26,7 +24,6 @@ from server_app.policy import export, sft
 
 QUESTIONS = catalogue_of([2, 3, 5, 2], train=[True] * 4).questions
 ANSWERS = ["0.10,0.90", "0.80,0.10,0.10", "0.20,0.20,0.20,0.20,0.20", "1.00,0.00"]
-MERGED_AT = 3  # tokens of the instruction that a tokenizer may join with what follows
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +49,6 @@ def test_the_prompt_is_the_family_s_own_template_around_the_question(prepared):
         assert base.tokenizer.decode(ids) == family.opens + text + family.closes
         # the template brings the sequence's beginning, which the tokenizer would put there once more
         assert ids.count(base.tokenizer.bos_token_id) == ("bos_token" in family.roles)
-
-
-def common_beginning(first, second):
-    return [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
-
-
-def test_all_prompts_begin_with_the_tokens_of_the_instruction(prepared):
-    _, base, config = prepared
-    first, second = (base.tokenizer.decode(base.prompt_ids(config, question)) for question in QUESTIONS[:2])
-    instruction = "".join(common_beginning(first, second))
-    assert "decimal point" in instruction
-    of_instruction = base.tokenizer(instruction, add_special_tokens=False)["input_ids"]
-    shared = common_beginning(*(base.prompt_ids(config, question) for question in QUESTIONS[:2]))
-    assert len(shared) >= len(of_instruction) - MERGED_AT > 80
 
 
 def test_answers_end_where_the_generation_settings_say(prepared):
@@ -100,6 +83,12 @@ def test_padding_has_an_embedding_and_ends_no_answer_and_attention_is_chosen_for
 # --- fine-tuning ----------------------------------------------------------------------------------
 
 
+def assert_rounds_once(model):
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    assert layers
+    assert all("forward" in vars(layer) for layer in layers)
+
+
 def test_a_taught_answer_follows_the_prompt_at_once_and_ends_with_the_turn(prepared, tmp_path, monkeypatch):
     family, base, config = prepared
     keys = {"policy.tuning": "lora", "sft.steps": 1, "sft.batch-size": 4}
@@ -107,6 +96,7 @@ def test_a_taught_answer_follows_the_prompt_at_once_and_ends_with_the_turn(prepa
     rows, step = [], sft._LeanTrainer.training_step
 
     def spy(self, model, inputs, *arguments, **keywords):
+        assert_rounds_once(model)
         rows.extend(zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True))
         return step(self, model, inputs, *arguments, **keywords)
 
@@ -134,7 +124,7 @@ def test_sft_s_adapter_reaches_ppo_on_four_bits_as_it_was_saved(prepared, tmp_pa
     packed = bases.load_model(config, base.source, quantized=True)
     ids = prompt_tensor(base, config)
     policy = export.load_policy(config, base, tmp_path).policy()
-    assert all("forward" in vars(layer) for layer in policy.modules() if isinstance(layer, LoraLayer))  # rounds once
+    assert_rounds_once(policy)
     with torch.no_grad():
         found, without = policy(ids).logits, packed(ids).logits
         torch.testing.assert_close(found, PeftModel.from_pretrained(packed, tmp_path)(ids).logits, **ROUNDING)

@@ -23,13 +23,6 @@ SEQUENCES = Sequences(
 )
 
 
-def test_rows_are_padded_on_one_side():
-    for left, ids, mask in ((False, [5, 0, 0], [True, False, False]), (True, [0, 0, 5], [False, False, True])):
-        ids_JP, mask_JP = pad([[7, 8, 9], [5]], device=torch.device("cpu"), left=left)
-        assert ids_JP.tolist() == [[7, 8, 9], ids]
-        assert mask_JP.tolist() == [[True, True, True], mask]
-
-
 def test_packed_rows_have_no_padding_within_and_read_where_a_response_token_is_predicted():
     ids_JL, read_JL = SEQUENCES.packed()
     # the last token of the longest row predicts nothing; shorter rows end in padding that nobody reads

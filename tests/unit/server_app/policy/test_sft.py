@@ -6,8 +6,6 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 
 import numpy as np
 import pytest
@@ -109,8 +107,8 @@ def tune(start, tmp_path):
 
 
 def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
-    tuned, steps = tune(**{"sft.steps": 100, "sft.learning-rate": 2e-2, "policy.tuning": "full"})
-    assert [(step, of) for step, of, _ in steps] == [(n, 100) for n in range(10, 101, 10)]
+    tuned, steps = tune(**{"sft.steps": 50, "sft.learning-rate": 3e-2, "policy.tuning": "full"})
+    assert [(step, of) for step, of, _ in steps] == [(n, 50) for n in range(10, 51, 10)]
     assert steps[-1][2] < 0.5 < 2 < steps[0][2]
     _, base, prompts = start
     assert tuned.generation_config.eos_token_id == list(base.stop_ids)
@@ -135,21 +133,19 @@ def passes(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("steps", [2, 20])  # the last step breaks it, or an early one
+@pytest.mark.parametrize("steps", [2, 6])  # the last step breaks it, or an early one
 def test_a_step_that_breaks_the_model_ends_sft(steps, tune, passes):
     with pytest.raises(NotFinite, match=r"sft\.learning-rate"):
         tune(**{"sft.learning-rate": 1e30, "sft.steps": steps, "policy.tuning": "lora"})
-    assert len(passes) < 20
+    assert len(passes) < 6
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_a_step_in_several_passes_is_the_step_in_one(tune, tuning, monkeypatch):
+def test_a_step_in_several_passes_is_the_step_in_one(tune, monkeypatch):
     """Of answers of unequal length, so that a mean of the passes' means would be another."""
-    monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
     found = []
     for rows in (4, 1):
         monkeypatch.setattr(sft, "MAX_PASS", rows)
-        found.append(tune(anew=True, **{"policy.tuning": tuning, "sft.steps": 2})[0])
+        found.append(tune(anew=True, **{"policy.tuning": "full", "sft.steps": 2})[0])
     for ours, theirs in zip(*(model.parameters() for model in found), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
@@ -193,18 +189,17 @@ def test_every_pass_has_answers_of_its_own_that_are_right_on_average():
     assert rows_of(scores_QK, **once, task="opa") == [(0, "B,A"), (2, "C,A,B")]
 
 
-@pytest.mark.parametrize(("batch_size", "passes_of"), [(7, 7), (32, 32), (40, 20), (64, 32), (37, 1)])
+@pytest.mark.parametrize(("batch_size", "passes_of"), [(7, 7), (40, 20), (64, 32), (37, 1)])
 def test_a_batch_is_taught_in_equal_passes_of_at_most_32(batch_size, passes_of, tmp_path):
     made = sft.arguments(Config.load({"sft.batch-size": batch_size}), tmp_path, cpu=True)
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (passes_of, batch_size // passes_of)
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, tuning, monkeypatch, caplog):
+def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, monkeypatch, caplog):
     """It fails in a step's second pass, whose first has left its gradients."""
     monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
     monkeypatch.setattr(sft, "MAX_PASS", 2)
-    keys = {"policy.tuning": tuning, "sft.batch-size": 4}
+    keys = {"policy.tuning": "lora", "sft.batch-size": 4, "sft.steps": 1}
     expected, _ = tune(anew=True, **keys, **{"ppo.micro-batch-tokens": 64})
     real, calls = sft.response_logprobs, []
 
@@ -232,16 +227,14 @@ def test_of_two_gpus_the_first_is_used(tune, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(sft, "arguments", on_gpus)
-    _, steps = tune(**{"sft.steps": 10})
+    tune(**{"sft.steps": 1})
     assert used == [(1, KEYS["sft.batch-size"])]
-    assert [step for step, *_ in steps] == [10]
 
 
 SHARED = list(range(20, 34))
 
 
-@pytest.mark.parametrize("tokens", [20, 10**6], ids=["row by row", "at once"])
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize(("tuning", "tokens"), [("full", 20), ("lora", 10**6)], ids=["row by row", "at once"])
 def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp_path, tuning, tokens, monkeypatch):
     """Against Transformers' loss on the whole padded batch, without a shared prefix."""
     model, base, prompts = start
@@ -278,15 +271,3 @@ def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp
         progress=lambda step, of, loss: None,
     )
     assert compared == [True, True]
-
-
-def test_nothing_holds_the_fine_tuned_model_afterwards(start, tmp_path):
-    model, base, prompts = start
-    config = Config.load({**KEYS, "policy.tuning": "lora", "sft.steps": 1})
-    given = {"prompts": prompts, "answers": ANSWERS, "folder": tmp_path, "progress": lambda step, of, loss: None}
-    held = copy.deepcopy(model)  # the fixture holds its own
-    lost = weakref.ref(held.get_input_embeddings().weight)
-    sft.fine_tune(held, base, config, **given)
-    del held
-    gc.collect()
-    assert lost() is None

@@ -78,8 +78,7 @@ def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(*, nodes=None, checkpoints=None, resumed=None, min_groups=2, order=None, **keys):
-    checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
+def build(*, nodes=None, done=0, min_groups=2, order=None, **keys):
     groups = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
     config = Config.load({**SETTINGS, **{name.replace("_", "-").replace("--", "."): key for name, key in keys.items()}})
     engine, lines = FakeEngine(), []
@@ -94,8 +93,8 @@ def build(*, nodes=None, checkpoints=None, resumed=None, min_groups=2, order=Non
         order=order or GivenOrder(),
         num_iterations=3,
         curve=lambda: parse_answers("dpa", CURVE_TEXTS, np.array([2, 2]), CATALOGUE),
-        finished=lambda line, state: (lines.append(line), checkpoints.append((line.iteration, state))),
-        **resumed,
+        finished=lambda line, state: lines.append(line),
+        done=done,
     )
     return strategy, groups, engine, lines
 
@@ -156,7 +155,7 @@ def test_the_groups_are_asked_what_the_policy_wrote():
 
 
 def test_fresh_contexts_draw_by_the_iteration():
-    strategy, groups, _, _ = build(pluralllm__architecture="attention", resumed={"done": 6})
+    strategy, groups, _, _ = build(pluralllm__architecture="attention", done=6)
     (message, *_) = asked(strategy, groups)
     assert request_of(message).draw == 7
 

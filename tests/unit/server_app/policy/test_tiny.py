@@ -101,16 +101,6 @@ def test_a_step_has_the_same_gradient_in_one_pass_and_in_many(monkeypatch):
         torch.testing.assert_close(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_random_shares_are_peaked_and_flat_and_favour_no_option(size):
-    rng = np.random.default_rng(0)
-    share_JK = np.array([tiny.random_shares(size, rng) for _ in range(300)])
-    np.testing.assert_allclose(share_JK.sum(1), 1)
-    assert (np.abs(share_JK.mean(0) - 1 / size) < 5 * np.sqrt(0.25 / 300)).all()  # five standard deviations at most
-    assert share_JK.max() > 0.8
-    assert share_JK.max(1).min() < 0.7
-
-
 def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):
     steps = []
     folder = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path / "new" / "cache", progress=lambda *s: steps.append(s))

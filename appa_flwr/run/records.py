@@ -89,8 +89,6 @@ class Iteration(RuleRound):
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
     """
 
-    model_config = ConfigDict(extra="ignore")  # earlier runs also kept how far the sampler's numbers lay apart
-
     num_iterations: int
     group_reward: float
     policy_loss: float

@@ -88,11 +88,6 @@ class Base:
         rows = zip(response_JT.cpu(), mask_JT.cpu(), strict=True)
         return [str(self.tokenizer.decode(ids[mask], skip_special_tokens=True)) for ids, mask in rows]
 
-    @property
-    def identity(self) -> str:
-        """Its name on the hub, or that of its folder, which in the cache is made of the content."""
-        return self.hub_id or Path(self.source).name
-
 
 def prepare(
     config: Config,

@@ -1,4 +1,4 @@
-"""Scores without a language model: trivial baselines, look-ups, each group's own prediction, and ceilings.
+"""Scores without a language model: trivial baselines, look-ups, and ceilings.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
-from appa_flwr.analysis.group_differences import deviations, group_differences
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
+from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import predicted_rows, put, replace_rows
 from appa_flwr.run.records import (
@@ -26,21 +22,16 @@ from appa_flwr.run.records import (
     MEAN_PREDICTION,
     NEAREST_QUESTIONS,
     OPTION_LIST,
-    OWN_PREDICTION,
-    Differences,
-    Means,
     SummaryRow,
 )
-from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
+from appa_flwr.run.run_files import PREDICTIONS_FILE, SUMMARY
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.scores import nearest_question
-from server_app.evaluation import Scored, given_answers, result, score, with_skill
-from server_app.federation.scores import GroupScores, of_rewards
+from server_app.evaluation import Scored, given_answers, score, with_skill
 from server_app.inputs import RunInputs
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 DIGITS = 9
 """To which groups' tables are rounded, so that options which tie in a group's own table tie here and rank the same."""
@@ -48,26 +39,6 @@ DIGITS = 9
 NUM_NEAREST = 3
 
 log = logging.getLogger("appa.server")
-
-
-@dataclass(frozen=True, eq=False)
-class Baselines:
-    """The scale of a learned score: methods that need no language model, and how groups differ.
-
-    Attributes:
-        scored: the methods.
-        differences: None where single groups' predictions are not known.
-        predictions: the groups', a row an option; a server keeps them of a simulation alone.
-    """
-
-    scored: list[Scored]
-    differences: Differences | None = None
-    predictions: pd.DataFrame | None = None
-
-    @property
-    def rows(self) -> list[SummaryRow]:
-        """Of summary.json."""
-        return [row for method in self.scored for row in method.rows]
 
 
 def score_baselines(
@@ -84,14 +55,12 @@ def score_baselines(
     with run.folder.phase("baselines") as phase:
         known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
         known_JK |= _mean_answers(run, test_J)
-        baselines = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-        rows = with_skill([*earlier, *baselines.rows])
-        put(run.folder.path, pd.concat([method.pair_scores for method in baselines.scored]))
+        scored, predicted = baseline_scores(run, question_J=test_J, known_JK=known_JK)
+        rows = with_skill([*earlier, *(row for method in scored for row in method.rows)])
+        put(run.folder.path, pd.concat([method.pair_scores for method in scored]))
         run.folder.write(SUMMARY, tuple(rows))
-        if baselines.predictions is not None:
-            replace_rows(run.folder.path / PREDICTIONS_FILE, baselines.predictions)
-        if baselines.differences is not None:
-            run.folder.write(DIFFERENCES, baselines.differences)
+        if predicted is not None:
+            replace_rows(run.folder.path / PREDICTIONS_FILE, predicted)
         phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
     return rows
 
@@ -103,7 +72,7 @@ def _about_ceilings(run: RunInputs) -> str:
     if withheld := ", ".join(run.groups.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
     if not run.groups.plain:
-        return "; NO CEILINGS AND NO OWN PREDICTIONS: they need single groups' numbers"
+        return "; NO CEILINGS: they need single groups' numbers"
     return ", ceilings"
 
 
@@ -162,17 +131,21 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
     return mean_QK
 
 
-def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
-    """Score trivial baselines, own predictions and ceilings, and compare the groups with each other.
+def baseline_scores(
+    run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]
+) -> tuple[list[Scored], pd.DataFrame | None]:
+    """Score trivial baselines and ceilings.
 
     The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
-    group's owner who keeps its predictions. In a simulation the groups are compared by their survey answers too.
-    `js-distance` has no ceilings.
+    group's owner who keeps its predictions. `js-distance` has no ceilings.
 
     Args:
         run: whose groups score.
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
+
+    Returns:
+        The methods, and the groups' predictions, which a server keeps of a simulation alone.
     """
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
@@ -183,19 +156,10 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [scores(name, answer_JK) for name, answer_JK in trivial_JK.items()]
     if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
-        return Baselines(scored)
-    tables = {TARGET_SIDE: _rounded(groups.ask(Ask(PREDICTIONS)).rows("votes", groups.names)[:, question_J])}
-    if groups.simulated:
-        tables[TRUTH_SIDE] = _rounded(run.survey_answers()[:, question_J])
-    there_G = ~np.isnan(tables[TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
-    target_GJK, predicted = tables[TARGET_SIDE][there_G], None
+        return scored, None
+    replies = groups.ask(Ask(PREDICTIONS))
+    target_GJK = _rounded(replies.each("votes")[:, question_J])
     scored.append(scores(MEAN_PREDICTION, target_GJK.mean(axis=0)))
-    if groups.simulated:
-        names = [groups.names[g] for g in np.flatnonzero(there_G)]
-        predicted = predicted_rows(target_GJK, groups=names, questions=run.questions(question_J))
-        own = _own_scores(tables, option_JK, groups.names, metrics=metrics)
-        mean = given_answers(question_J, target_GJK.mean(axis=0))
-        scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             try:
@@ -204,53 +168,12 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
                 log.warning("there is no row %s by %s: %s", name, metric, error)
                 continue
             scored.append(scores(name, best_JK, [metric]))
-    truth_GJK = tables[TRUTH_SIDE][there_G] if TRUTH_SIDE in tables else None
-    return Baselines(scored, _compared(target_GJK, truth_GJK, option_JK, config), predicted)
-
-
-def _compared(
-    target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
-) -> Differences | None:
-    """Differences by the groups' predictions, and by their survey answers where these are known.
-
-    None for a metric without ceilings, and where these are not found.
-    """
-    if config.reward_metric not in SOLVED_METRICS:
-        return None
-    if truth_GQK is not None and np.isnan(truth_GQK).all():
-        truth_GQK = None
-    try:
-        return Differences(
-            predicted=_differences(target_GQK, option_QK, config),
-            survey=None if truth_GQK is None else _differences(truth_GQK, option_QK, config),
-            captured=None if truth_GQK is None else vars(deviations(target_GQK, truth_GQK, option_QK)),
-        )
-    except NotSolved as error:
-        log.warning("groups are not compared: %s", error)
-        return None
-
-
-def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Means:
-    return vars(group_differences(target_GQK, option_QK, metric=config.reward_metric))
+    if not groups.simulated:
+        return scored, None
+    return scored, predicted_rows(target_GJK, groups=replies.groups, questions=run.questions(question_J))
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:
-    """Distributions to `DIGITS`; rows of NaN stay."""
+    """Distributions to `DIGITS`."""
     rounded_GJK: FloatArray = (table_GJK / table_GJK.sum(-1, keepdims=True)).round(DIGITS)
     return rounded_GJK
-
-
-def _own_scores(
-    tables: Mapping[str, FloatArray], option_JK: BoolArray, names: Sequence[str], *, metrics: Sequence[str]
-) -> dict[tuple[str, str], GroupScores]:
-    """Scores where every group is given its own prediction, by metric and side."""
-    own_GJK = tables[TARGET_SIDE]
-    there_GJ1 = ~np.isnan(own_GJK).any(axis=2, keepdims=True)
-    answer_GJK = np.where(there_GJ1, own_GJK, option_JK / option_JK.sum(axis=1, keepdims=True))
-    return {
-        (metric, side): of_rewards(
-            names, shared_rewards(answer_GJK, np.where(there_GJ1, against_GJK, np.nan), option_JK, metric=metric)
-        )
-        for side, against_GJK in tables.items()
-        for metric in metrics
-    }

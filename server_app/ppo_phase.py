@@ -24,7 +24,6 @@ from appa_flwr.run.run_files import (
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
-    DIFFERENCES,
     EXAMPLES,
     METRICS,
     POLICY,
@@ -51,7 +50,7 @@ from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # What the policies by two rules have in common, and the second one's report shows too.
-_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
+_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PREDICTIONS_FILE)
 
 
 @contextmanager

@@ -1,20 +1,15 @@
-"""PluralLLM as a phase: its weights, the groups' targets, and the card with their scores.
-
-Axis letters: G groups, Q questions, K options.
-"""
+"""PluralLLM as a phase: its weights, the groups' targets, and the card with their scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 from flwr.app import ArrayRecord
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.cards import Card, GroupSums
+from appa_flwr.run.cards import Card
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
-from pluralllm.scores import MIN_GROUPS
 from server_app.federation.ask import TooFew
 from server_app.inputs import RunInputs
 from server_app.predictor import pooled_scores
@@ -45,7 +40,7 @@ def train(
         except TooFew:
             phase.step(1, 1, "NO SCORES OF PLURALLLM: too few groups let them leave")
         else:
-            card = card.model_copy(update={**scores, "group_sums": basis_of_mean(run)})
+            card = card.model_copy(update=scores)
             for part, predictors in card.scores.items():
                 shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
                 phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
@@ -69,13 +64,3 @@ def _pretraining(run: RunInputs, start: ArrayRecord, checkpoint: Pretraining | N
             )
         save_weights(path, checkpoint)
         return checkpoint
-
-
-def basis_of_mean(run: RunInputs) -> GroupSums | None:
-    """Basis of the mean of the other groups; None in a deployment, or where too few groups train."""
-    trained = [g for g, name in enumerate(run.groups.names) if name not in run.config.unseen_group_names]
-    if not run.groups.simulated or len(trained) < MIN_GROUPS:
-        return None
-    answer_GQK = run.survey_answers()[trained][:, run.catalogue.held_out_Q]
-    count_Q = len(trained) - np.isnan(answer_GQK).any(axis=2).sum(axis=0)
-    return GroupSums(min_groups=MIN_GROUPS, held_out=int((count_Q >= MIN_GROUPS).sum()))

@@ -15,7 +15,6 @@ import pandas as pd
 
 from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.fairness import FloatArray
-from appa_flwr.analysis.group_differences import GroupDifferences
 from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.report.style import METHOD_STYLE
@@ -29,13 +28,6 @@ FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
-CAPTURED = {
-    "r": "Predicted and true deviations: r",
-    "r2": "R2",
-    "order": "Pairs in order",
-    "spread": "Predicted / true spread",
-    "size": "True spread",
-}
 
 
 def intervals(
@@ -186,40 +178,11 @@ def groups(run: RunFiles) -> pd.DataFrame:
     return named.rename_axis("Group").reset_index()
 
 
-def served_groups(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of each group in the rounds that it answered, the slowest in the last one first, those missing before."""
-    seconds = rounds.filter(regex="^group_seconds/").astype(float)
-    seconds.columns = seconds.columns.str.removeprefix("group_seconds/")
-    names = rounds.columns[rounds.columns.str.startswith("rewards/")].str.removeprefix("rewards/")
-    missed = rounds["missing_groups"].explode().value_counts()
-    columns = {
-        "Seconds, last round": seconds.iloc[-1],
-        "Mean": seconds.mean(),
-        "Longest": seconds.max(),
-        "Rounds missed": missed.reindex(names).fillna(0).astype(int),
-    }
-    by_group = pd.DataFrame(columns).reindex(names).rename_axis("Group")
-    return by_group.sort_values(
-        "Seconds, last round", ascending=False, na_position="first", kind="stable"
-    ).reset_index()
-
-
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """How many rounds and answers were served, and what they were worth."""
     yield "Rounds", f"{len(rounds)}, of {rounds['size'].sum()} answers"
     yield "Mean reward", f"{rounds['reward'].mean():.3f}, in the last round {rounds['reward'].iloc[-1]:.3f}"
     yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
-
-
-def survey_differences(run: RunFiles) -> Iterator[pd.DataFrame]:
-    """How far groups differ and whether rules can; what predictions capture of the differences."""
-    if run.differences is None:
-        return
-    kinds = {TARGETS[SURVEY]: run.differences.survey, TARGETS[PREDICTIONS]: run.differences.predicted}
-    rows = [{"By": kind, **GroupDifferences(**numbers).row()} for kind, numbers in kinds.items() if numbers is not None]
-    yield pd.DataFrame(rows)
-    if run.differences.captured is not None:
-        yield pd.DataFrame([run.differences.captured]).rename(columns=CAPTURED)
 
 
 def asked(

@@ -93,16 +93,13 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
     yield "Training", [*drawn("learning_curve", "weights"), *health]
     for name, rounds in run.served.items():
         own = drawn(*(f"served_{name}_{what}" for what in ("weights", "health")))
-        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), html(frames.served_groups(rounds)), *own]
+        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *own]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
         yield "PluralLLM", [scores, by_group, _facts(predictor.facts(run.pluralllm)), *drawn("pluralllm")]
-    if run.differences is not None or run.questions is not None:
-        yield (
-            "Survey",
-            [_facts(survey_facts(run)), *(html(frame, css="wide") for frame in frames.survey_differences(run))],
-        )
+    if run.questions is not None:
+        yield "Survey", [_facts(survey_facts(run))]
     examples = pd.DataFrame([{**vars(example), "options": "; ".join(example.options)} for example in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
     folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]

@@ -53,15 +53,12 @@ def by_group(card: Card) -> pd.DataFrame:
 
 
 def facts(card: Card) -> Iterator[tuple[str, str]]:
-    """How its views were weighed, and what its sums were made of."""
+    """How its views were weighed."""
     if card.validation is not None:
         yield (
             "Views weighed by",
             f"JS distance (natural) {card.validation:.3f} on the training groups' held-out questions",
         )
-    if card.group_sums is not None:
-        least, held_out = card.group_sums.min_groups, card.group_sums.held_out
-        yield "Sums over groups", f"of at least {least} groups each, for {held_out} held-out questions"
 
 
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:

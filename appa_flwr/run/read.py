@@ -58,7 +58,6 @@ class RunFiles:
     phases: tuple[records.Phase, ...]
     pluralllm: Card | None
     examples: tuple[records.Example, ...]
-    differences: records.Differences | None
     questions: records.QuestionCounts | None
     auto: Mapping[str, str]
     made_by: str
@@ -107,7 +106,6 @@ def read_run(folder: Path) -> RunFiles:
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),
-        differences=run_files.DIFFERENCES.read(folder),
         questions=run_files.QUESTIONS.read(folder),
         auto=run_files.AUTO.read(folder) or {},
         made_by=_made_by(folder),

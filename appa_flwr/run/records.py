@@ -12,14 +12,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 PPO = "ppo"
 TRAINED_METHODS = ("base", "sft", PPO)
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
-OWN_PREDICTION = "own-prediction"
-"""Another answer to each group, its own prediction: what one shared answer costs."""
 LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
 """Mean answers to training questions with the same options, and to the nearest ones."""
 TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
-METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
+METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
 
 MODEL = "model:"
 """What the method of a model that is none of the run's begins with (`appa eval`)."""
@@ -114,7 +112,6 @@ class ServedRound(RuleRound):
         size: answers.
         held_out: whether it has questions that are held out; such a round changes no history.
         seconds: that the groups took.
-        group_seconds: that each took which answered.
         history, answered, log_weight: the rule's state after the round by group, see
             `appa_flwr.analysis.aggregation.State`.
     """
@@ -125,7 +122,6 @@ class ServedRound(RuleRound):
     answered: dict[str, bool]
     log_weight: dict[str, float]
     seconds: float
-    group_seconds: dict[str, float] = {}
 
 
 def _method(name: str) -> str:
@@ -195,32 +191,11 @@ class QuestionCounts(Record):
         return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
 
 
-class Differences(Record):
-    """Differences between the groups on the held-out questions, by the training metric.
-
-    `predicted` and `survey` are the fields of `appa_flwr.analysis.group_differences.GroupDifferences`, `captured` those
-    of its `Deviations`. None in a deployed run is what needs survey answers, which nobody but the group sees there.
-    """
-
-    model_config = ConfigDict(extra="ignore")  # earlier runs also kept where each rule would end
-
-    predicted: Means
-    survey: Means | None = None
-    captured: Means | None = None
-
-
 class Phase(Record):
-    """A row of phases.json.
-
-    Attributes:
-        seconds: added up over resumed sessions.
-        peak_mib: the most memory that the server's process had used by the phase's end, in MiB; None where the system
-            does not tell, and in older runs.
-    """
+    """A row of phases.json; `seconds` are added up over resumed sessions."""
 
     phase: str
     seconds: float
-    peak_mib: float | None = None
 
 
 class Example(Record):

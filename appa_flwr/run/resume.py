@@ -19,7 +19,7 @@ FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
     *(file.name for file in (PROGRESS, files.METRICS, files.PHASES, files.CARD, files.QUESTIONS)),
-    *(file.name for file in (files.SUMMARY, files.DIFFERENCES, files.EXAMPLES)),
+    *(file.name for file in (files.SUMMARY, files.EXAMPLES)),
     *(files.WEIGHTS_FILE, files.CHECKPOINT_FILE, files.ERROR_FILE, files.SCORES_FILE, files.SFT_MODEL, files.POLICY),
 )
 _SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}

@@ -15,7 +15,6 @@ summary.json           the scores of every method: model, trivial baseline or ce
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
 intervals.parquet      levels and differences of these with 95 % intervals, made with the report
 predictions.parquet    PluralLLM's predictions for the held-out questions, in a simulation that found ceilings
-differences.json       differences between the groups, and how well PluralLLM captures them
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
@@ -100,7 +99,6 @@ CARD = JsonFile("pluralllm.json", cards.Card)
 AUTO = JsonFile("auto.json", dict[str, str])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
-DIFFERENCES = JsonFile("differences.json", records.Differences)
 SFT_CARD = JsonFile("sft.json", cards.SFTCard)  # in SFT_MODEL
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 

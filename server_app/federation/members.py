@@ -112,12 +112,6 @@ class Members:
         """Seconds of the last request in which the server waited for the groups and had nothing else to do."""
         return self.grid.seconds_waited
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Group -> how long its node took to answer the last message; groups that did not answer are not there."""
-        after = self.grid.answered_after
-        return {name: after[self._node_of[name]] for name in self.present if self._node_of[name] in after}
-
     def without(self, name: str) -> tuple[str, ...]:
         """The groups whose owners let no such numbers leave; `name` is a word of `may-leave`."""
         if name == "predictions" and not self.plain:  # in a sum they tell no more than votes

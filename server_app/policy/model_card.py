@@ -73,8 +73,8 @@ Survey: {survey or config.survey}.
 ## Scores on held-out questions
 
 Metric `{config.reward_metric}` against each group's predicted answers; `uniform`, `majority` and the
-look-ups (`option-list`, `nearest-questions`) need no model, `mean-prediction` asks the groups, `own-prediction` gives
-each group its own, and the ceilings are the best that any single answer for all groups could reach. Skill is 100 for a
+look-ups (`option-list`, `nearest-questions`) need no model, `mean-prediction` asks the groups, and
+the ceilings are the best that any single answer for all groups could reach. Skill is 100 for a
 perfect answer and 0 for one as good as `uniform`. FI of answers that cannot be read is 1, so it is given over the
 readable ones too.
 

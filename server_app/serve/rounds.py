@@ -260,7 +260,6 @@ class Rounds:
             format_score=float(answers.format_score_J.mean()),
             missing_groups=result.missing,
             seconds=time.monotonic() - started,
-            group_seconds=dict(groups.seconds),
             **self._rule.saved(state if held_out else result.state),
         )
         alignment_J = replies.mean(f"{config.reward_metric} {TARGET_SIDE} reward")

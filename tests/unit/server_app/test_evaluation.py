@@ -157,23 +157,6 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
             ids.append(token)
 
 
-def test_of_several_answers_to_a_question_each_group_s_mean_counts(groups):
-    texts = ["0.20,0.30,0.50", "0.50,0.30,0.20", "?", "1.00,0.00,0.00,0.00"]
-    answers = parse_answers("dpa", texts, np.array([1, 1, 2, 2]), CATALOGUE)
-    (row,) = (scored := evaluation.score(run_of(groups), "model:m", answers, metrics=JS_ONLY, samples=2)).rows
-    both = ([0.2, 0.3, 0.5], [0.5, 0.3, 0.2])
-    single = {
-        name: [
-            np.mean([float(rewards.js(prediction, table_QK[1, :3], [True] * 3)) for prediction in both]),
-            float(rewards.js([1, 0, 0, 0], table_QK[2, :4], [True] * 4)) / 2,
-        ]
-        for name, table_QK in TABLES.items()
-    }
-    assert row.per_group == pytest.approx({name: np.mean(of) for name, of in single.items()})
-    assert row.fi == pytest.approx(fairness_index([*single.values()]))
-    assert (row.readable, len(scored.pair_scores)) == (0.75, 2 * 2 * len(GROUPS))
-
-
 def test_the_log_tells_fairness_of_what_could_be_read_and_who_is_missing():
     changes = {"readable": 0.117, "fi_readable": 0.9, "format_score": 0.117, "per_group": {"A": 0.4, "B": np.nan}}
     words = evaluation.in_words(EARLIER.model_copy(update=changes))

@@ -58,20 +58,6 @@ def test_a_run_until_an_earlier_phase_lacks_nothing(tmp_path, until, files):
     assert [*missing(made.read(tmp_path / "part", config={**made.CONFIG, "run.phases": "all"}))]
 
 
-DIFFERENCES = {"size": 0.174, "min_of_average": 0.801, "min_of_fairest": 0.862, "fairness": 0.9812}
-CAPTURED = {"r": 0.62, "r2": 0.38, "order": 0.74, "spread": 0.55, "size": 0.174}
-
-
-def test_the_groups_differences_have_their_numbers_and_say_whether_rules_can_differ(tmp_path):
-    close = DIFFERENCES | {"size": 0.061, "min_of_fairest": 0.806}
-    differences = {"predicted": close, "survey": DIFFERENCES, "captured": CAPTURED, "rules": {}}  # the last: an old run
-    made.read(tmp_path, summary=made.summary(), differences=differences)
-    survey = made.page_of(tmp_path).partition("<h2>Survey")[2]
-    assert made.cells(survey, "survey answers")[1:] == ["0.174", "0.801", "0.862", "0.061", "0.9812", "yes"]
-    assert made.cells(survey, "PluralLLM's predictions")[1:] == ["0.061", "0.801", "0.806", "0.005", "0.9812", "no"]
-    assert made.cells(survey, "0.620") == ["0.620", "0.380", "0.740", "0.550", "0.174"]
-
-
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
     scores = predictor.by_group(made.read_card(tmp_path, ("a", "b", "c"))).set_index("Group")["PluralLLM"]
     assert scores.to_dict() == {"c": 0.88, "b": 0.89, "a (unseen)": 0.9}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fakes import FakeGrid
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from appa_flwr.protocol import messages
 from server_app.federation import grid as grids
@@ -68,23 +68,6 @@ def test_replies_to_a_server_that_computed_beyond_the_timeout_are_returned_too()
     grid = OverlapGrid(fake)
     replies = send(grid, [1, 2], timeout=0.001, meanwhile=lambda: time.sleep(0.02))
     assert sorted(names(replies)) == ["A", "B"]
-
-
-def test_how_long_each_node_took(monkeypatch):
-    clock = [0.0]
-
-    def gone(message):
-        return Message(Error(3, "the node is gone"), reply_to=message)
-
-    fake = FakeGrid({1: named("A"), 2: named("B"), 3: silent, 4: gone}, polls_to_wait={2: 5})
-    grid = OverlapGrid(fake)
-    monkeypatch.setattr(grids.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(grids.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    send(grid, [1, 2, 3, 4])
-    assert set(grid.answered_after) == {1, 2}
-    assert 0 <= grid.answered_after[1] < grid.answered_after[2] < 5
-    send(grid, [1])
-    assert set(grid.answered_after) == {1}
 
 
 def test_no_messages_are_answered_at_once_and_nothing_is_pushed():

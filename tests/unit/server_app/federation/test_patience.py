@@ -199,4 +199,3 @@ def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else
     groups = working(grid)
     groups.ask(new_request(), meanwhile=lambda: grid.sleep(7.0))
     assert groups.seconds_waited == pytest.approx(3.0, abs=LONGEST_PAUSE)
-    assert groups.seconds == pytest.approx({"A": 7.0, "B": 10.0}, abs=LONGEST_PAUSE)

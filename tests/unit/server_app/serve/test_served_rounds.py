@@ -192,7 +192,7 @@ def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
         failed = [await refused(served.score(*two(), number=number)) for number in (1, None)]
         served.groups.silent = set()
         await served.score(*two(), number=1)
-        served.groups.silent, served.groups.seconds = {"B"}, {"A": 0.25}
+        served.groups.silent = {"B"}
         return failed, await served.score(*two(2), number=2)
 
     failed, alone = asyncio.run(ask())
@@ -201,7 +201,6 @@ def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
     assert alone == pytest.approx([0.915, 0.66])
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, HISTORY[1]])
     assert served.lines()[-1].missing_groups == ("B",)
-    assert served.lines()[-1].group_seconds == {"A": 0.25}
     assert served.rounds.failed is None
 
 

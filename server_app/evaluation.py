@@ -137,12 +137,15 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def round_in_words(line: RuleRound, group_reward: float, *more: str) -> str:
+def round_in_words(line: RuleRound, *more: str) -> str:
     """A rule's round in the log: the groups' mean reward, which the worst group's compares with, and what `more` says.
 
     The rule's own reward is no mean over groups, and on another scale.
     """
-    words, rewards = [f"reward {group_reward:.3f}"], [reward for reward in line.rewards.values() if reward is not None]
+    words, rewards = (
+        [f"reward {line.group_reward:.3f}"],
+        [reward for reward in line.rewards.values() if reward is not None],
+    )
     if rewards:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]

@@ -152,7 +152,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         def keep(line: Iteration, state: RuleState) -> None:
             folder.append(METRICS, line)
             more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
-            phase.step(line.iteration, iterations, evaluation.round_in_words(line, line.group_reward, *more))
+            phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
             if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
                 checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
                 phase.save_seconds()

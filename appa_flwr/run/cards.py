@@ -75,7 +75,7 @@ class Card(Record):
         losses: the groups' mean loss in every round.
         validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
             answers to held-out questions; None where there were none.
-        scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
+        scores: agreement with the groups' own survey answers; see `server_app.predictor_phase.scores`.
         groups: group -> the same for it alone.
     """
 

@@ -65,6 +65,7 @@ class RuleRound(Record):
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
             are empty where the server sees sums alone (`run.sums`).
+        group_reward: mean alignment reward over the groups that answered.
     """
 
     iteration: int
@@ -73,6 +74,7 @@ class RuleRound(Record):
     weights: dict[str, float]
     history: dict[str, float]
     rewards: dict[str, float | None]
+    group_reward: float
     reward: float
     format_score: float
     missing_groups: tuple[str, ...]
@@ -82,7 +84,6 @@ class Iteration(RuleRound):
     """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
 
     Attributes:
-        group_reward: mean alignment reward over the groups that answered.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
@@ -90,7 +91,6 @@ class Iteration(RuleRound):
     """
 
     num_iterations: int
-    group_reward: float
     policy_loss: float
     value_loss: float
     clip_fraction: float

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -19,6 +17,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
 from pluralllm.training import BETAS, build, choices, step_size_factor
 from server_app.federation.ask_grid import AskGrid
@@ -116,25 +115,19 @@ def bound_steps(replies: Sequence[Message], sent: ArrayRecord, names: Sequence[s
         sent: the weights they start from.
         names: the groups', by the places that stand for nodes, from 1 on.
     """
-    start = {name: array.numpy().astype(np.float64) for name, array in sent.items()}
-    weights = [reply.content.array_records["arrays"] for reply in replies]
-    steps = [{name: arrays[name].numpy() - value for name, value in start.items()} for arrays in weights]
-    lengths = [_length(step.values()) for step in steps]
+    shapes = {name: array.shape for name, array in sent.items()}
+    start_P = join_weights(sent).astype(np.float64)
+    steps = [join_weights(reply.content.array_records["arrays"]) - start_P for reply in replies]
+    lengths = [float(np.linalg.norm(step_P)) for step_P in steps]
     longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
-    for reply, step, length in zip(replies, steps, lengths, strict=True):
+    for reply, step_P, length in zip(replies, steps, lengths, strict=True):
         if length > longest > 0:
             log.warning(
                 "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
                 *(names[reply.metadata.src_node_id - 1], length / longest * LARGEST_STEP, LARGEST_STEP),
             )
-            cut = {name: value + step[name] * (longest / length) for name, value in start.items()}
-            narrow = {name: Array(value.astype(sent[name].numpy().dtype)) for name, value in cut.items()}
-            reply.content["arrays"] = ArrayRecord(narrow)
-
-
-def _length(step: Iterable[npt.NDArray[np.float64]]) -> float:
-    # float64: the square of a float32 may be infinite
-    return math.sqrt(sum(float(np.square(part).sum()) for part in step))
+            cut_P = (start_P + step_P * (longest / length)).astype(np.float32)
+            reply.content["arrays"] = split_weights(cut_P, shapes)
 
 
 def initial_weights(config: Config) -> ArrayRecord:

@@ -46,11 +46,12 @@ def test_a_round_in_the_log_compares_the_worst_group_with_the_groups_mean():
         weights={},
         history={},
         rewards={"A": 0.2, "B": 0.4, "C": None},
+        group_reward=0.3,
         reward=0.05,  # the rule's, on a scale of its own
         format_score=1.0,
         missing_groups=("C",),
     )
-    words = evaluation.round_in_words(line, 0.3, "KL 0.10")
+    words = evaluation.round_in_words(line, "KL 0.10")
     assert words == "reward 0.300, worst group 0.200, FI 0.9000, format 1.000, KL 0.10; MISSING: C"
 
 

@@ -70,12 +70,6 @@ def test_replies_to_a_server_that_computed_beyond_the_timeout_are_returned_too()
     assert sorted(names(replies)) == ["A", "B"]
 
 
-def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
-    fake = FakeGrid({})
-    assert OverlapGrid(fake).send("", {}, timeout=5) == {}
-    assert fake.events == []
-
-
 @pytest.mark.parametrize(("pushed", "expected"), [(lambda key: key.endswith("1") and key, ["A"]), (None, [])])
 def test_a_message_that_could_not_be_pushed_is_not_waited_for(pushed, expected):
     """Flower says so by no key; by no keys at all where the messages are too large."""
@@ -99,14 +93,6 @@ def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     assert pauses[4] == grids.FIRST_PAUSE
     assert pauses[4:] == sorted(pauses[4:])
     assert pauses[-1] == grids.LONGEST_PAUSE
-
-
-def test_one_request_a_turn_while_nobody_has_answered_and_all_replies_at_once_then(monkeypatch):
-    fake = FakeGrid({n: named(str(n)) for n in range(20)}, polls_to_wait={0: 1, 1: 3})
-    turns = []
-    monkeypatch.setattr(grids.time, "sleep", lambda pause: turns.append(fake.events.count("pull")))
-    send(OverlapGrid(fake), range(20), timeout=1e9)
-    assert turns == [1, 2, 3 + 19, 23]  # nobody, nobody, the third and with it all but the second
 
 
 def test_whoever_has_answered_is_heard_when_the_time_is_up(monkeypatch):

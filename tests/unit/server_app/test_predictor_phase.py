@@ -19,8 +19,8 @@ from pluralllm.data import GroupData, group_data, option_embedding
 from pluralllm.scores import mean_of_groups, measure_sums, summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
-from server_app.predictor.pooled_scores import fault, scores, tables
 from server_app.predictor.pretraining import initial_weights
+from server_app.predictor_phase import fault, scores, tables
 from server_app.questions import build_catalogue, run_survey
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
@@ -159,8 +159,3 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
         part = "unseen/held-out" if data.group == unseen else "seen/held-out"
         assert found["groups"][data.group][part]["mean-of-others"] == pytest.approx(means, abs=1e-9)
     assert card_scores(config, 2)[0] == found  # how groups share nodes changes no digit
-
-
-def test_where_too_few_groups_train_there_is_no_mean_of_others():
-    found, _ = card_scores(Config.load({**SMALL, "data.num-groups": 2}), 2)
-    assert not any("mean-of-others" in parts["seen/held-out"] for parts in found["groups"].values())

@@ -134,7 +134,7 @@ def in_words(row: SummaryRow) -> str:
         words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
     if row.format_score is not None:
         words.append(f"format {row.format_score:.3f}")
-    return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
+    return ", ".join(words)
 
 
 def round_in_words(line: RuleRound, *more: str) -> str:

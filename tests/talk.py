@@ -13,7 +13,7 @@ from pluralllm.scores import summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.questions import build_catalogue, run_survey
+from server_app.questions import build_catalogue
 
 KINDS = (asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS)
 
@@ -42,8 +42,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     held_out = np.flatnonzero(catalogue.held_out_Q)
     with flower_task():
         groups = Groups(OverlapGrid(grid), config)
-        deployed = [context.node_config.get("group") for context in grid.contexts.values()]
-        groups.gather(run_survey(config).groups or deployed, patience=0.0)
+        groups.gather([str(context.node_config["group"]) for context in grid.contexts.values()], patience=0.0)
         groups.send_catalogue(catalogue)
         weights = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None).weights
         groups.send_targets(weights)

@@ -22,8 +22,6 @@ METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
 MODEL = "model:"
 """What the method of a model that is none of the run's begins with (`appa eval`)."""
 
-MOSTLY = 0.5
-
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
 """Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "answers", their number."""
@@ -166,11 +164,6 @@ class SummaryRow(ScoreRecord, _Evaluated):
     format_score: float | None
     survey: ScoreRecord | None
     readable: float | None = None
-
-    @property
-    def mostly_unreadable(self) -> bool:
-        """True if less than half of the answers could be read, so that FI says nothing about the method."""
-        return self.readable is not None and self.readable < MOSTLY
 
 
 class QuestionCounts(Record):

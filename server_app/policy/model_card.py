@@ -46,7 +46,7 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     )
     scores = [
         [
-            row.method + (" (mostly unreadable)" if row.mostly_unreadable else ""),
+            row.method,
             f"{row.avg_as:.3f}",
             f"{row.min_as:.3f}",
             "-" if row.skill is None else f"{row.skill:z.1f}",

@@ -161,6 +161,7 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
             "flat": {"no such": ""},
             "flat ": answers,
             "uniform": answers,
+            "extra": {**answers, "no such": ""},
             "less": dict([*answers.items()][1:]),
             "more": {key: [""] for key in answers},
         }.items():

@@ -1,4 +1,4 @@
-"""Scores without a language model: trivial baselines, look-ups, each group's own prediction, and ceilings.
+"""Scores without a language model: trivial baselines, look-ups, and ceilings.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
+from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import predicted_rows, put, replace_rows
 from appa_flwr.run.records import (
@@ -24,19 +22,16 @@ from appa_flwr.run.records import (
     MEAN_PREDICTION,
     NEAREST_QUESTIONS,
     OPTION_LIST,
-    OWN_PREDICTION,
     SummaryRow,
 )
 from appa_flwr.run.run_files import PREDICTIONS_FILE, SUMMARY
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.scores import nearest_question
-from server_app.evaluation import Scored, given_answers, result, score
-from server_app.federation.scores import GroupScores, of_rewards
+from server_app.evaluation import Scored, given_answers, score
 from server_app.inputs import RunInputs
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 DIGITS = 9
 """To which groups' tables are rounded, so that options which tie in a group's own table tie here and rank the same."""
@@ -44,24 +39,6 @@ DIGITS = 9
 NUM_NEAREST = 3
 
 log = logging.getLogger("appa.server")
-
-
-@dataclass(frozen=True, eq=False)
-class Baselines:
-    """The scale of a learned score: methods that need no language model.
-
-    Attributes:
-        scored: the methods.
-        predictions: the groups', a row an option; a server keeps them of a simulation alone.
-    """
-
-    scored: list[Scored]
-    predictions: pd.DataFrame | None = None
-
-    @property
-    def rows(self) -> list[SummaryRow]:
-        """Of summary.json."""
-        return [row for method in self.scored for row in method.rows]
 
 
 def score_baselines(
@@ -78,12 +55,12 @@ def score_baselines(
     with run.folder.phase("baselines") as phase:
         known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
         known_JK |= _mean_answers(run, test_J)
-        baselines = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-        rows = [*earlier, *baselines.rows]
-        put(run.folder.path, pd.concat([method.pair_scores for method in baselines.scored]))
+        scored, predicted = baseline_scores(run, question_J=test_J, known_JK=known_JK)
+        rows = [*earlier, *(row for method in scored for row in method.rows)]
+        put(run.folder.path, pd.concat([method.pair_scores for method in scored]))
         run.folder.write(SUMMARY, tuple(rows))
-        if baselines.predictions is not None:
-            replace_rows(run.folder.path / PREDICTIONS_FILE, baselines.predictions)
+        if predicted is not None:
+            replace_rows(run.folder.path / PREDICTIONS_FILE, predicted)
         phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
     return rows
 
@@ -95,7 +72,7 @@ def _about_ceilings(run: RunInputs) -> str:
     if withheld := ", ".join(run.groups.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
     if not run.groups.plain:
-        return "; NO CEILINGS AND NO OWN PREDICTIONS: they need single groups' numbers"
+        return "; NO CEILINGS: they need single groups' numbers"
     return ", ceilings"
 
 
@@ -154,16 +131,21 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
     return mean_QK
 
 
-def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
-    """Score trivial baselines, own predictions and ceilings.
+def baseline_scores(
+    run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]
+) -> tuple[list[Scored], pd.DataFrame | None]:
+    """Score trivial baselines and ceilings.
 
     The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
-    group's owner who keeps its predictions. `js-distance` and `borda` have no ceilings.
+    group's owner who keeps its predictions. `js-distance` has no ceilings.
 
     Args:
         run: whose groups score.
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
+
+    Returns:
+        The methods, and the groups' predictions, which a server keeps of a simulation alone.
     """
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
@@ -174,19 +156,10 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [scores(name, answer_JK) for name, answer_JK in trivial_JK.items()]
     if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
-        return Baselines(scored)
-    tables = {TARGET_SIDE: _rounded(groups.ask(Ask(PREDICTIONS)).rows("votes", groups.names)[:, question_J])}
-    if groups.simulated:
-        tables[TRUTH_SIDE] = _rounded(run.survey_answers()[:, question_J])
-    there_G = ~np.isnan(tables[TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
-    target_GJK, predicted = tables[TARGET_SIDE][there_G], None
+        return scored, None
+    replies = groups.ask(Ask(PREDICTIONS))
+    target_GJK = _rounded(replies.each("votes")[:, question_J])
     scored.append(scores(MEAN_PREDICTION, target_GJK.mean(axis=0)))
-    if groups.simulated:
-        names = [groups.names[g] for g in np.flatnonzero(there_G)]
-        predicted = predicted_rows(target_GJK, groups=names, questions=run.questions(question_J))
-        own = _own_scores(tables, option_JK, groups.names, metrics=metrics)
-        mean = given_answers(question_J, target_GJK.mean(axis=0))
-        scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             try:
@@ -195,26 +168,12 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
                 log.warning("there is no row %s by %s: %s", name, metric, error)
                 continue
             scored.append(scores(name, best_JK, [metric]))
-    return Baselines(scored, predicted)
+    if not groups.simulated:
+        return scored, None
+    return scored, predicted_rows(target_GJK, groups=replies.groups, questions=run.questions(question_J))
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:
-    """Distributions to `DIGITS`; rows of NaN stay."""
+    """Distributions to `DIGITS`."""
     rounded_GJK: FloatArray = (table_GJK / table_GJK.sum(-1, keepdims=True)).round(DIGITS)
     return rounded_GJK
-
-
-def _own_scores(
-    tables: Mapping[str, FloatArray], option_JK: BoolArray, names: Sequence[str], *, metrics: Sequence[str]
-) -> dict[tuple[str, str], GroupScores]:
-    """Scores where every group is given its own prediction, by metric and side."""
-    own_GJK = tables[TARGET_SIDE]
-    there_GJ1 = ~np.isnan(own_GJK).any(axis=2, keepdims=True)
-    answer_GJK = np.where(there_GJ1, own_GJK, option_JK / option_JK.sum(axis=1, keepdims=True))
-    return {
-        (metric, side): of_rewards(
-            names, shared_rewards(answer_GJK, np.where(there_GJ1, against_GJK, np.nan), option_JK, metric=metric)
-        )
-        for side, against_GJK in tables.items()
-        for metric in metrics
-    }

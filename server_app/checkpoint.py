@@ -55,10 +55,5 @@ def load(path: Path) -> Checkpoint | None:
     try:
         return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({_first_line(error)}); without it the run resumes before PPO"
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path}: cannot be read ({reason}); without it the run resumes before PPO") from None

@@ -6,13 +6,12 @@ Axis letters: G groups, J answers, K options.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
@@ -23,7 +22,7 @@ from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import Example, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.scores import GroupScores, of_rewards, scores
+from server_app.federation.scores import GroupScores, scores
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
@@ -44,12 +43,9 @@ def decode(
     prompts: Sequence[Sequence[int]],
     *,
     tokens: int,
-    temperature: float = 0.0,
-    generator: torch.Generator | None = None,
 ) -> list[str]:
-    """A model's answers of at most so many tokens, a batch; the likeliest token each time at temperature 0."""
-    decoding = Decoding(tokens, temperature, base.stop_ids)
-    decoded = sample(model, prompts, decoding, generator=generator).sequences
+    """A model's answers of at most so many tokens, a batch: the likeliest token each time."""
+    decoded = sample(model, prompts, Decoding(tokens, 0.0, base.stop_ids)).sequences
     return base.texts(decoded.response_JT, decoded.mask_JT)
 
 
@@ -137,55 +133,32 @@ def in_words(row: SummaryRow) -> str:
         words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
     if row.format_score is not None:
         words.append(f"format {row.format_score:.3f}")
-    return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
+    return ", ".join(words)
 
 
-def round_in_words(line: RuleRound, group_reward: float, *more: str) -> str:
+def round_in_words(line: RuleRound, *more: str) -> str:
     """A rule's round in the log: the groups' mean reward, which the worst group's compares with, and what `more` says.
 
     The rule's own reward is no mean over groups, and on another scale.
     """
-    words, rewards = [f"reward {group_reward:.3f}"], [reward for reward in line.rewards.values() if reward is not None]
+    words, rewards = (
+        [f"reward {line.group_reward:.3f}"],
+        [reward for reward in line.rewards.values() if reward is not None],
+    )
     if rewards:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
     return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
 
 
-def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:
+def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> Scored:
     """Let the groups score one method's answers to the held-out questions; a row for each metric.
-
-    With several samples, answers to one question stand next to each other, and each group's score of it is their mean;
-    that takes single groups' scores.
-    """
-    scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
-    if samples > 1:
-        scored = {key: _means(scores, run.groups.names, samples) for key, scores in scored.items()}
-    return result(run, method, answers, scored, metrics=metrics, samples=samples)
-
-
-def _means(scores: GroupScores, names: Sequence[str], samples: int) -> GroupScores:
-    """The scores of questions, each the mean of so many answers'."""
-    assert scores.reward_GJ is not None
-    return of_rewards(names, scores.reward_GJ.reshape(len(names), -1, samples).mean(axis=2))
-
-
-def result(
-    run: RunInputs,
-    method: str,
-    answers: Answers,
-    scored: Mapping[tuple[str, str], GroupScores],
-    *,
-    metrics: Sequence[str],
-    samples: int = 1,
-) -> Scored:
-    """The result of one method from its scores by metric and side; a row for each metric.
 
     Pair scores are there where single groups' scores are known.
     """
-    written, share = bool(np.isfinite(answers.format_score_J).all()), float(answers.readable_J.mean())
-    readable_J: BoolArray = np.logical_or.reduce(answers.readable_J.reshape(-1, samples), axis=1)
-    questions = [question.question_id for question in run.questions(answers.question_J[::samples])]
+    scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
+    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
+    questions = [question.question_id for question in run.questions(answers.question_J)]
     pairs = [
         as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions)
         for metric in metrics
@@ -199,7 +172,7 @@ def result(
             **vars(_record(scored[metric, TARGET_SIDE], readable_J)),
             format_score=float(answers.format_score_J.mean()) if written else None,
             survey=_record(survey, readable_J) if survey.known else None,
-            readable=share,
+            readable=float(readable_J.mean()),
         )
         for metric in metrics
         for survey in (scored[metric, TRUTH_SIDE],)

@@ -19,7 +19,7 @@ from server_app.federation.ask import Replies
 from server_app.federation.groups import Groups
 from server_app.policy import sft
 from server_app.policy.base import Base
-from server_app.questions import fitting_questions, run_survey
+from server_app.questions import fitting_questions
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
@@ -40,21 +40,6 @@ class RunInputs:
     def questions(self, which_Q: IntArray | BoolArray) -> list[Question]:
         """The public questions at these positions of the catalogue, or where this mask is True."""
         return [self.catalogue.questions[q] for q in np.arange(len(self.catalogue.questions))[which_Q]]
-
-    def survey_answers(self) -> FloatArray:
-        """A simulation's survey answers (G, Q, K), 0 on padding, rows of NaN where a group has none.
-
-        Raises:
-            UserError: the survey cannot be read.
-        """
-        answers = run_survey(self.config).answers
-        answer_GQK = np.full((len(self.groups.names), *self.catalogue.option_QK.shape), np.nan)
-        for g, name in enumerate(self.groups.names):
-            for q, question in enumerate(self.catalogue.questions):
-                if (share_K := answers[name].get(question.question_id)) is not None:
-                    answer_GQK[g, q] = 0.0
-                    answer_GQK[g, q, : len(share_K)] = share_K
-        return answer_GQK
 
 
 @dataclass(frozen=True, eq=False)

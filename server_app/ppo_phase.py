@@ -35,7 +35,7 @@ from appa_flwr.run.run_files import (
     rule_folder,
 )
 from server_app import checkpoint as checkpoints
-from server_app import evaluation, tracking
+from server_app import evaluation
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
 from server_app.federation.ask_grid import AskGrid
@@ -143,15 +143,14 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
         order.take(checkpoint.questions)
     folder.keep_iterations(done)
-    with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
+    with folder.phase("ppo", done=done) as phase:
         if done:
             phase.step(done, iterations, f"resumed at iteration {done}")
 
         def keep(line: Iteration, state: RuleState) -> None:
             folder.append(METRICS, line)
-            track(line)
             more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
-            phase.step(line.iteration, iterations, evaluation.round_in_words(line, line.group_reward, *more))
+            phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
             if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
                 checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
                 phase.save_seconds()

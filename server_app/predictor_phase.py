@@ -1,25 +1,40 @@
 """PluralLLM as a phase: its weights, the groups' targets, and the card with their scores.
 
-Axis letters: G groups, Q questions, K options.
+The scores are the groups' sums, added up over seen and unseen groups.
+
+Axis letters: L sums of `pluralllm.scores.summed`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ArrayRecord
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.cards import Card, GroupSums
+from appa_flwr.protocol.asks import HELD_OUT_PART, SCORES, TRAINING_PART, Ask, Catalogue
+from appa_flwr.run.cards import Card
+from appa_flwr.run.records import PartScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
-from pluralllm.scores import MIN_GROUPS
+from pluralllm.scores import COUNT, MEAN_OF_OTHERS, PARTS, PREDICTORS, summed
 from server_app.federation.ask import TooFew
+from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
-from server_app.predictor import pooled_scores
 from server_app.predictor.checkpoint import load_weights, new_card, save_weights
 from server_app.predictor.pretraining import Pretraining, pretrain
+
+FloatArray = npt.NDArray[np.float64]
+
+SEEN, UNSEEN = "seen", "unseen"
+ROUNDING = 1e-6
+"""Sums of rewards that are all 1 may end just above their number."""
+
+log = logging.getLogger("appa.server")
 
 
 def train(
@@ -41,11 +56,11 @@ def train(
     with run.folder.phase("targets") as phase:
         run.groups.send_targets(pretraining.weights)
         try:
-            scores = pooled_scores.scores(run.groups, run.catalogue, run.config.unseen_group_names)
+            agreement = scores(run.groups, run.catalogue, run.config.unseen_group_names)
         except TooFew:
             phase.step(1, 1, "NO SCORES OF PLURALLLM: too few groups let them leave")
         else:
-            card = card.model_copy(update={**scores, "group_sums": basis_of_mean(run)})
+            card = card.model_copy(update=agreement)
             for part, predictors in card.scores.items():
                 shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
                 phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
@@ -71,11 +86,61 @@ def _pretraining(run: RunInputs, start: ArrayRecord, checkpoint: Pretraining | N
         return checkpoint
 
 
-def basis_of_mean(run: RunInputs) -> GroupSums | None:
-    """Basis of the mean of the other groups; None in a deployment, or where too few groups train."""
-    trained = [g for g, name in enumerate(run.groups.names) if name not in run.config.unseen_group_names]
-    if not run.groups.simulated or len(trained) < MIN_GROUPS:
-        return None
-    answer_GQK = run.survey_answers()[trained][:, run.catalogue.held_out_Q]
-    count_Q = len(trained) - np.isnan(answer_GQK).any(axis=2).sum(axis=0)
-    return GroupSums(min_groups=MIN_GROUPS, held_out=int((count_Q >= MIN_GROUPS).sum()))
+def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dict[str, Any]:
+    """The tables of a `Card`, whose parts tell groups and questions apart: "seen/held-out", "unseen/training".
+
+    Args:
+        groups: who are asked.
+        catalogue: the public questions.
+        unseen: groups that did not train.
+
+    Returns:
+        The fields "scores", whose means are over all answers of these groups, and "groups", which is empty where single
+        groups' sums are not known.
+
+    Raises:
+        UserError: too few groups answered.
+    """
+    replies = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
+    if not groups.plain:
+        return {"scores": tables(replies.sum("scores")), "groups": {}}
+    sizes = {TRAINING_PART: int(catalogue.train_Q.sum()), HELD_OUT_PART: int(catalogue.held_out_Q.sum())}
+    usable: dict[str, FloatArray] = {}
+    for name, score_2L in zip(replies.groups, replies.each("scores"), strict=True):
+        if why := fault(score_2L, sizes, unseen=name in unseen):
+            log.warning("group %s: its scores of PluralLLM are left out: %s", name, why)
+        else:
+            usable[name] = score_2L
+    total_2L = np.sum([*usable.values()], axis=0) if usable else np.zeros((2, len(summed())))
+    return {"scores": tables(total_2L), "groups": {name: tables(score_2L) for name, score_2L in usable.items()}}
+
+
+def fault(score_2L: FloatArray, sizes: Mapping[str, int], *, unseen: bool) -> str | None:
+    """Fault in a group's sums, in words; None where they can be used. `sizes` is part -> its questions."""
+    by_measure = score_2L.reshape(2, len(PARTS), len(PREDICTORS), -1)
+    if by_measure[int(not unseen)].any():
+        return "they are not those of an unseen group" if unseen else "they are those of an unseen group"
+    own = by_measure[int(unseen)]
+    count, measures, alone = own[..., 0], own[..., 1:], PREDICTORS.index(MEAN_OF_OTHERS)
+    if (count != np.round(count)).any() or (count > np.array([[sizes[part]] for part in PARTS])).any():
+        return "more answers than there are questions, or a part of one"
+    # Scores are compared with each other, so they must be of the same answers.
+    if (count[:, :alone] != count[:, :1]).any() or (count[:, alone:] != count[:, alone : alone + 1]).any():
+        return "predictors scored on different answers"
+    if (measures > count[..., None] + ROUNDING).any():
+        return "sums above the number of answers"
+    return None
+
+
+def tables(score_2L: FloatArray) -> PartScores:
+    """Means from sums over answers, of seen and of unseen groups; a predictor without an answer is left out."""
+    parts: PartScores = {}
+    for kind, sum_L in zip((SEEN, UNSEEN), score_2L, strict=True):
+        count = 0.0
+        for (part, name, measure), value in zip(summed(), sum_L.tolist(), strict=True):
+            if measure == COUNT:
+                count = float(round(value))  # a masked sum is a little off
+            if count:
+                means = parts.setdefault(f"{kind}/{part}", {}).setdefault(name, {})
+                means[measure] = count if measure == COUNT else value / count
+    return parts

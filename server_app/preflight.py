@@ -21,7 +21,7 @@ from appa_flwr import __version__
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache
-from server_app import quiet, tracking
+from server_app import quiet
 from server_app.policy import base
 
 GIBIBYTE = 2**30
@@ -32,12 +32,11 @@ LARGEST_FULL_STEP = 1e-4
 
 
 def check(config: Config, *, say: Callable[[str], None]) -> None:
-    """Refuse a tracker or a base model that this run cannot use; `say` hears what takes long.
+    """Refuse a base model that this run cannot use; `say` hears what takes long.
 
     Raises:
         UserError: see above.
     """
-    tracking.check(config)
     if config.run.phases not in WITHOUT_POLICY:
         check_cache()
         base.check(config, say=say)
@@ -54,7 +53,7 @@ def machine(folder: Path) -> str:
 
 
 def main() -> None:
-    """Check tracker and base model, and warn of what makes a policy slow or breaks it."""
+    """Check the base model, and warn of what makes a policy slow or breaks it."""
     warnings.simplefilter("ignore")
     quiet(bars=True)
     config = Config.load(json.load(sys.stdin))

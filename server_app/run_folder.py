@@ -6,7 +6,6 @@ A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from h
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +30,6 @@ from appa_flwr.run.run_files import (
 log = logging.getLogger("appa.server")
 
 MINUTE = 60
-KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
 T = TypeVar("T")
 
@@ -131,9 +129,7 @@ class RunFolder:
 
     def save_seconds(self, phase: str, seconds: float) -> None:
         """Replace a phase's time in `phases.json`."""
-        earlier = self._phases[phase].peak_mib if phase in self._phases else None
-        peak = max((mib for mib in (earlier, _peak_mib()) if mib is not None), default=None)
-        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak)
+        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3))
         self.write(PHASES, tuple(self._phases.values()))
         if self._above is not None:
             self._above.save_seconds(self._named(phase), seconds)
@@ -177,15 +173,6 @@ class _Messages(logging.Handler):
         kind = "warning: " if record.levelno >= logging.WARNING else ""
         with suppress(UserError):  # a full disk ends the run elsewhere
             self._folder.note(f"{kind}{record.getMessage()}")
-
-
-def _peak_mib() -> float | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else KIBIBYTE
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
 
 
 class OpenPhase:

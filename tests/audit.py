@@ -85,7 +85,8 @@ def make_world(folder: Path, **changes: object) -> World:
         own = {"question_id": texts[-1], "question": texts[-1], "options": [texts[-1], "x"], "group": group}
         rows.append({**own, "distribution": [0.1357913, 0.8642087]})
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flat = {**config.flat(), "survey": str(written.questions), "run.output-dir": str(folder / "runs"), "run-name": "r"}
+    places = {"survey": str(written.questions), "run.output-dir": str(folder / "runs"), "run-name": "r"}
+    flat = {**config.flat(), **places, "groups": "; ".join(written.groups)}  # as `appa deploy` has them
     return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
 
 

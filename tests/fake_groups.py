@@ -131,12 +131,13 @@ def gathered(
     answers: Path | None = None,
     **changes: object,
 ) -> Groups:
-    """The groups at these nodes, which have joined a run; `changes` of its config, as `run__sums`."""
+    """The expected groups, or all at these nodes, which have joined a run; `changes` of its config, as `run__sums`."""
     own = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
     config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02, **own})
     grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(nodes)
+    hosted = {name for node in grid.nodes.values() for name in getattr(node, "names", ())}
     groups = Groups(OverlapGrid(grid), config, keys=keys, answers=answers)
-    groups.gather(expected, patience=patience)
+    groups.gather(expected or sorted(hosted), patience=patience)
     return groups
 
 

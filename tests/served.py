@@ -37,7 +37,6 @@ class Groups:
 
     Attributes:
         requests: what they were asked.
-        seconds: that they say to have taken.
         silent: groups that do not answer.
         gate: closed, they take their time.
     """
@@ -45,7 +44,7 @@ class Groups:
     names, plain = ("A", "B"), True
 
     def __init__(self):
-        self.requests, self.silent, self.gate, self.seconds = [], set(), threading.Event(), {}
+        self.requests, self.silent, self.gate = [], set(), threading.Event()
         self.gate.set()
 
     def ask(self, ask, *, meanwhile=None):

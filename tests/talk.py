@@ -42,7 +42,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     held_out = np.flatnonzero(catalogue.held_out_Q)
     with flower_task():
         groups = Groups(OverlapGrid(grid), config)
-        groups.gather((), patience=0.0)
+        groups.gather([str(context.node_config["group"]) for context in grid.contexts.values()], patience=0.0)
         groups.send_catalogue(catalogue)
         weights = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None).weights
         groups.send_targets(weights)

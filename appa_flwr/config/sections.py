@@ -19,9 +19,6 @@ Architecture = Literal["residual", "attention"]
 NGRAMS, MINILM = "ngrams", "minilm"
 SURVEY_QUESTIONS = "survey"
 """Value of `data.extra-questions`: the questions of the survey itself that none of the groups has answered."""
-AVERAGING = ("fedavg", "fedprox")
-"""Strategies without an optimizer at the server, so that clients use Adam."""
-
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
 
@@ -83,9 +80,6 @@ class RunSection(Section):
     phases: Literal["all", "pluralllm", "serve"] = key(
         "all", "where it ends: after PluralLLM; serve = it scores other trainers' answers until stopped"
     )
-    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = key(
-        "none", "experiment tracker that gets every PPO iteration, locally; its package must be installed"
-    )
     resume: bool = key(False, "go on with the run that the run folder holds; appa run --resume sets it")
     min_groups: int = key(2, "groups that must answer, else the iteration fails", ge=1)
     reply_timeout: float = key(600.0, "seconds the server waits for the groups to join, and for their replies", gt=0)
@@ -139,7 +133,7 @@ class PluralLLMSection(Section):
     num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)
     checkpoint: LocalPath = key("", "weights of an earlier run to use instead of pretraining")
     unseen_groups: str = key("", "names; they bring few-shot context only and never train the predictor")
-    strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi"] = key("fedavg", "federated strategy of pretraining")
+    strategy: Literal["fedavg", "fedadam"] = key("fedavg", "federated strategy of pretraining")
     rounds: int = key(16, "federated pretraining rounds", ge=0)
     local_steps: int = key(24, "optimizer steps of a group in one round", ge=1)
     learning_rate: float = key(0.03, "step size of a group; 0 = 0.003 of Adam, 0.1 of SGD, by the strategy", ge=0)
@@ -151,8 +145,8 @@ class PluralLLMSection(Section):
 
     @property
     def local_optimizer(self) -> Literal["sgd", "adam"]:
-        """A group's optimizer: SGD where the server has an adaptive optimizer."""
-        return "adam" if self.strategy in AVERAGING else "sgd"
+        """A group's optimizer: SGD where the server has Adam."""
+        return "adam" if self.strategy == "fedavg" else "sgd"
 
     @property
     def local_learning_rate(self) -> float:

@@ -35,7 +35,7 @@ def read_survey(config: Config) -> Survey:
 
 
 def check_server(config: Config, app_folder: Path) -> None:
-    """Check the cache and the address of a run that serves, and have the server look at its model and tracker.
+    """Check the cache and the address of a run that serves, and have the server look at its model.
 
     Raises:
         UserError: they cannot be used.
@@ -44,7 +44,7 @@ def check_server(config: Config, app_folder: Path) -> None:
     check_cache()
     if config.run.phases == "serve":
         listening(config.serve.host, config.serve.port).close()
-    if config.model == TINY_MODEL and config.run.tracker == "none":
+    if config.model == TINY_MODEL:
         return
     command = [sys.executable, "-m", "server_app.preflight"]
     # What it does meanwhile, such as a download, goes to stderr and is seen; what is wrong comes on stdout.

@@ -104,15 +104,13 @@ def evaluate(
     service: Annotated[str, typer.Option(help="URL of the served run; else APPA_URL.")] = "",
     token_file: Annotated[Path | None, typer.Option(help="File of its token; else APPA_TOKEN.")] = None,
     name: Annotated[str, typer.Option(help="Of the model in the tables; else made of --model.")] = "",
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of sampling; 0 = greedy.")] = 0.0,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each question, whose mean score counts.")] = 1,
     plain: Annotated[
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
     ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
-    """Let the groups of appa serve judge a model's held-out answers."""
+    """Let the groups of appa serve judge a model's greedy held-out answers."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
@@ -126,8 +124,6 @@ def evaluate(
         model=model,
         endpoint=endpoint,
         plain=plain,
-        temperature=temperature,
-        samples=samples,
         concurrency=concurrency,
         say=typer.echo,
     )

@@ -38,7 +38,6 @@ METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     "option-list": ("Look-up, same options", PURPLE, "s", ":"),
     "nearest-questions": ("Look-up, 3 nearest", PURPLE, "D", ":"),
     "mean-prediction": ("Mean of predictions", GREEN, "P", ":"),
-    "own-prediction": ("Each group's prediction", GREEN, "s", ":"),
     "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
     "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
 }

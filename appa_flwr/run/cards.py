@@ -10,7 +10,7 @@ from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 from appa_flwr.run.records import PartScores, Record
 
-CARD_FORMAT = 8
+CARD_FORMAT = 9
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
 
@@ -46,13 +46,6 @@ class SurveySummary(Record):
     unseen_groups: dict[str, int]
 
 
-class GroupSums(Record):
-    """Sums of at least `min_groups` groups' answers, and the number of held-out questions that have one."""
-
-    min_groups: int
-    held_out: int
-
-
 def _readable(version: int) -> int:
     if version != CARD_FORMAT:
         raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
@@ -68,8 +61,7 @@ class Card(Record):
         losses: the groups' mean loss in every round.
         validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
             answers to held-out questions; None where there were none.
-        group_sums: the sums over the groups, None where none were made.
-        scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
+        scores: agreement with the groups' own survey answers; see `server_app.predictor_phase.scores`.
         groups: group -> the same for it alone.
     """
 
@@ -81,6 +73,5 @@ class Card(Record):
     training: dict[str, Scalar]
     losses: tuple[float, ...] = ()
     validation: float | None = None
-    group_sums: GroupSums | None = None
     scores: PartScores = Field({})
     groups: dict[str, PartScores] = Field({})

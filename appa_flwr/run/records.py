@@ -12,19 +12,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 PPO = "ppo"
 TRAINED_METHODS = ("base", "sft", PPO)
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
-OWN_PREDICTION = "own-prediction"
-"""Another answer to each group, its own prediction: what one shared answer costs."""
 LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
 """Mean answers to training questions with the same options, and to the nearest ones."""
 TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
-METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
+METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
 
 MODEL = "model:"
 """What the method of a model that is none of the run's begins with (`appa eval`)."""
-
-MOSTLY = 0.5
 
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
@@ -67,6 +63,7 @@ class RuleRound(Record):
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
             are empty where the server sees sums alone (`run.sums`).
+        group_reward: mean alignment reward over the groups that answered.
     """
 
     iteration: int
@@ -75,6 +72,7 @@ class RuleRound(Record):
     weights: dict[str, float]
     history: dict[str, float]
     rewards: dict[str, float | None]
+    group_reward: float
     reward: float
     format_score: float
     missing_groups: tuple[str, ...]
@@ -84,13 +82,11 @@ class Iteration(RuleRound):
     """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
 
     Attributes:
-        group_reward: mean alignment reward over the groups that answered.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
     """
 
     num_iterations: int
-    group_reward: float
     policy_loss: float
     value_loss: float
     clip_fraction: float
@@ -110,7 +106,6 @@ class ServedRound(RuleRound):
         size: answers.
         held_out: whether it has questions that are held out; such a round changes no history.
         seconds: that the groups took.
-        group_seconds: that each took which answered.
         history, answered, log_weight: the rule's state after the round by group, see
             `appa_flwr.analysis.aggregation.State`.
     """
@@ -121,7 +116,6 @@ class ServedRound(RuleRound):
     answered: dict[str, bool]
     log_weight: dict[str, float]
     seconds: float
-    group_seconds: dict[str, float] = {}
 
 
 def _method(name: str) -> str:
@@ -165,11 +159,6 @@ class SummaryRow(ScoreRecord, _Evaluated):
     survey: ScoreRecord | None
     readable: float | None = None
 
-    @property
-    def mostly_unreadable(self) -> bool:
-        """True if less than half of the answers could be read, so that FI says nothing about the method."""
-        return self.readable is not None and self.readable < MOSTLY
-
 
 class QuestionCounts(Record):
     """questions.json: how many questions the policy is asked, and how many are left out.
@@ -190,17 +179,10 @@ class QuestionCounts(Record):
 
 
 class Phase(Record):
-    """A row of phases.json.
-
-    Attributes:
-        seconds: added up over resumed sessions.
-        peak_mib: the most memory that the server's process had used by the phase's end, in MiB; None where the system
-            does not tell, and in older runs.
-    """
+    """A row of phases.json; `seconds` are added up over resumed sessions."""
 
     phase: str
     seconds: float
-    peak_mib: float | None = None
 
 
 class Example(Record):

@@ -14,7 +14,7 @@ from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, SURVEY_FILE, read_con
 
 LAST_PHASE = "report"
 # How long a run waits and who hears of it changes none of its numbers.
-CHANGEABLE_KEYS = ("run.reply-timeout", "run.tracker", "serve.host", "serve.port")
+CHANGEABLE_KEYS = ("run.reply-timeout", "serve.host", "serve.port")
 FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 _SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
 _LOGS = {files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}

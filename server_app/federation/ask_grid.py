@@ -84,9 +84,8 @@ class AskGrid(Grid):
         content = sent[0].content
         weights = {"weights": join_weights(content.array_records["arrays"])}
         if sent[0].metadata.message_type == TRAIN:
-            config, replied = content.config_records["config"], _trained
-            proximal = float(str(config.get("proximal-mu", 0.0)))
-            ask = Ask(asks.UPDATE, weights, {"round": int(str(config["server-round"])), "proximal": proximal})
+            number, replied = int(str(content.config_records["config"]["server-round"])), _trained
+            ask = Ask(asks.UPDATE, weights, {"round": number})
         else:
             size, replied = len(choices(self._groups.config.pluralllm.architecture)), _validated
             ask = Ask(asks.VALIDATION, weights, {"size": size})

@@ -45,14 +45,12 @@ class OverlapGrid:
     Attributes:
         simulated: nobody is late, and a busy machine may take its time: each wait is bounded by its timeout alone.
         seconds_waited: seconds, added up until somebody sets them to 0, in which the server had nothing else to do.
-        answered_after: node -> seconds until its reply to the last message, but for errors.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.simulated = isinstance(grid, InMemoryGrid)
         self.seconds_waited = 0.0
-        self.answered_after: dict[int, float] = {}
         self._late: dict[int, tuple[str, float]] = {}  # node -> the message that it has to answer, and its end
 
     def online(self) -> frozenset[int]:
@@ -98,7 +96,7 @@ class OverlapGrid:
         with _superlink():
             keys = self._grid.push_messages(outgoing) if outgoing else ()
         silent = {key: node for key, node in zip(keys, contents, strict=False) if key}
-        started, self.answered_after = time.monotonic(), {}
+        started = time.monotonic()
         if meanwhile is not None:
             meanwhile()
         idle_from = now = time.monotonic()
@@ -113,8 +111,6 @@ class OverlapGrid:
             if new or over:
                 new |= self._pull(list(silent), silent)
             replies |= new
-            answers = (node for node, reply in new.items() if not isinstance(reply, Error))
-            self.answered_after |= dict.fromkeys(answers, time.monotonic() - started)
             if not silent or over:
                 break
             pause = FIRST_PAUSE if new else min(pause * GROWTH, LONGEST_PAUSE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -15,16 +14,14 @@ from appa_flwr.core.errors import UserError
 KEY = "run.group-keys"
 
 
-@dataclass(frozen=True)
-class GroupKeys:
-    """Each group's public key, as DER bytes."""
+GroupKeys = Mapping[str, bytes]
+"""Group -> its public key, as DER bytes."""
 
-    key_of: Mapping[str, bytes]
 
-    def names(self, node: NodeInfo) -> frozenset[str]:
-        """The groups for which the node may speak."""
-        key = _der(node.public_key)
-        return frozenset(name for name, group_key in self.key_of.items() if group_key == key)
+def names_of(node: NodeInfo, keys: GroupKeys) -> frozenset[str]:
+    """The groups for which a node may speak."""
+    own = _der(node.public_key)
+    return frozenset(name for name, key in keys.items() if key == own)
 
 
 def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
@@ -47,7 +44,7 @@ def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
         key_of[name] = key
     if lacking := [name for name in expected if name not in key_of]:
         raise UserError(f"{path}: has no key of {', '.join(lacking)}; every group of the run needs one")
-    return GroupKeys(key_of)
+    return key_of
 
 
 def _der(key_file: bytes) -> bytes | None:

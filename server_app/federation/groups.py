@@ -1,6 +1,6 @@
 """What all groups are sent and asked; the only place that knows whether replies are plain or summed.
 
-Axis letters: G groups, N numbers.
+Axis letters: G groups, J answers, N numbers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from flwr.app import ArrayRecord, RecordDict
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, Number, Task
+from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest, Task
 from appa_flwr.secure import masks
 from appa_flwr.secure.masks import SEED_BYTES, Words
-from server_app.federation import faults
 from server_app.federation.ask import FloatArray, LostSum, Replies, keep_replies, kept_replies
-from server_app.federation.foreign import listed
+from server_app.federation.foreign import listed, plain
 from server_app.federation.members import Members
 
 Numbers = Mapping[str, Number]
@@ -122,8 +121,8 @@ class Groups(Members):
             assert reply.numbers is not None
             for place, name in self._own(node, reply):
                 row_of[name] = reply.numbers[place]
-                reasons[name] = faults.of_row(ask, row_of[name], numbers)
-        faults.warn_missing({name: reason for name, reason in reasons.items() if reason})
+                reasons[name] = _fault(ask, row_of[name], numbers)
+        _warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
         self._require(row_of, f"give {ask.kind}")
         return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
@@ -171,3 +170,31 @@ def _total(numbers: Numbers, task: Task, words: Mapping[str, Words], seeds: Mapp
         if (sums < count * (least - slack)).any() or (sums > count * (most + slack)).any():
             raise LostSum(f"secure sum: a group has sent a wrong part of {name}, and nobody can tell which")
     return total_N
+
+
+def _warn_missing(reasons: Mapping[str, str]) -> None:
+    """Warn which groups count as missing: one line a reason, however many they are."""
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, own in reasons.items() if own == reason]
+        some = "group %s counts" if len(names) == 1 else "groups %s count"
+        log.warning(f"{some} as missing: %s", listed(names), plain(reason))
+
+
+def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number]) -> str | None:
+    """What is wrong with a group's row; None where it can be used."""
+    try:
+        own = asks.split(row_N, numbers)
+        asks.flatten(own, numbers)
+    except ValueError as error:
+        return str(error)
+    if ask.kind != asks.REWARDS:
+        return None
+    request = ScoreRequest.of(ask)
+    unreadable_J = np.isnan(request.prediction_JK).all(axis=1)
+    for metric, side in request.keys:
+        reward_J, known_J = own[f"{metric} {side} reward"], own[f"{metric} {side} known"]
+        if (reward_J[unreadable_J] > 0).any():
+            return f"{metric} rewards above 0 for answers that nobody can read"
+        if not np.isin(known_J, (0.0, 1.0)).all() or (side == asks.TARGET_SIDE and not known_J.all()):
+            return f"{metric} rewards that are not known"
+    return None

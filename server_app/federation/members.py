@@ -22,13 +22,12 @@ from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.secure.roster import LEAST_GROUPS
 from server_app.federation.ask import LostSum, TooFew
-from server_app.federation.foreign import listed, plain
+from server_app.federation.foreign import listed
 from server_app.federation.grid import OverlapGrid
-from server_app.federation.group_keys import GroupKeys
+from server_app.federation.group_keys import GroupKeys, names_of
 
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last of them: a node asks for messages every three, and then starts
-SETTLING_SECONDS = 3.0  # after a group has joined, in which others may, where the run does not name its groups
 MOST_FAILURES = 2  # of a node that is set up: each may take as long as the wait for a reply
 MOST_NAMES = 1000  # of a deployed node, which hosts one group
 MOST_ROUNDS = 1 << 62  # of a run: a higher number leaves no room for the next
@@ -112,12 +111,6 @@ class Members:
         """Seconds of the last request in which the server waited for the groups and had nothing else to do."""
         return self.grid.seconds_waited
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Group -> how long its node took to answer the last message; groups that did not answer are not there."""
-        after = self.grid.answered_after
-        return {name: after[self._node_of[name]] for name in self.present if self._node_of[name] in after}
-
     def without(self, name: str) -> tuple[str, ...]:
         """The groups whose owners let no such numbers leave; `name` is a word of `may-leave`."""
         if name == "predictions" and not self.plain:  # in a sum they tell no more than votes
@@ -130,23 +123,22 @@ class Members:
         """Greet nodes until every expected group is there, or enough of them when patience ends.
 
         Args:
-            expected: group names that should join, and may still do so later; empty: all that are there, once nobody
-                has joined for `SETTLING_SECONDS`.
+            expected: group names that should join, and may still do so later; in a simulation empty for all.
             patience: seconds to wait for them; deployed, a node that was asked late has a few more to answer.
 
         Raises:
-            UserError: two nodes speak for the same group, or too few groups are there.
+            UserError: a deployment names no groups, two nodes speak for the same one, or too few are there.
         """
+        if not (expected or self.simulated):
+            raise UserError("groups: name those that take part; in a deployment nobody else may join")
         self.names = tuple(expected)
-        now = joined = time.monotonic()
-        deadline, settling = now + patience, 0.0 if self.simulated else SETTLING_SECONDS
+        now = time.monotonic()
+        deadline = now + patience
         while True:
             left = self.config.run.reply_timeout if self.simulated else max(JOIN_SECONDS, deadline - now)
-            new = self._meet(timeout=left)
+            self._meet(timeout=left)
             now = time.monotonic()
-            joined = now if new else joined
-            settled = len(self._node_of) >= self._least and now - joined >= settling
-            if (len(self._node_of) == len(self.names) if expected else settled) or now > deadline:
+            if len(self._node_of) >= (len(expected) or self._least) or now > deadline:
                 break
             time.sleep(JOIN_PAUSE)
             now = time.monotonic()
@@ -166,8 +158,8 @@ class Members:
         if missing:
             log.warning("groups that did not join: %s", ", ".join(missing))
 
-    def _meet(self, *, timeout: float) -> list[str]:
-        """Greet nodes that may bring groups which are away, and those that must be set up again; the groups they bring.
+    def _meet(self, *, timeout: float) -> None:
+        """Greet nodes that may bring groups which are away, and those that must be set up again.
 
         A node that Flower knows by its key keeps its id; another one gets a new id, which may speak for a group only
         while the group's own node is not there.
@@ -177,19 +169,16 @@ class Members:
         hosts, away = set(self._node_of.values()), not self.names or len(self._node_of) < len(self.names)
         # Others that have answered are not asked again: deployed, each question starts a process there.
         nodes = [node for node in online - self._busy if (not self._nodes[node].held if node in hosts else away)]
-        brought: list[str] = []
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if not self.names or name in self.names]
             self._nodes[node].out, self._nodes[node].held = not names, max(self._nodes[node].held, 1)
             self._node_of = {name: host for name, host in self._node_of.items() if host != node or name in names}
             for name in names:
                 if self._node_of.setdefault(name, node) == node:
-                    brought.append(name)
-                elif not self._setup:
+                    continue
+                if not self._setup:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
-                else:
-                    log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
-        return brought
+                log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
 
     def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
         """Ask nodes for their groups: node -> those for which it may speak, none where it can take no part."""
@@ -198,12 +187,10 @@ class Members:
         groups_of = {}
         for node, reply in self._send(messages.HELLO, dict.fromkeys(keyed, hello), timeout=timeout).items():
             known, last_round, allowed = self._nodes[node], reply.fields["round"], keyed[node]
-            named = {name for name in reply.groups if self.simulated or plain(name) == name}
-            known.groups = tuple(name for name in reply.groups if name in (named if allowed is None else allowed))
+            known.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
             known.roster, groups_of[node] = reply.fields["roster"], known.groups
             if strange := sorted(set(reply.groups) - set(known.groups)):
-                why = "which is no name" if allowed is None else "without its key"
-                log.warning("node %s speaks for %s %s; it is left out", node, listed(strange), why)
+                log.warning("node %s speaks for %s without its key; it is left out", node, listed(strange))
             if last_round >= MOST_ROUNDS:
                 log.warning("node %s says to have masked more rounds than there are; it is left out", node)
                 groups_of[node] = ()
@@ -222,11 +209,11 @@ class Members:
         joining = sorted(node for node in nodes if not self._nodes[node].out)
         if self._keys is None:
             return dict.fromkeys(joining)
-        names_of = {info.node_id: self._keys.names(info) for info in self.grid.get_nodes() if info.node_id in joining}
-        for node in sorted(node for node, names in names_of.items() if not names):
+        keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
+        for node in sorted(node for node, names in keyed.items() if not names):
             log.warning("node %s has the key of no group; it is left out", node)
             self._nodes[node].out = True
-        return {node: names for node, names in names_of.items() if names}
+        return {node: names for node, names in keyed.items() if names}
 
     def _agree_on_roster(self) -> None:
         """Take the roster that most groups have pinned; whoever has another one could add to no sum."""

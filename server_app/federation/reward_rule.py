@@ -6,7 +6,7 @@ Axis letters: G groups, J answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,33 +28,6 @@ RuleState = State | SumState
 
 _STATE = ("history", "answered", "log_weight")
 """The fields of `State`, without the ending for groups; each is False or 0 for a group that has never answered."""
-
-
-@dataclass(frozen=True, eq=False)
-class Aggregated:
-    """One iteration's outcome.
-
-    Attributes:
-        aggregate_J: the reward of each answer.
-        state: for the next iteration.
-        fairness_index: of this iteration, in [0, 1].
-        fell_back: whether the fairness threshold made the rule a plain mean; None for rules without one.
-        group_reward: mean alignment reward over the groups that answered.
-        missing: groups that did not answer.
-        weights: group -> its weight; like `history` and `rewards`, empty where only sums are known.
-        history: group -> the moving average of its rewards.
-        rewards: group -> its mean reward, None for a missing group.
-    """
-
-    aggregate_J: FloatArray
-    state: RuleState
-    fairness_index: float
-    fell_back: bool | None
-    group_reward: float
-    missing: tuple[str, ...]
-    weights: dict[str, float] = field(default_factory=dict)
-    history: dict[str, float] = field(default_factory=dict)
-    rewards: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,14 +64,21 @@ class RewardRule:
             completed=list(state.completed),
         )
 
-    def result(self, state: RuleState, answers: Answers, replies: Replies) -> Aggregated:
+    def result(
+        self, state: RuleState, answers: Answers, replies: Replies
+    ) -> tuple[FloatArray, RuleState, dict[str, Any]]:
         """Each answer's reward from the groups' replies (Algorithm appa).
 
         A group's training reward for an answer is 0.85 times its alignment reward plus 0.15 times the answer's format
         score (Equation 20, with `appa.alignment-weight`), and 0 for an answer that nobody can parse. The rule combines
         the training rewards; Fairness Index and histories are computed from the alignment rewards.
+
+        Returns:
+            The rewards (J,), the state for the next iteration, and the fields of `appa_flwr.run.records.RuleRound` but
+            for the iteration's number.
         """
-        rule, settings, by_group = self.config.rule, self.config.appa, dict[str, Any]()
+        rule, settings = self.config.rule, self.config.appa
+        by_group: dict[str, Any] = {"weights": {}, "history": {}, "rewards": {}}
         result: aggregation.Result | FromSums
         if isinstance(state, SumState):
             sums, groups = {name: replies.sum(name) for name in replies.numbers}, len(replies.groups)
@@ -111,22 +91,22 @@ class RewardRule:
             result = self._rule.apply(state, reward_GJ, training_GJ)
             mean_G = reward_GJ.mean(axis=1)
             group_reward = float(mean_G[~np.isnan(mean_G)].mean())
-            means = [None if np.isnan(mean) else mean for mean in mean_G.tolist()]
             columns = {
                 "weights": result.weight_G.tolist(),
                 "history": result.state.history_G.tolist(),
-                "rewards": means,
+                "rewards": [None if np.isnan(mean) else mean for mean in mean_G.tolist()],
             }
             by_group = {column: dict(zip(self.names, values, strict=True)) for column, values in columns.items()}
-        return Aggregated(
-            result.aggregate_J,
-            result.state,
-            result.fairness_index,
-            result.fell_back,
-            group_reward,
-            missing=tuple(name for name in self.names if name not in replies.groups),
+        fields = {
+            "fairness_index": result.fairness_index,
+            "fell_back": result.fell_back,
+            "group_reward": group_reward,
+            "reward": float(result.aggregate_J.mean()),
+            "format_score": float(answers.format_score_J.mean()),
+            "missing_groups": tuple(name for name in self.names if name not in replies.groups),
             **by_group,
-        )
+        }
+        return result.aggregate_J, result.state, fields
 
     def saved(self, state: RuleState) -> dict[str, Any]:
         """A state as a checkpoint holds it, where groups are known by their names."""

@@ -58,15 +58,16 @@ def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], Group
     """
     replies, names = groups.ask(request.ask(asks.REWARDS)), groups.names
     if groups.plain:
-        return {key: of_rewards(names, _rewards(replies, " ".join(key), names)) for key in request.keys}
+        return {key: _of_rewards(replies, " ".join(key), names) for key in request.keys}
     own: Replies | None = None
     with suppress(TooFew):  # whose owners all keep theirs
         own = groups.ask(request.ask(asks.OWN_SCORES))
     return {key: _of_sums(replies, own, " ".join(key), names) for key in request.keys}
 
 
-def of_rewards(names: Sequence[str], reward_GJ: FloatArray) -> GroupScores:
-    """Scores from every group's rewards, NaN where there is none."""
+def _of_rewards(replies: Replies, name: str, names: Sequence[str]) -> GroupScores:
+    reward_GJ, known_GJ = replies.rows(f"{name} reward", names), replies.rows(f"{name} known", names)
+    reward_GJ = np.where(known_GJ == 1.0, reward_GJ, np.nan)
 
     def fairness(used_J: BoolArray) -> float:
         return sparse_fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE) if used_J.any() else math.nan
@@ -78,11 +79,6 @@ def of_rewards(names: Sequence[str], reward_GJ: FloatArray) -> GroupScores:
     scored = alignment_scores(reward_GJ)
     own = dict(zip(names, scored.per_group_G.tolist(), strict=True))
     return GroupScores(scored.avg_as, scored.min_as, own, mean_J, fairness, reward_GJ)
-
-
-def _rewards(replies: Replies, name: str, names: Sequence[str]) -> FloatArray:
-    reward_GJ, known_GJ = replies.rows(f"{name} reward", names), replies.rows(f"{name} known", names)
-    return np.where(known_GJ == 1.0, reward_GJ, np.nan)
 
 
 def _of_sums(replies: Replies, own: Replies | None, name: str, names: Sequence[str]) -> GroupScores:

@@ -185,25 +185,16 @@ class AppaStrategy(Strategy):
         assert now.reference is not None
         (reply,) = replies
         assert isinstance(reply, RepliesMessage)
-        aggregated = self._rule.result(self._state, now.answers, reply.replies)
+        reward_J, state, fields = self._rule.result(self._state, now.answers, reply.replies)
         with timed(now.seconds, "update"):
             device = now.rollout.logprob_JT.device
-            score_J = torch.tensor(aggregated.aggregate_J, dtype=torch.float32, device=device)
+            score_J = torch.tensor(reward_J, dtype=torch.float32, device=device)
             learned = self._engine.update(now.rollout, now.reference, score_J)
-        self._done, self._state = server_round, aggregated.state
+        self._done, self._state = server_round, state
         line = Iteration(
             iteration=server_round,
             num_iterations=self._num_iterations,
-            fairness_index=aggregated.fairness_index,
-            fell_back=aggregated.fell_back,
-            weights=aggregated.weights,
-            history=aggregated.history,
-            rewards=aggregated.rewards,
-            group_reward=aggregated.group_reward,
-            reward=float(aggregated.aggregate_J.mean()),
-            format_score=float(now.answers.format_score_J.mean()),
-            **learned,
-            missing_groups=aggregated.missing,
+            **(fields | learned),
             seconds={name: round(value, 4) for name, value in now.seconds.items()},
             held_out=self._curve_point() if self._is_evaluated(server_round) else None,
         )

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
-from flwr.serverapp.strategy.fedopt import FedOpt
+from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
 from pluralllm.training import BETAS, build, choices, step_size_factor
 from server_app.federation.ask_grid import AskGrid
 from server_app.federation.groups import Groups
 
 LARGEST_STEP = 10.0  # of a group, in units of the round's median
-# Adaptivity floor of FedAdam and FedYogi. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
+# Adaptivity floor of FedAdam. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
 # ends up predicting the same answers for every group.
 TAU = 1e-6
-SERVER_LEARNING_RATE = 3e-3  # of FedAdam and FedYogi; Adam's usual step for a network of this size
-PROXIMAL_MU = 0.01  # pull of FedProx towards the server's weights: it only steadies groups whose steps are few
-
-_ADAPTIVE = {"eta": SERVER_LEARNING_RATE, "tau": TAU, "beta_1": BETAS[0], "beta_2": BETAS[1]}
-STRATEGIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "fedavg": (FedAvg, {}),
-    "fedprox": (FedProx, {"proximal_mu": PROXIMAL_MU}),
-    "fedadam": (FedAdam, _ADAPTIVE),
-    "fedyogi": (FedYogi, _ADAPTIVE),
-}
+SERVER_LEARNING_RATE = 3e-3  # of FedAdam; Adam's usual step for a network of this size
 
 Progress = Callable[[int, int, float], None]
 
@@ -55,7 +44,6 @@ class _Watched(Strategy):
     def __init__(self, inner: Strategy, config: Config, names: Sequence[str], progress: Progress) -> None:
         self._inner, self._names, self._progress = inner, names, progress
         self._num_rounds = config.pluralllm.rounds
-        self._largest_eta = inner.eta if isinstance(inner, FedOpt) else 0.0
         self._choices = choices(config.pluralllm.architecture)
         self.losses: list[float] = []
         self.weights = ArrayRecord()
@@ -68,8 +56,8 @@ class _Watched(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._sent = arrays
-        if isinstance(self._inner, FedOpt):  # the server's step size rises and falls over the rounds
-            self._inner.eta = self._largest_eta * step_size_factor(server_round - 1, self._num_rounds)
+        if isinstance(self._inner, FedAdam):  # the server's step size rises and falls over the rounds
+            self._inner.eta = SERVER_LEARNING_RATE * step_size_factor(server_round - 1, self._num_rounds)
         return self._inner.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -82,7 +70,7 @@ class _Watched(Strategy):
             raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
         self.losses.append(float(str(metrics["loss"])))
         self._progress(server_round, self._num_rounds, self.losses[-1])
-        # Adaptive strategies' arithmetic ends in float64, which would double what travels.
+        # FedAdam's arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
         if SHARES_KEY in narrow:  # nobody trains it: no group's to change
             narrow[SHARES_KEY] = self._sent[SHARES_KEY]
@@ -127,25 +115,19 @@ def bound_steps(replies: Sequence[Message], sent: ArrayRecord, names: Sequence[s
         sent: the weights they start from.
         names: the groups', by the places that stand for nodes, from 1 on.
     """
-    start = {name: array.numpy().astype(np.float64) for name, array in sent.items()}
-    weights = [reply.content.array_records["arrays"] for reply in replies]
-    steps = [{name: arrays[name].numpy() - value for name, value in start.items()} for arrays in weights]
-    lengths = [_length(step.values()) for step in steps]
+    shapes = {name: array.shape for name, array in sent.items()}
+    start_P = join_weights(sent).astype(np.float64)
+    steps = [join_weights(reply.content.array_records["arrays"]) - start_P for reply in replies]
+    lengths = [float(np.linalg.norm(step_P)) for step_P in steps]
     longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
-    for reply, step, length in zip(replies, steps, lengths, strict=True):
+    for reply, step_P, length in zip(replies, steps, lengths, strict=True):
         if length > longest > 0:
             log.warning(
                 "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
                 *(names[reply.metadata.src_node_id - 1], length / longest * LARGEST_STEP, LARGEST_STEP),
             )
-            cut = {name: value + step[name] * (longest / length) for name, value in start.items()}
-            narrow = {name: Array(value.astype(sent[name].numpy().dtype)) for name, value in cut.items()}
-            reply.content["arrays"] = ArrayRecord(narrow)
-
-
-def _length(step: Iterable[npt.NDArray[np.float64]]) -> float:
-    # float64: the square of a float32 may be infinite
-    return math.sqrt(sum(float(np.square(part).sum()) for part in step))
+            cut_P = (start_P + step_P * (longest / length)).astype(np.float32)
+            reply.content["arrays"] = split_weights(cut_P, shapes)
 
 
 def initial_weights(config: Config) -> ArrayRecord:
@@ -171,10 +153,10 @@ class Pretraining:
 
 def _flower_strategy(config: Config, num_nodes: int) -> Strategy:
     """The strategy that `pluralllm.strategy` names, for so many nodes."""
-    strategy_class, settings = STRATEGIES[config.pluralllm.strategy]
-    counts = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": num_nodes}
-    strategy: Strategy = strategy_class(**counts, **settings)
-    return strategy
+    counts: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": num_nodes}
+    if config.pluralllm.strategy == "fedavg":
+        return FedAvg(**counts)
+    return FedAdam(eta=SERVER_LEARNING_RATE, beta_1=BETAS[0], beta_2=BETAS[1], tau=TAU, **counts)
 
 
 def pretrain(groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress) -> Pretraining:

@@ -12,7 +12,6 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import uvicorn
@@ -40,7 +39,7 @@ MEBIBYTE = 2**20
 BODY_MIB = 32  # of the largest request
 END_SECONDS = 10
 TOKEN_BYTES = 32
-OPEN_PATHS = ("/healthz", "/docs", "/openapi.json")
+OPEN_PATHS = ("/docs", "/openapi.json")
 MOST_ERRORS = 10  # of a request's body that are named
 TOKEN_LETTERS = re.compile(r"[!\"$&-.0->@-~]+")  # printable ASCII without / ? # %, which a path cannot hold
 
@@ -86,11 +85,6 @@ def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
         first = error.errors()[:MOST_ERRORS]
         return JSONResponse({"detail": [{key: one[key] for key in ("type", "loc", "msg")} for one in first]}, 422)
 
-    @app.get("/healthz")
-    async def health() -> dict[str, str]:
-        """Say that the service is up; needs no token."""
-        return {"status": "ok"}
-
     @app.post("/v1/score")
     async def score(request: Request, body: ScoreRequest) -> JSONResponse:
         """Score answers, as a round of the rule or a share of one."""
@@ -129,8 +123,7 @@ def serve(run: RunInputs) -> None:
 
         def closed(name: str, last: ServedRound) -> None:
             text = f"run {name}, round {last.round}: {last.size} answers, "
-            mean = fmean(reward for reward in last.rewards.values() if reward is not None)
-            phase.step(last.iteration, last.iteration, text + round_in_words(last, mean, f"{last.seconds:.2f} s"))
+            phase.step(last.iteration, last.iteration, text + round_in_words(last, f"{last.seconds:.2f} s"))
 
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"

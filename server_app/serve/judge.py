@@ -1,6 +1,6 @@
 """Scores for any model: the groups judge its answers to the held-out questions, as they judge a run's own policy.
 
-Legend: Q questions, J answers.
+Axis letter: J held-out questions.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Judge:
         prompt_rows = prompts.rows(config, self._questions, plain=True)
         return {"questions": prompt_rows, "answer_tokens": config.ppo.response_length}
 
-    def scores(self, name: str, answers: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
+    def scores(self, name: str, answers: Mapping[str, str]) -> dict[str, Any]:
         """The groups' scores of a model's answers to all held-out questions; see `appa_flwr.report.frames.as_json`.
 
         Raises:
-            HTTPException: a question is none of them or is left out, or has another number of samples.
+            HTTPException: a question is none of them or is left out.
             UserError: too few groups answered.
         """
         if name in METHODS and name not in TRAINED_METHODS:
@@ -55,20 +55,16 @@ class Judge:
         if other := sorted(set(ids) ^ set(answers)):
             problem = "not answered" if other[0] in ids else "no held-out question"
             raise HTTPException(422, f"answers: '{other[0]}' is {problem}")
-        texts = [[own] if isinstance(own := answers[question_id], str) else list(own) for question_id in ids]
-        samples = len(texts[0])
-        if not samples or any(len(own) != samples for own in texts):
-            raise HTTPException(422, "answers: every question needs as many samples as the others")
         run, config, method = self._run, self._run.config, f"{MODEL}{name}"
-        question_J = np.repeat(self._test_J, samples)
-        parsed = parse_answers(config.task, [text for own in texts for text in own], question_J, run.catalogue)
+        texts = [answers[question_id] for question_id in ids]
+        parsed = parse_answers(config.task, texts, self._test_J, run.catalogue)
         kept = list(SUMMARY.read(run.folder.path) or ())
         if not kept:
             majority_QK = None
             with contextlib.suppress(TooFew):
                 majority_QK = ask_votes(run).majority_QK
             kept = baselines.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
-        scored = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config), samples=samples)
+        scored = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config))
         pair_scores.put(run.folder.path, scored.pair_scores)
         run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
         kept = [row for row in kept if row.method != method] + scored.rows
@@ -90,11 +86,8 @@ class LocalModel:
         self._base, self._model = export.opened(Config.load({}), source)
 
     @torch.inference_mode()
-    def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
-        """The answer to each prompt, one at a time."""
-        generator = torch.Generator(self._model.device).manual_seed(len(prompts))
+    def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
+        """The likeliest answer to each prompt, one at a time."""
         for start in range(0, len(prompts), BATCH):
             ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
-            yield from evaluation.decode(
-                self._base, self._model, ids, tokens=answer_tokens, temperature=temperature, generator=generator
-            )
+            yield from evaluation.decode(self._base, self._model, ids, tokens=answer_tokens)

@@ -62,6 +62,6 @@ class ScoreRequest(BaseModel):
 
 
 class ModelAnswers(BaseModel):
-    """The body of POST /v1/models/{name}: question_id -> the answer, or as many samples for each, of all held out."""
+    """The body of POST /v1/models/{name}: question_id -> the answer, of all held out."""
 
-    answers: dict[str, str | list[str]]
+    answers: dict[str, Text]

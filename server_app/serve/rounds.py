@@ -245,26 +245,18 @@ class Rounds:
         state = self._rule.restored(vars(last)) if last else self._rule.first()
         ask = self._rule.ask(state, answers, self._num_asked if config.pluralllm.fresh_contexts else 0)
         replies = groups.ask(ask)
-        result = self._rule.result(state, answers, replies)
+        reward_J, after, fields = self._rule.result(state, answers, replies)
         held_out = bool(catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
         record = ServedRound(
             iteration=last.iteration + 1 if last else 1,
             round=batch.round or (last.round + 1 if last else 1),
             size=len(items),
             held_out=held_out,
-            fairness_index=result.fairness_index,
-            fell_back=result.fell_back,
-            weights=result.weights,
-            rewards=result.rewards,
-            reward=float(result.aggregate_J.mean()),
-            format_score=float(answers.format_score_J.mean()),
-            missing_groups=result.missing,
             seconds=time.monotonic() - started,
-            group_seconds=dict(groups.seconds),
-            **self._rule.saved(state if held_out else result.state),
+            **(fields | self._rule.saved(state if held_out else after)),
         )
         alignment_J = replies.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
-        numbers_J = np.array((result.aggregate_J, alignment_J, answers.format_score_J)).T.tolist()
+        numbers_J = np.array((reward_J, alignment_J, answers.format_score_J)).T.tolist()
         scored = (
             ServedAnswer(id=key, digest=item.digest, reward=row[0], components={"alignment": row[1], "format": row[2]})
             for key, item, row in zip(ids, items, numbers_J, strict=True)

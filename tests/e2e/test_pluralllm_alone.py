@@ -94,7 +94,6 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
         others = {"mean-of-others", "pluralllm-shared"} if part.endswith("held-out") else set()
         assert scores.keys() == {"pluralllm", "uniform", "nearest-question"} | others
     assert 0.0 < found_card["validation"] < 0.833
-    assert found_card["group_sums"]["held_out"] > 0
     assert found_card["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
     assert found_card["survey"]["unseen_groups"].keys() == {"Castria"}
 

@@ -21,7 +21,7 @@ from whole_loop import SMALL, lines_of, read_every_answer, run_of
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import preset
 from appa_flwr.protocol import formats
-from appa_flwr.run.records import OWN_PREDICTION, TRIVIAL_BASELINES
+from appa_flwr.run.records import TRIVIAL_BASELINES
 from server_app import evaluation
 from server_app.policy.base import load_model
 from server_app.policy.ppo import PPOEngine
@@ -36,7 +36,7 @@ def test_the_ranking_task(tmp_path, monkeypatch):
     folder = config.run_folder
     rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
     written = ("base", "sft", "ppo")
-    assert rows.keys() == {(method, "borda") for method in (*written, *TRIVIAL_BASELINES, OWN_PREDICTION)}
+    assert rows.keys() == {(method, "borda") for method in (*written, *TRIVIAL_BASELINES)}
     assert all(rows[method, "borda"]["readable"] == 1 for method in (*written, *TRIVIAL_BASELINES))
     for line in lines_of(folder):
         assert line["fell_back"] is None  # `min` has no threshold

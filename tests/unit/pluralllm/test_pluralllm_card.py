@@ -95,7 +95,7 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ca
     [
         (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
-        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 8"),
+        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 9"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
     ],
 )

@@ -161,29 +161,24 @@ def test_steps_rise_and_then_fall_to_nothing():
 
 
 @pytest.mark.parametrize("architecture", ["attention", "residual"])
-def test_proximal_update_matches_autograd_on_the_full_objective(architecture):
-    """With seed 7 the residual's third episode has no gradient for a weight that the first two have moved."""
-    data, table, steps, rate, mu = random_group(20), embedding(), 4, 0.5, 0.7
+def test_a_local_update_is_clipped_gradient_descent_on_the_drawn_episodes(architecture):
+    data, table, steps, rate = random_group(20), embedding(), 4, 0.5
     keys = {"architecture": architecture, "num-context-questions": 4, "local-steps": steps, "strategy": "fedadam"}
     settings = Config.load({f"pluralllm.{key}": value for key, value in keys.items()}).pluralllm
     start = small_model(architecture)
     ours, slow = copy.deepcopy(start), copy.deepcopy(start)
+    local_update(ours, data, table, settings, learning_rate=rate, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(7)
-    local_update(ours, data, table, settings, learning_rate=rate, generator=generator, proximal=mu)
-    generator.manual_seed(7)
     for _ in range(steps):
         batch = sample_episodes(data, table, config=EpisodeConfig.of(settings), generator=generator)
-        distance = sum(
-            ((w - w0.detach()) ** 2).sum() for w, w0 in zip(slow.parameters(), start.parameters(), strict=True)
-        )
-        slow.zero_grad()
-        (slow.loss(batch) + mu / 2 * distance).backward()
-        torch.nn.utils.clip_grad_norm_(slow.parameters(), MAX_GRADIENT_NORM)
+        weights = [w for w in slow.parameters() if w.requires_grad]
+        grads = [0.0 if g is None else g for g in torch.autograd.grad(slow.loss(batch), weights, allow_unused=True)]
+        length = math.sqrt(sum(float((torch.as_tensor(g) ** 2).sum()) for g in grads))
         with torch.no_grad():
-            for w in slow.parameters():
-                w -= rate * w.grad
+            for w, g in zip(weights, grads, strict=True):
+                w -= rate * min(1.0, MAX_GRADIENT_NORM / length) * g
     for mine, reference in zip(ours.parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(mine, reference, atol=1e-6, rtol=0)
+        torch.testing.assert_close(mine, reference, atol=1e-5, rtol=0)
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(ours.parameters(), start.parameters(), strict=True))
 
 

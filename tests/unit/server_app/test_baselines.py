@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from fake_groups import federated, scoring_node
 from fakes import catalogue_of
-from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
+from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J
 
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, rewards
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
-from appa_flwr.survey.types import Question, Survey
+from appa_flwr.survey.types import Question
 from server_app import baselines as server_baselines
-from server_app import inputs
 from server_app.baselines import look_ups
 from server_app.inputs import RunInputs
 from server_app.run_folder import RunFolder
@@ -38,37 +37,27 @@ def asked(groups):
     return [messages.unpack_ask(message.content)[0].kind for message in pushed if message.metadata.dst_node_id == 0]
 
 
-def baselines(groups, config, truths=TRUTHS):
+def baselines(groups, config):
+    """The rows of the methods, and the groups' predictions."""
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    run = RunInputs(config, None, groups, CATALOGUE)
-    with pytest.MonkeyPatch.context() as patched:
-        answers = {
-            name: {
-                question.question_id: table_QK[q, : len(question.options)]
-                for q, question in enumerate(CATALOGUE.questions)
-                if not np.isnan(table_QK[q]).all()
-            }
-            for name, table_QK in truths.items()
-        }
-        patched.setattr(inputs, "run_survey", lambda config: Survey(CATALOGUE.questions, answers))
-        return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
+    run, known_JK = RunInputs(config, None, groups, CATALOGUE), {"majority": majority_QK[TEST_J]}
+    scored, predictions = server_baselines.baseline_scores(run, question_J=TEST_J, known_JK=known_JK)
+    return [row for method in scored for row in method.rows], predictions
 
 
 def test_tables_are_rounded_so_that_ties_stay_ties():
     third_K = np.array([0.1 + 0.2, 0.3, 0.4])
     assert third_K[0] != third_K[1]
-    rounded_JK = server_baselines._rounded(np.stack([third_K, np.full(3, np.nan)]))
-    assert rounded_JK[0].tolist() == [0.3, 0.3, 0.4]
-    assert np.isnan(rounded_JK[1]).all()
+    assert server_baselines._rounded(third_K[None]).tolist() == [[0.3, 0.3, 0.4]]
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
-    rows = baselines(groups, CONFIG).rows
+    rows, _ = baselines(groups, CONFIG)
     found = {(row.method, row.metric): row for row in rows}
     metrics = rewards.metrics_of("dpa")
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
     solved = ("js", "wasserstein", "cosine")  # js-distance has no ceilings
-    pairs += [("mean-prediction", metric) for metric in metrics]  # and no row of own predictions but in a simulation
+    pairs += [("mean-prediction", metric) for metric in metrics]
     pairs += [(method, metric) for method in ("ceiling-average", "ceiling-min") for metric in solved]
     assert [(row.method, row.metric) for row in rows] == pairs
     sizes = {1: 3, 2: 4, 4: 5}
@@ -101,8 +90,7 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(group
         return solved(*targets, metric=metric, objective=objective)
 
     monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
-    scored = baselines(groups, CONFIG)
-    found = {(row.method, row.metric) for row in scored.rows}
+    found = {(row.method, row.metric) for row in baselines(groups, CONFIG)[0]}
     assert ("ceiling-min", "js") not in found
     assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
@@ -114,20 +102,19 @@ def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why)
     if why == "owner":
         own = {"may": ("votes", "training", "rewards")}
         groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
-    found = baselines(groups, config)
-    assert {row.method for row in found.rows} == {"uniform", "majority"}
-    assert found.predictions is None
+    rows, predictions = baselines(groups, config)
+    assert {row.method for row in rows} == {"uniform", "majority"}
+    assert predictions is None
     assert asks.PREDICTIONS not in asked(groups)
 
 
 @pytest.mark.parametrize("silent", [[], [1]])
-def test_in_a_simulation_predictions_are_kept_and_scored_as_each_group_s_own(silent):
+def test_a_simulation_keeps_the_predictions_of_the_groups_that_answer(silent):
     groups = federated(NODES, CATALOGUE, silent=silent)
+    assert baselines(groups, CONFIG)[1] is None  # a deployment
     groups.grid.simulated = True
-    scored = baselines(groups, CONFIG)
-    rows = {row.method: row for row in scored.rows if row.metric == "js"}
+    _, kept = baselines(groups, CONFIG)
     there = [name for g, name in enumerate(GROUPS) if g not in silent]
-    kept = scored.predictions
     assert kept["group"].unique().tolist() == there
     for name in there:
         mine = kept[kept["group"] == name]
@@ -136,33 +123,6 @@ def test_in_a_simulation_predictions_are_kept_and_scored_as_each_group_s_own(sil
         ]
         target = TABLES[name][TEST_J][CATALOGUE.option_QK[TEST_J]]
         np.testing.assert_allclose(mine["share"], target, rtol=0, atol=1e-8)
-    own = rows["own-prediction"]
-    assert own.min_as == pytest.approx(1.0)
-    assert list(own.survey.per_group.values()) == pytest.approx(
-        [
-            np.mean([rewards.js(TABLES[name][q], TRUTHS[name][q], CATALOGUE.option_QK[q]) for q in TEST_J])
-            if name in there
-            else np.nan
-            for name in GROUPS
-        ],
-        nan_ok=True,
-        abs=1e-6,
-    )
-
-
-def test_deployed_no_prediction_is_kept(groups):
-    assert not groups.simulated
-    assert baselines(groups, CONFIG).predictions is None
-    assert asked(groups).count(asks.PREDICTIONS) == 1
-
-
-def test_a_question_without_a_group_s_survey_answer_has_no_truth_there(groups):
-    groups.grid.simulated = True
-    truths = {**TRUTHS, "A": TRUTHS["A"].copy()}
-    truths["A"][2] = np.nan
-    rows = {row.method: row for row in baselines(groups, CONFIG, truths).rows if row.metric == "js"}
-    known = [rewards.js(TABLES["A"][q], TRUTHS["A"][q], CATALOGUE.option_QK[q]) for q in (1, 4)]
-    assert rows["own-prediction"].survey.per_group["A"] == pytest.approx(np.mean(known), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 import families
 import numpy as np
 import pytest
-import report_runs
 import torch
 from peft import LoraConfig, get_peft_model
 from small import CHOSEN
@@ -123,15 +122,6 @@ def test_the_package_alone_imports_nothing_large_and_has_what_it_names():
     assert all(re.search(rf"\b{name}\b", stub) for name in appa_flwr.__all__)
     with pytest.raises(AttributeError, match="no attribute 'lode_run'"):
         appa_flwr.lode_run  # noqa: B018
-
-
-def test_a_finished_run_s_tables(tmp_path):
-    found = appa_flwr.load_run(report_runs.fake_run(tmp_path, groups=("a", "b"), iterations=3))
-    assert set(found.summary["method"]) >= {"sft", "ppo"}
-    ppo = found.summary.query("method == 'ppo' and against == 'predictions'").iloc[0]
-    groups = [name for name in found.summary if name.startswith("group/")]
-    assert ppo["avg_as"] == pytest.approx(ppo[groups].mean(), abs=1e-6)
-    assert found.iterations["iteration"].tolist() == list(range(1, len(found.iterations) + 1))
 
 
 def test_aggregate_is_the_rule_s_first_iteration():

@@ -55,7 +55,7 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
 
     def launch(config, **_):
         asked.append(config)
-        write_run(config.run_folder, config={}, pluralllm=predictor_card(group_sums=None))
+        write_run(config.run_folder, config={}, pluralllm=predictor_card())
         return config.run_folder
 
     monkeypatch.setattr(flower, "launch", launch)

@@ -50,7 +50,7 @@ def test_a_catalogue_arrives_as_it_was_sent():
         Ask(asks.VOTES),
         ANSWERS.ask(asks.REWARDS),
         ANSWERS.ask(asks.TERMS, arrays={"parsed": np.array([True, False, True])}, reference=0.1, completed=["a", "b"]),
-        Ask(asks.UPDATE, {"weights": np.array([1.5, np.inf], np.float32)}, {"round": 3, "proximal": 0.01}),
+        Ask(asks.UPDATE, {"weights": np.array([1.5, np.inf], np.float32)}, {"round": 3, "rate": 0.01}),
     ],
 )
 def test_a_request_arrives_as_it_was_sent_and_so_does_its_hash(ask):

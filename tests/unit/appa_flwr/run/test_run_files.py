@@ -76,7 +76,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2, key 'kl': input should be a valid number, fo"),
         ("phases", [{"phase": "sft"}], "phases.json, row 1, key 'seconds': field required"),
         ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
-        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 8"),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 9"),
         ("pluralllm", predictor_card(validation="x"), "key 'validation': input should be a valid number"),
         (
             "metrics",

@@ -84,35 +84,29 @@ def test_a_socks_proxy_without_its_library_is_one_line(monkeypatch):
     ("text", "seconds"),
     [
         ("7", 7.0),
-        ("Wed, 21 Oct 2015 07:28:07 GMT", 7.0),
-        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
         ("", 3.0),
         ("nan", 3.0),
         ("-1", 3.0),
-        ("soon", 3.0),
         ("9" * 400, float("inf")),
-        ("Wed, 21 Oct 99999999999999999999 07:27:00 GMT", 3.0),
+        ("Wed, 21 Oct 2015 07:28:07 GMT", 3.0),
     ],
 )
-def test_retry_after_is_a_number_or_a_date(text, seconds, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1445412480.0)  # 2015-10-21 07:28:00
+def test_retry_after_is_a_number(text, seconds):
     assert client.retry_after(httpx.Response(503, headers={"Retry-After": text}), 3.0) == seconds
 
 
-def test_verl_s_answers_share_a_client_which_is_closed_with_its_event_loop(service, monkeypatch):
+def test_verl_s_answers_share_their_certificates(service, monkeypatch):
     made, create = [], ssl.create_default_context
     monkeypatch.setattr(ssl, "create_default_context", lambda **keys: made.append(keys) or create(**keys))
+    client._certificates.cache_clear()
 
     async def ask():
-        found = [await verl.compute_score("globalqa", TWO[0], "Q0", {"index": n}) for n in range(3)]
-        loop = asyncio.get_running_loop()
-        return found, loop, client._clients[loop][True][0]
+        return [await verl.compute_score("globalqa", TWO[0], "Q0", {"index": n}) for n in range(3)]
 
-    found, loop, shared = asyncio.run(ask())
-    assert found == 3 * [{"score": pytest.approx(MEAN_OF_TWO[0]), "alignment": pytest.approx(0.8), "format": 1.0}]
-    assert shared.is_closed
+    assert asyncio.run(ask()) == 3 * [
+        {"score": pytest.approx(MEAN_OF_TWO[0]), "alignment": pytest.approx(0.8), "format": 1.0}
+    ]
     assert len(made) == 1
-    assert loop not in client._clients
 
 
 def test_silence_is_said_once_a_while_with_its_reason(monkeypatch, capsys):

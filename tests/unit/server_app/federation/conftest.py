@@ -10,7 +10,6 @@ from server_app.federation import members
 @pytest.fixture
 def no_pauses(monkeypatch):
     """Nobody waits for more nodes to join."""
-    monkeypatch.setattr(members, "SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(members.time, "sleep", lambda seconds: None)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 from fake_groups import WEIGHTS, gathered, replying
@@ -13,8 +11,8 @@ from flwr.app import Error, Message
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages, refusals
+from server_app.federation import members
 from server_app.federation.foreign import LENGTH, listed, plain
-from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import MOST_NAMES
 from server_app.run_folder import RunFolder
 
@@ -96,18 +94,12 @@ def test_a_reply_makes_a_few_clean_lines_whatever_it_holds(kind, question, run_l
     harmless(run_log())
 
 
-class Keys(GroupKeys):
-    """Node 1 has the key of A, the others that of B."""
-
-    def names(self, node):
-        return frozenset({"A"} if node.node_id == 1 else {"B"})
-
-
 @pytest.mark.parametrize("with_keys", [True, False])
 @pytest.mark.parametrize("kind", ["an error", "too many names", "many names"])
-@pytest.mark.parametrize("expected", [(), ("A", "B")])
-def test_a_greeting_too(kind, with_keys, expected, run_log):
-    groups = gathered({1: replying("A"), 2: BAD[kind]}, expected, keys=Keys({}) if with_keys else None)
+def test_a_greeting_too(kind, with_keys, run_log, monkeypatch):
+    keys_of = {1: frozenset({"A"}), 2: frozenset({"B"})}
+    monkeypatch.setattr(members, "names_of", lambda node, keys: keys_of[node.node_id])
+    groups = gathered({1: replying("A"), 2: BAD[kind]}, ("A", "B"), keys={} if with_keys else None)
     assert groups.present == ("A",)
     harmless(run_log())
 
@@ -134,10 +126,3 @@ def test_many_groups_that_are_missing_for_one_reason_are_one_line(run_log):
     groups.ask(REQUEST.ask(asks.REWARDS))
     lines = [line.partition("warning: ")[2] for line in run_log()]
     assert lines == ["node 2: gone", "groups G0, G1, G10 and 497 more count as missing: no answer"]
-
-
-def test_a_name_that_is_none_is_no_group_where_everybody_may_join(caplog):
-    caplog.set_level(logging.WARNING, "appa.server")
-    nodes = {1: names("A"), 2: names("B\x1b[31m"), 3: names("x" * (LENGTH + 1)), 4: names("Ö 日本")}
-    assert gathered(nodes).names == ("A", "Ö 日本")
-    assert len(caplog.messages) == 2

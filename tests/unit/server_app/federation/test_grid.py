@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fakes import FakeGrid
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from appa_flwr.protocol import messages
 from server_app.federation import grid as grids
@@ -70,29 +70,6 @@ def test_replies_to_a_server_that_computed_beyond_the_timeout_are_returned_too()
     assert sorted(names(replies)) == ["A", "B"]
 
 
-def test_how_long_each_node_took(monkeypatch):
-    clock = [0.0]
-
-    def gone(message):
-        return Message(Error(3, "the node is gone"), reply_to=message)
-
-    fake = FakeGrid({1: named("A"), 2: named("B"), 3: silent, 4: gone}, polls_to_wait={2: 5})
-    grid = OverlapGrid(fake)
-    monkeypatch.setattr(grids.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(grids.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    send(grid, [1, 2, 3, 4])
-    assert set(grid.answered_after) == {1, 2}
-    assert 0 <= grid.answered_after[1] < grid.answered_after[2] < 5
-    send(grid, [1])
-    assert set(grid.answered_after) == {1}
-
-
-def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
-    fake = FakeGrid({})
-    assert OverlapGrid(fake).send("", {}, timeout=5) == {}
-    assert fake.events == []
-
-
 @pytest.mark.parametrize(("pushed", "expected"), [(lambda key: key.endswith("1") and key, ["A"]), (None, [])])
 def test_a_message_that_could_not_be_pushed_is_not_waited_for(pushed, expected):
     """Flower says so by no key; by no keys at all where the messages are too large."""
@@ -116,14 +93,6 @@ def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     assert pauses[4] == grids.FIRST_PAUSE
     assert pauses[4:] == sorted(pauses[4:])
     assert pauses[-1] == grids.LONGEST_PAUSE
-
-
-def test_one_request_a_turn_while_nobody_has_answered_and_all_replies_at_once_then(monkeypatch):
-    fake = FakeGrid({n: named(str(n)) for n in range(20)}, polls_to_wait={0: 1, 1: 3})
-    turns = []
-    monkeypatch.setattr(grids.time, "sleep", lambda pause: turns.append(fake.events.count("pull")))
-    send(OverlapGrid(fake), range(20), timeout=1e9)
-    assert turns == [1, 2, 3 + 19, 23]  # nobody, nobody, the third and with it all but the second
 
 
 def test_whoever_has_answered_is_heard_when_the_time_is_up(monkeypatch):

@@ -93,11 +93,7 @@ def test_nodes_without_keys_speak_for_nobody_then(at_work):
     groups, grid = at_work
     grid.keys.clear()
     with pytest.raises(UserError, match=r"^0 groups joined"):
-        groups.gather((), patience=0.0)
-
-
-def test_no_file_binds_nobody():
-    assert read_group_keys("", expected=NAMES) is None
+        groups.gather(NAMES, patience=0.0)
 
 
 @pytest.mark.parametrize(

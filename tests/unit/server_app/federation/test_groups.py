@@ -94,15 +94,6 @@ def _both(honest):
     return answer
 
 
-def test_groups_that_behave_are_stacked_in_a_fixed_order_without_a_warning(warnings):
-    groups = three(scorer("B", GOOD / 2))
-    assert groups.names == ("A", "B", "C")
-    np.testing.assert_array_equal(rewards(groups), [GOOD, GOOD / 2, GOOD / 3])
-    answer = groups.ask(REQUEST.ask(asks.REWARDS))
-    np.testing.assert_allclose(answer.mean("js targets reward"), (GOOD + GOOD / 2 + GOOD / 3) / 3)
-    assert warnings() == []
-
-
 def test_on_the_truth_side_an_unknown_answer_is_no_fault():
     request = ScoreRequest(REQUEST.question_J, REQUEST.prediction_JK, ("js",), (asks.TRUTH_SIDE,))
     groups = three(scorer("B", [0.5, np.nan, 1.0], TRUTH_KEY), min_groups=1)

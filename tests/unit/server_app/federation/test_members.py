@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("nodes", "expected", "min_groups", "message"),
     [
-        ({1: replying("A", "B"), 2: replying("B")}, (), 1, "two nodes speak for group 'B'"),
-        ({}, (), 1, r"0 groups joined \(none\); run\.min-groups = 1"),
+        ({1: replying("A", "B"), 2: replying("B")}, ("A", "B"), 1, "two nodes speak for group 'B'"),
+        ({}, ("A",), 1, r"0 groups joined \(none\); run\.min-groups = 1; missing: A$"),
         (
             {1: replying("C"), 2: replying("A")},
             ("C", "B", "A"),
@@ -75,29 +75,9 @@ def test_nodes_are_greeted_until_all_are_there(monkeypatch):
     assert sorted(asked) == ["A", "B", "C"]  # whoever has answered is not asked again
 
 
-def test_where_nobody_is_named_a_run_waits_until_nobody_joins_any_more(monkeypatch):
-    monkeypatch.setattr(members, "SETTLING_SECONDS", 3.0)
-    grid, asked = FakeGrid({1: counted("A", []), 2: counted("B", [])}), []
-    now = clocked(
-        monkeypatch,
-        grid,
-        {
-            2.0: lambda grid: grid.nodes.update({3: counted("C", asked)}),
-            4.5: lambda grid: grid.nodes.update({4: counted("D", asked)}),
-            9.0: lambda grid: grid.nodes.update({5: counted("E", asked)}),
-        },
-    )
-    groups = gathered(grid, patience=60.0, run__min_groups=2)
-    assert groups.names == ("A", "B", "C", "D")
-    assert now[0] == 7.5
-
-
-def test_a_group_that_left_before_all_were_there_is_missing(monkeypatch):
-    grid = FakeGrid({1: replying("A"), 2: replying("B")})
-    clocked(monkeypatch, grid, {1.0: lambda grid: grid.nodes.pop(2)})
-    groups = gathered(grid, ("A", "B", "C"), patience=40.0)
-    assert groups.present == ("A",)
-    assert groups.names == ("A", "B", "C")  # which may come yet
+def test_a_deployment_names_its_groups():
+    with pytest.raises(UserError, match=r"^groups: name those"):
+        gathered({1: lambda message: None})
 
 
 # --- groups that come late, come back or restart ----------------------------------------------------------------------
@@ -250,17 +230,3 @@ def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings
     assert asked == [messages.HELLO, messages.CATALOGUE]
     assert f"node 2: {refusals.REFUSALS[code]}" in warnings()
     assert (groups.present, groups.names) == (("A",), ("A", "B"))
-
-
-def test_a_node_that_fails_whenever_it_is_set_up_is_tried_twice():
-    asked, node = [], scorer("B")
-
-    def answer(message):
-        asked.append(kind := message.metadata.message_type)
-        failed = Message(Error(refusals.FAILED, "no room on the disk"), reply_to=message)
-        return failed if kind == messages.TARGETS else node(message)
-
-    groups, _ = working({1: scorer("A"), 2: answer})
-    for _ in range(3):
-        np.testing.assert_array_equal(again(groups), [GOOD, [np.nan] * 3])
-    assert asked == [messages.HELLO, messages.CATALOGUE, messages.TARGETS] * 2

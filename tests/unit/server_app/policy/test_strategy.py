@@ -122,6 +122,7 @@ def silent_after_joining(node, *, from_request):
                 return None
         return node(message)
 
+    answer.names = node.names
     return answer
 
 

@@ -95,7 +95,7 @@ def test_a_bad_request_gets_one_clear_answer(client, served, path, sent, status,
 def test_without_the_token_there_is_nothing(client, served, headers, caplog):
     caplog.set_level(logging.DEBUG)
     client.headers = headers
-    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/docs").status_code == 200
     for given in (client.post("/v1/score", content=b"{"), client.get("/v1/held-out"), client.get("/other")):
         assert given.status_code == 401
         assert given.headers["www-authenticate"] == "Bearer"
@@ -103,12 +103,6 @@ def test_without_the_token_there_is_nothing(client, served, headers, caplog):
         assert client.post(path, json={}).status_code == 401
     assert served.groups.requests == []
     assert TOKEN not in "".join(r.getMessage() for r in caplog.records if r.name.startswith(("appa", "uvicorn")))
-
-
-def test_the_api_describes_itself(client):
-    schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    assert set(schemas["ScoreRequest"]["required"]) == {"run", "items"}
-    assert client.get("/docs").status_code == 200
 
 
 def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):

@@ -31,6 +31,4 @@ def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
     expected = evaluation.greedy_answers(run, model, inputs, all_J).texts
     asked = LocalModel(str(tmp_path))
     prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
-    assert tuple(asked.answers(prompts, answer_tokens=TOKENS, temperature=0.0)) == expected
-    drawn = [list(asked.answers(prompts, answer_tokens=TOKENS, temperature=1.5)) for _ in range(2)]
-    assert drawn[0] == drawn[1] != list(expected)
+    assert tuple(asked.answers(prompts, answer_tokens=TOKENS)) == expected

@@ -10,7 +10,6 @@ import pytest
 from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Groups, Served, refused, two
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import served as kept
 from appa_flwr.run.served import SERVED_FILE, read_rounds
 from server_app.serve import rounds
 
@@ -27,29 +26,6 @@ def test_a_whole_round_is_one_message_and_one_line(tmp_path, rule, expected):
     assert line.rewards == pytest.approx({"A": 0.75, "B": 0.8})
     assert served.history() == pytest.approx(HISTORY)
     assert len(served.groups.requests) == 1
-
-
-def test_shares_of_a_round_in_any_order_are_one_process_s_bit_for_bit(tmp_path):
-    answers = [
-        (f"{n:02}", f"Q{n % 2}", f"{share:.2f},{1 - share:.2f}") for n, share in enumerate(np.linspace(0, 1, 16))
-    ]
-    found = []
-    for order in ([0], [0, 1, 2, 3], [3, 1, 2, 0]):
-        folder = tmp_path / f"{order}"
-        folder.mkdir()
-        served = Served(folder, "appa")
-
-        async def ask(served=served, order=order):
-            step, given = 16 // len(order), []
-            for number in (1, 2):  # the second round stands on the first one's state
-                named = [(f"{number}/{name}", question, text) for name, question, text in answers]
-                calls = [served.score(*named[n * step : (n + 1) * step], number=number, size=16) for n in order]
-                shares = dict(zip(order, await asyncio.gather(*calls), strict=True))
-                given += [reward for n in sorted(order) for reward in shares[n]]
-            return given
-
-        found.append((asyncio.run(ask()), served.history(), len(served.groups.requests)))
-    assert found[0] == found[1] == found[2]
 
 
 def test_what_has_no_round_is_gathered_into_one(served, monkeypatch):
@@ -192,7 +168,7 @@ def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
         failed = [await refused(served.score(*two(), number=number)) for number in (1, None)]
         served.groups.silent = set()
         await served.score(*two(), number=1)
-        served.groups.silent, served.groups.seconds = {"B"}, {"A": 0.25}
+        served.groups.silent = {"B"}
         return failed, await served.score(*two(2), number=2)
 
     failed, alone = asyncio.run(ask())
@@ -201,7 +177,6 @@ def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
     assert alone == pytest.approx([0.915, 0.66])
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, HISTORY[1]])
     assert served.lines()[-1].missing_groups == ("B",)
-    assert served.lines()[-1].group_seconds == {"A": 0.25}
     assert served.rounds.failed is None
 
 
@@ -272,13 +247,6 @@ def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(
 
     monkeypatch.setattr(rounds.served, "append", full)
     assert asyncio.run(refused(served.score(*two(3), number=3))).status_code == 503
-
-
-def test_what_is_kept_has_a_limit(served, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_KEPT", 3)
-    for number in (1, 2, 3):
-        asyncio.run(served.score(*two(number), number=number))
-    assert list(served.rounds._runs["r"].past.kept) == ["2/1", "3/0", "3/1"]
 
 
 def test_a_served_run_is_read_without_a_write(served):

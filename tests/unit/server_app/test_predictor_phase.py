@@ -19,10 +19,8 @@ from pluralllm.data import GroupData, group_data, option_embedding
 from pluralllm.scores import mean_of_groups, measure_sums, summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
-from server_app.inputs import RunInputs
-from server_app.predictor.pooled_scores import fault, scores, tables
 from server_app.predictor.pretraining import initial_weights
-from server_app.predictor_phase import basis_of_mean
+from server_app.predictor_phase import fault, scores, tables
 from server_app.questions import build_catalogue, run_survey
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
@@ -119,7 +117,7 @@ SMALL = {"data.num-questions": 40, "data.num-groups": 6, "run.min-groups": 1, **
 
 
 def card_scores(config, num_nodes):
-    """The scores of a card and the basis of its mean of others, through the groups' real ClientApp."""
+    """The scores of a card, through the groups' real ClientApp."""
     with flower_task():
         catalogue = build_catalogue(config)
         nodes = simulated(config, num_nodes)
@@ -129,7 +127,7 @@ def card_scores(config, num_nodes):
         groups.send_catalogue(catalogue)
         groups.send_targets(initial_weights(config))
         found = scores(groups, catalogue, config.unseen_group_names)
-    return found, basis_of_mean(RunInputs(config, None, groups, catalogue)), catalogue
+    return found, catalogue
 
 
 def mean_score(data, others, catalogue):
@@ -144,7 +142,7 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
     survey = run_survey(Config.load(SMALL))
     unseen = survey.groups[-1]
     config = Config.load({**SMALL, "pluralllm.unseen-groups": unseen})
-    found, basis, catalogue = card_scores(config, 6)
+    found, catalogue = card_scores(config, 6)
     held_out = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.held_out_Q)}
     everyone = [
         group_data(name, answers, embedding=option_embedding(catalogue), question_ids=held_out)
@@ -152,7 +150,6 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
     ]
     seen = [data for data in everyone if data.group != unseen]
     count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))
-    assert (basis.min_groups, basis.held_out) == (3, (count_Q >= 3).sum())
     for data in everyone:
         enough_N = count_Q[data.question_N] >= 3  # of a question's groups, its own among them
         assert enough_N.sum() > 0
@@ -162,9 +159,3 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
         part = "unseen/held-out" if data.group == unseen else "seen/held-out"
         assert found["groups"][data.group][part]["mean-of-others"] == pytest.approx(means, abs=1e-9)
     assert card_scores(config, 2)[0] == found  # how groups share nodes changes no digit
-
-
-def test_where_too_few_groups_train_there_is_no_mean_of_others():
-    found, basis, _ = card_scores(Config.load({**SMALL, "data.num-groups": 2}), 2)
-    assert basis is None
-    assert not any("mean-of-others" in parts["seen/held-out"] for parts in found["groups"].values())

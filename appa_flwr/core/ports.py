@@ -17,17 +17,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def port_is_free(port: int) -> bool:
-    """True if a server can listen there, on all of this machine's addresses."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, to come again at once
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
-
-
 def listening(host: str, port: int) -> socket.socket:
     """The socket at which `appa serve` gets requests; port 0 = a free one.
 

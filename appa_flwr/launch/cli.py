@@ -104,15 +104,13 @@ def evaluate(
     service: Annotated[str, typer.Option(help="URL of the served run; else APPA_URL.")] = "",
     token_file: Annotated[Path | None, typer.Option(help="File of its token; else APPA_TOKEN.")] = None,
     name: Annotated[str, typer.Option(help="Of the model in the tables; else made of --model.")] = "",
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of sampling; 0 = greedy.")] = 0.0,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each question, whose mean score counts.")] = 1,
     plain: Annotated[
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
     ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
-    """Let the groups of appa serve judge a model's held-out answers."""
+    """Let the groups of appa serve judge a model's greedy held-out answers."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
@@ -126,8 +124,6 @@ def evaluate(
         model=model,
         endpoint=endpoint,
         plain=plain,
-        temperature=temperature,
-        samples=samples,
         concurrency=concurrency,
         say=typer.echo,
     )
@@ -166,11 +162,8 @@ def deploy(
     local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="The server's.")] = PORT,
-    resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
-    if resume and not local:
-        raise UserError("--resume goes on with a run on this machine: add --local")
     if local and (host, port) != (LOOPBACK, PORT):
         raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
@@ -178,16 +171,12 @@ def deploy(
     app_folder = find_app_folder(Path.cwd())
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     beneath = {**preset("deployed"), "run.sums": "secure"}
-    if resume:
-        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder)
+    config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
+    if local:
+        typer.echo(f"report: {deployment.deploy_local(config, folder, app_folder=app_folder) / REPORT_FILE}")
     else:
-        config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
-        if not local:
-            sites, bundle = deployment.make_sites(config, folder, host=host, port=port, app_folder=app_folder)
-            deployment.describe(sites, bundle=bundle, sums=config.run.sums)
-            return
-        ended = deployment.deploy_local(config, folder, app_folder=app_folder)
-    typer.echo(f"report: {ended / REPORT_FILE}")
+        sites, bundle = deployment.make_sites(config, folder, host=host, port=port, app_folder=app_folder)
+        deployment.describe(sites, bundle=bundle, sums=config.run.sums)
 
 
 @app.command()

@@ -1,36 +1,24 @@
-"""`appa eval`: any model's answers to a served run's held-out questions, judged by its groups."""
+"""`appa eval`: any model's greedy answers to a served run's held-out questions, judged by its groups."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import httpx
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import duration
-from appa_flwr.trainers.client import Served, client_of, retry_after, say_silence
+from appa_flwr.trainers.client import Served
 
 KEY = "APPA_EVAL_KEY"
-PAUSES, LONGEST_PAUSE, ANSWER_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0), 60.0, 300.0
+PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # until an address that answers nothing is given up; of one answer
 LINES = 10  # of progress
 
-
-class Job(NamedTuple):
-    """What a model is asked; `sample` counts from 0."""
-
-    question_id: str
-    prompt: str
-    sample: int
-
-
-Put = Callable[[Job, str], None]
-"""Takes the answer to a job, in any order."""
+Put = Callable[[str, str], None]
+"""Takes a question's id and the answer to it, in any order."""
 
 
 def evaluate(
@@ -40,8 +28,6 @@ def evaluate(
     model: str,
     endpoint: str = "",
     plain: bool = False,
-    temperature: float = 0.0,
-    samples: int = 1,
     concurrency: int = 8,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -53,99 +39,60 @@ def evaluate(
         model: what the endpoint calls it; without one, a folder or a name on the hub.
         endpoint: OpenAI-compatible, up to `/v1`; empty = the model is loaded here.
         plain: the endpoint goes on with the prompt as a text, for models without a chat template.
-        temperature: 0 = greedy.
-        samples: answers to each question.
         concurrency: questions that the endpoint has at once.
         say: gets lines of progress.
 
     Raises:
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.
     """
-    if samples > 1 and not temperature:
-        raise UserError("--samples above 1 needs a --temperature above 0: greedy answers are all the same")
     held_out = asyncio.run(served.ask("GET", "/v1/held-out"))
     if held_out is None:
         raise UserError("the served run judges no models; it has to be one of appa serve")
-    tokens = int(held_out["answer_tokens"])
-    jobs = [
-        Job(row["question_id"], row["prompt"], sample) for row in held_out["questions"] for sample in range(samples)
-    ]
-    text_of: dict[Job, str] = {}
+    tokens, prompts = (
+        int(held_out["answer_tokens"]),
+        {row["question_id"]: row["prompt"] for row in held_out["questions"]},
+    )
+    answers: dict[str, str] = {}
     started = time.monotonic()
 
-    def put(job: Job, text: str) -> None:
-        text_of[job] = text
-        if (count := len(text_of)) % max(1, len(jobs) // LINES) == 0:
-            left = (time.monotonic() - started) / count * (len(jobs) - count)
-            say(f"{name}: {count}/{len(jobs)} answers" + (f" ({duration(left)} left)" if left else ""))
+    def put(question: str, text: str) -> None:
+        answers[question] = text
+        if (count := len(answers)) % max(1, len(prompts) // LINES) == 0:
+            left = (time.monotonic() - started) / count * (len(prompts) - count)
+            say(f"{name}: {count}/{len(prompts)} answers" + (f" ({duration(left)} left)" if left else ""))
 
     if endpoint:
-        remote = Endpoint(endpoint, model, plain=plain, tokens=tokens, temperature=temperature)
-        asyncio.run(remote.answers(jobs, put, concurrency=concurrency))
+        asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain, concurrency=concurrency))
     else:
-        _local(jobs, put, model=model, tokens=tokens, temperature=temperature)
-    answers: dict[str, list[str]] = {}
-    for job in jobs:
-        answers.setdefault(job.question_id, []).append(text_of[job])
-    if samples > 1 and all(len(set(texts)) == 1 for texts in answers.values()):
-        say(f"{name}: NOTE: all samples of each question are the same; does the endpoint sample at all?")
+        # By name: the server's code lies above this package, which a group has without it.
+        importlib.import_module("server_app").quiet(bars=True)
+        loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
+        texts = loaded.answers(list(prompts.values()), answer_tokens=tokens, temperature=0.0)
+        for question, text in zip(prompts, texts, strict=True):
+            put(question, text)
     judged = asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
     assert judged is not None
     return judged
 
 
-def _local(jobs: Sequence[Job], put: Put, *, model: str, tokens: int, temperature: float) -> None:
-    """Ask a model of this machine."""
-    # By name: the server's code lies above this package, which a group has without it.
-    importlib.import_module("server_app").quiet(bars=True)
-    loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
-    texts = loaded.answers([job.prompt for job in jobs], answer_tokens=tokens, temperature=temperature)
-    for job, text in zip(jobs, texts, strict=True):
-        put(job, text)
+async def _remote(
+    url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool, concurrency: int
+) -> None:
+    """Ask a model at an OpenAI-compatible address; see `evaluate`."""
+    key = os.environ.get(KEY) or "none"  # which an endpoint without keys ignores
+    endpoint = Served(url, key, patience=PATIENCE, read_seconds=ANSWER_SECONDS)
+    path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(concurrency)
 
-
-class Endpoint:
-    """A model at an OpenAI-compatible address; see `evaluate` for the arguments."""
-
-    def __init__(self, url: str, model: str, *, plain: bool, tokens: int, temperature: float) -> None:
-        self._url = f"{url.rstrip('/')}/{'' if plain else 'chat/'}completions"
-        self._plain = plain
-        self._body = {"model": model, "max_tokens": tokens, "temperature": temperature}
-
-    async def answers(self, jobs: Sequence[Job], put: Put, *, concurrency: int) -> None:
-        """Ask all jobs, `concurrency` of them at once.
-
-        Raises:
-            UserError: it refuses a job, or does not answer it in all tries.
-        """
-        key, room = os.environ.get(KEY, ""), asyncio.Semaphore(concurrency)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        client = await client_of(self._url)
-        post = functools.partial(client.post, self._url, headers=headers, timeout=ANSWER_SECONDS)
-
-        async def ask(job: Job) -> None:
+    async def ask(question: str, prompt: str) -> None:
+        asked = {"prompt": prompt} if plain else {"messages": [{"role": "user", "content": prompt}]}
+        body = {"model": model, "max_tokens": tokens, "temperature": 0.0, **asked}
+        reply: dict[str, Any] | None = None
+        try:
             async with room:
-                put(job, await self._answer(post, job))
+                reply = await endpoint.ask("POST", path, body)
+            choice = (reply or {})["choices"][0]
+            put(question, str((choice["text"] if plain else choice["message"]["content"]) or ""))
+        except (LookupError, TypeError, ValueError):
+            raise UserError(f"{url}{path}: gives no answer of OpenAI's API: {str(reply or 404)[:200]}") from None
 
-        await asyncio.gather(*map(ask, jobs))
-
-    async def _answer(self, post: Callable[..., Any], job: Job) -> str:
-        prompt = {"prompt": job.prompt} if self._plain else {"messages": [{"role": "user", "content": job.prompt}]}
-        seed = {"seed": job.sample} if self._body["temperature"] else {}
-        why, started = "", time.monotonic()
-        for pause in (*PAUSES, 0.0):
-            wait = pause
-            try:
-                reply: httpx.Response = await post(json={**self._body, **prompt, **seed})
-                if reply.is_success:
-                    choice = reply.json()["choices"][0]
-                    return str((choice["text"] if self._plain else choice["message"]["content"]) or "")
-                why = f"{reply.status_code}: {' '.join(reply.text[:200].split())}"
-                if reply.status_code < 500 and reply.status_code not in (408, 429):
-                    break
-                wait = min(LONGEST_PAUSE, retry_after(reply, pause))
-            except (httpx.TransportError, ValueError, LookupError, TypeError) as error:
-                why = f"{type(error).__name__}: {error}"
-            say_silence(self._url, started, why)
-            await asyncio.sleep(wait)
-        raise UserError(f"{self._url}: no answer ({why})")
+    await asyncio.gather(*(ask(question, prompt) for question, prompt in prompts.items()))

@@ -16,9 +16,8 @@ import ssl
 import subprocess
 import sysconfig
 import time
-from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +26,14 @@ from typing import Any
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.ports import LOOPBACK, free_port, port_is_free
+from appa_flwr.core.ports import LOOPBACK, free_port
+from appa_flwr.core.text import duration
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.progress import Tail, plain_line, read_progress
+from appa_flwr.launch.sites import HOME
 from appa_flwr.launch.terminal import RunFailed, Stopped
+from appa_flwr.run.records import Progress
 from appa_flwr.run.run_files import (
     ERROR_FILE,
     FLOWER_LOG,
@@ -53,12 +54,6 @@ STATUS_SECONDS = 2.0
 STOP_SECONDS = 120.0  # for a served run's last answers and its report
 TAIL_LINES = 25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_RAY_IS_LATE = "The current node timed out during startup"
-_WHY_RAY_IS_LATE = (
-    "Ray, which runs the groups of a simulation, did not start within its 30 seconds: this machine is busy or short of "
-    "memory; end other programs and start again"
-)
-_MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
 
 def launch(config: Config, *, app_folder: Path) -> Path:
@@ -105,7 +100,7 @@ def launch(config: Config, *, app_folder: Path) -> Path:
 
 def _stop_serving(folder: Path, flower: Flower, superlink: subprocess.Popen[bytes]) -> bool:
     """Have a run that serves end by itself, with its report; True if it did. Another signal ends it at once."""
-    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder) or ()))
+    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(_progress(folder)))
     if all(step.phase != SERVE_PHASE for step in session):
         return False
     print("stopping: the requests that are being scored are answered first", flush=True)
@@ -127,19 +122,17 @@ class Flower:
         port: of the SuperLink.
         folder: where its processes work.
         connection: what its Flower config calls the SuperLink; empty = the local one.
-        more: of its processes' environment.
     """
 
     home: Path
     port: int
     folder: Path
     connection: str = ""
-    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def _where(self) -> dict[str, Any]:
         # A folder other than the user's keeps Flower's workers from importing what lies there.
-        environment = {**flower_environment(self.home, self.port), **self.more}
+        environment = flower_environment(self.home, self.port)
         return {"env": environment, "cwd": self.folder, "stdin": subprocess.DEVNULL}
 
     def start(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
@@ -154,8 +147,6 @@ class Flower:
         self, command: list[str], *, log: Path, authority: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
-        if not port_is_free(self.port):
-            raise RunFailed(f"port {self.port} is in use; end what listens there, or start again")
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
         while not _healthy(self.port, authority):  # `flwr run` then starts none of its own
@@ -209,12 +200,15 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    progress = Tail(folder / PROGRESS.name, skip=True)  # what a resumed run wrote before was shown before
+    shown = len(_progress(folder))  # before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
 
     def follow() -> None:
-        for record in read_progress(progress):
-            print(plain_line(record), flush=True)
+        nonlocal shown
+        for record in (records := _progress(folder))[shown:]:
+            left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
+            print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
+        shown = len(records)
 
     while client.poll() is None:
         follow()
@@ -241,6 +235,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     changed = {
         **own,
         "FLWR_HOME": str(home),
+        HOME: str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -263,16 +258,18 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     return changed
 
 
+def _progress(folder: Path) -> list[Progress]:
+    """What the server has written so far, in complete lines."""
+    path = folder / PROGRESS.name
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [Progress.model_validate_json(line) for line in lines]
+
+
 def _why(folder: Path, status: str) -> str:
     error = folder / ERROR_FILE
     if error.exists():
         return error.read_text(encoding="utf-8").strip()
     log = folder / FLOWER_LOG
-    mistakes = _MISTAKE.findall(_last_lines(log))
-    if mistakes:  # with a full disk, nothing else could be written
-        return str(mistakes[-1])
-    if log.exists() and _RAY_IS_LATE in log.read_text(encoding="utf-8", errors="replace"):
-        return f"{_WHY_RAY_IS_LATE} (log: {log})"
     state = f'Flower reports "{status}"' if status else "Flower did not accept the run"
     return f"the run did not complete: {state}; the last lines of {log}:\n{_last_lines(log)}"
 

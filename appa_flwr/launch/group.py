@@ -130,31 +130,24 @@ def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path) -> Rost
 
 
 @app.command()
-def audit(
-    file: LedgerFile,
-) -> None:
+def audit(file: LedgerFile) -> None:
     """Show what has left this node, with whom it was summed, and how much rests on one question."""
     releases = Ledger(file).releases()
     show(audits.by_kind(releases), *audits.sums(releases), audits.used(Ledger(file)))
 
 
 @app.command()
-def forget(
-    file: LedgerFile,
-    run: Annotated[str, typer.Option(help="Flower's id of the one run to forget; empty = all runs.")] = "",
-) -> None:
+def forget(file: LedgerFile) -> None:
     """Remove what this node remembers of runs; the ledger stays."""
     folder = file.with_suffix(MEMORY_SUFFIX)
     if not (file.exists() or folder.exists()):
         raise UserError(f"{file}: no such ledger; it is beside the group's data file")
-    files = {path: path.name.partition(".")[0] for path in sorted(folder.glob("*.sqlite*"))}
-    if run and run not in files.values():
-        raise UserError(f"{folder}: {unknown_name('run', run, valid=dict.fromkeys(files.values()))}")
-    gone = [path for path, name in files.items() if not run or name == run]
+    gone = sorted(folder.glob("*.sqlite*"))
     for path in gone:
         with writing(path):
             path.unlink()
-    show(f"forgotten: {', '.join(dict.fromkeys(files[path] for path in gone)) or 'nothing was remembered'}")
+    runs = dict.fromkeys(path.name.partition(".")[0] for path in gone)
+    show(f"forgotten: {', '.join(runs) or 'nothing was remembered'}")
 
 
 def _shared(survey: Survey, questions: Path, *, least: int) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shlex
@@ -24,6 +23,7 @@ from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
 CONNECTION, PORT = "deployed", 9100
+HOME = "APPA_FLOWER_HOME"  # in the environment: the Flower home of a party that runs on this machine for a trial
 KEYS_FILE, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
 SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
 PRIVATE = ("*.key", "*.jsonl", "*.secret", "*.sqlite*", f"{STATE_FILE}*")
@@ -36,6 +36,7 @@ PROGRAMS = (
     *("flwr-agentapp", "flwr-model", "flwr-connector"),
 )
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
+_POLLS = "export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"  # seconds; one by default, of each message
 _NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
 GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
 _AUTHORITY, _GROUPS = "authority", "groups"
@@ -94,33 +95,6 @@ class Sites:
         values: dict[str, Scalar] = {"address": f"{LOOPBACK}:{self.port}", "root-certificates": certificate}
         return f"[superlink.{CONNECTION}]\n{to_toml_table(values)}"
 
-    def server_command(self, *, listen: str, database: str = STATE_FILE) -> list[str]:
-        """Starts the server in its folder."""
-        command = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth"]
-        command += ["--host", listen, "--port", str(self.port), "--database", database]
-        return [*command, "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
-
-    def group_lines(self, name: str, *, port: int) -> tuple[str, str]:
-        """Two lines of shell that start a group's node in its folder; `port` is its own, for its own processes.
-
-        Flower's SuperNode gives its tasks, and with them the right to answer, to whoever asks on that port, unless what
-        takes them is a process of its own that knows a secret.
-        """
-        node_config = (
-            f"group={_in_quotes(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(OWNER_POLICY_FILE)}"
-        )
-        secret = ["--superexec-auth-secret-file", SECRET_FILE]
-        tasks = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{port}", *secret]
-        node = ["flower-supernode", "--superlink", f"{self.host}:{self.port}", "--host", LOOPBACK, "--port", str(port)]
-        node += ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
-        node += ["--isolation", "process", *secret, "--node-config", node_config]
-        return f"{shlex.join(tasks)} --parent-pid $$ &", shlex.join(node)
-
-    def group_command(self, name: str, *, port: int) -> list[str]:
-        """The same as one command."""
-        tasks, node = self.group_lines(name, port=port)
-        return ["sh", "-c", f"{tasks} exec {node}"]
-
 
 def prepare(
     survey: Survey,
@@ -155,10 +129,6 @@ def prepare(
         split = write_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
-    if os.pathsep in str(root.resolve()):
-        raise UserError(
-            f"{root}: with a {os.pathsep} in it, its guards cannot stand on the PATH; choose another folder"
-        )
     _check_free(sites, answers)
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, LOOPBACK))))
@@ -170,7 +140,10 @@ def prepare(
     replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
-    _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
+    server = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth", "--host", "0.0.0.0"]
+    server += ["--port", str(port), "--database", STATE_FILE, "--ssl-ca-certfile", "ca.crt"]
+    server += ["--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+    _script(sites.server, f'{shlex.join(server)} "$@"')
     for number, name in enumerate(sites.groups, start=1):
         replace_file(sites.group(name) / QUESTIONS_FILE, questions)
         _group_folder(sites, name, answers.get(name), port=port + number, bundle=bundle)
@@ -196,7 +169,20 @@ def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, 
         script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
         replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
     guarded = f'export PATH="$PWD/{GUARD}:$PATH" {OWNER_POLICY_VARIABLE}="$PWD/{OWNER_POLICY_FILE}"'
-    _script(folder, _NO_COLON, guarded, *sites.group_lines(name, port=port))
+    node_config = f"group={_in_quotes(name)} data={to_toml(sites.data(name).name)} policy={to_toml(OWNER_POLICY_FILE)}"
+    # Flower's SuperNode gives its tasks, and with them the right to answer, to whoever asks on the node's own port,
+    # unless what takes them is a process of its own that knows a secret.
+    secret = ["--superexec-auth-secret-file", SECRET_FILE]
+    tasks = ["flower-superexec", "--insecure", *secret, "--runtime-api-address", f"{LOOPBACK}:"]
+    node = ["flower-supernode", "--superlink", f"{sites.host}:{sites.port}", "--root-certificates", "ca.crt"]
+    node += ["--auth-supernode-private-key", "node.key", "--isolation", "process", *secret]
+    node += ["--host", LOOPBACK, "--port"]
+    own_port = f"port=${{1:-{port}}}  # another than {port}, where that is in use"
+    lines = (
+        f'{shlex.join(tasks)}"$port" --parent-pid $$ &',
+        f'{shlex.join(node)} "$port" --node-config {shlex.quote(node_config)}',
+    )
+    _script(folder, _NO_COLON, own_port, _POLLS, guarded, *lines)
 
 
 def _in_quotes(text: str) -> str:
@@ -239,7 +225,7 @@ def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
     pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))
-    first = ["mkdir -p .flwr || exit 1", f'printf {pattern} "$PWD" > .flwr/config.toml']
+    first = ['mkdir -p "$FLWR_HOME" || exit 1', f'printf {pattern} "$PWD" > "$FLWR_HOME/config.toml"']
     register = [f"flwr supernode register nodes/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
     _script(folder, *first, *register, name="register.sh")
     submit = f'flwr run "$app" {CONNECTION} --stream --run-config {KEYS_FILE}'
@@ -252,7 +238,7 @@ def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "")
         "umask 077",
         *filter(None, [before]),
         'cd "$(dirname "$0")" || exit 1',
-        'export FLWR_HOME="$PWD/.flwr"',
+        f'export FLWR_HOME="${{{HOME}:-$PWD/.flwr}}"',
         f'export NO_PROXY="${{NO_PROXY:-$no_proxy}},{LOOPBACK}"; export no_proxy="$NO_PROXY"',
     ]
     # The last command takes the shell's place, so that whoever ends the script ends Flower.

@@ -37,16 +37,25 @@ class Served:
         url: such as "http://127.0.0.1:9200"; left out, the environment's `APPA_URL`.
         token: the bearer token; left out, the environment's `APPA_TOKEN`.
         patience: seconds for which a request is tried again.
+        read_seconds: how long one try waits for its answer.
 
     Raises:
         UserError: url or token is given nowhere.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, *, patience: float = 3600.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        patience: float = 3600.0,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
         self._url, token = (url or os.environ.get(URL, "")).rstrip("/"), token or os.environ.get(TOKEN, "")
         if not self._url or not token:
             raise UserError(f"where the served run is and its token: give url and token, or set {URL} and {TOKEN}")
         self._headers, self._patience = {"Authorization": f"Bearer {token.strip()}"}, patience
+        self._timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """The answer, None for one that is not there (404).
@@ -55,12 +64,11 @@ class Served:
             UserError: it was refused, or patience is at its end; the message says why.
         """
         started, pause = time.monotonic(), FIRST_PAUSE
-        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
         client, url = await client_of(self._url), f"{self._url}{path}"
         while True:
             wait = pause
             try:
-                reply = await client.request(method, url, json=body, headers=self._headers, timeout=timeout)
+                reply = await client.request(method, url, json=body, headers=self._headers, timeout=self._timeout)
                 if reply.is_success:
                     content: dict[str, Any] = reply.json()
                     return content

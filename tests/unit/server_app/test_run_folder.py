@@ -12,7 +12,6 @@ from report_runs import line
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.progress import Tail, read_progress
 from appa_flwr.run import run_files as files_of_run
 from appa_flwr.run.records import Iteration
 from appa_flwr.run.resume import LAST_PHASE
@@ -48,7 +47,7 @@ def test_phases_are_timed_and_their_steps_reach_the_launcher(tmp_path, clock, ca
         phase.step(2, 4, "loss 1.0 für „Österreich“")
     with folder.phase("ppo"):
         clock[0] += 1.0
-    records = list(read_progress(Tail(folder.path / "progress.jsonl")))
+    records = files_of_run.PROGRESS.read(folder.path)
     assert [(r.phase, r.step, r.of) for r in records] == [("sft", 0, 1), ("sft", 1, 4), ("sft", 2, 4), ("ppo", 0, 1)]
     # no step done: unknown; then 30 s a step and 3 to come; then 42.5 / 2 s a step and 2 to come
     assert [r.seconds_left for r in records] == [None, 90.0, 42.5, None]
@@ -171,7 +170,7 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
             phase.step(2, 5, "resumed")
             clock[0] += 4.0
             phase.step(3, 5, "")
-        records = list(read_progress(Tail(again.path / "progress.jsonl")))
+        records = files_of_run.PROGRESS.read(again.path)
     assert [(r.phase, r.step, r.seconds_left) for r in records[-3:]] == [
         ("ppo", 0, None),
         ("ppo", 2, None),
@@ -187,7 +186,7 @@ def test_what_runs_beside_a_phase_tells_its_time_left(tmp_path, clock):
     for done in (0, 10, 40):
         step(done, 40)
         clock[0] += 20.0
-    records = list(read_progress(Tail(folder.path / "progress.jsonl")))
+    records = files_of_run.PROGRESS.read(folder.path)
     # 20 s for ten steps, and thirty to come
     assert [(r.phase, r.step, r.message, r.seconds_left) for r in records] == [
         ("base", 0, "building", None),

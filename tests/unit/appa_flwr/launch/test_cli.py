@@ -4,7 +4,6 @@ import io
 import json
 import sys
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -144,17 +143,6 @@ def test_letters_that_stdout_lacks_are_escaped(monkeypatch, tmp_path):
     assert appa(monkeypatch, "survey", str(survey)) == 0
     stdout.flush()
     assert rb"M\xe9xico" in stdout.buffer.getvalue()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has it")
-def test_a_full_disk_under_stdout_is_one_line(monkeypatch, capsys):
-    with open("/dev/full", "w", buffering=1) as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert appa(monkeypatch, "config") == 1
-        monkeypatch.undo()
-        assert capsys.readouterr().err == "appa: [Errno 28] No space left on device\n"
-        with suppress(OSError):
-            full.close()
 
 
 def test_the_version_is_told(monkeypatch, capsys):

@@ -50,19 +50,6 @@ def test_what_answers_has_to_be_our_server(sites, tmp_path):
         assert "certificate verify failed" in wrong(sites.group(NAME))["server"]
 
 
-def test_an_owner_s_files_that_the_start_script_needs_are_named(sites):
-    folder, data = sites.group(NAME), sites.data(NAME)
-    assert "files" not in wrong(folder)
-    policy = folder / "policy.toml"
-    policy.write_text(f'roster = "{"ab" * 32}"\n')
-    (folder / "roster.toml").touch()
-    assert wrong(folder)["files"] == f"missing: {sites.sums_key(NAME).name}"
-    sites.sums_key(NAME).touch(mode=0o600)
-    assert "files" not in wrong(folder)
-    data.unlink()
-    assert wrong(folder)["files"] == f"missing: {data.name}"
-
-
 # A node's clock may be less than 5 s ahead and less than 305 s behind; the middle of a second is far from both.
 @pytest.mark.parametrize(
     ("ahead", "differs"),

@@ -141,9 +141,9 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     flower = tomllib.loads((sites.submitter / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
     assert flower == {"address": "127.0.0.1:9100", "root-certificates": str(sites.submitter / "ca.crt")}
     node = started(sites.group(A) / "start.sh", commands=says)
-    assert node.startswith(
-        "flower-supernode --superlink appa.example.org:9100 --host 127.0.0.1 --port 9101 --root-certificates ca.crt"
-    )
+    assert node.startswith("flower-supernode --superlink appa.example.org:9100 --root-certificates ca.crt")
+    assert "--host 127.0.0.1 --port 9101 --node-config" in node
+    assert " --port 9876 " in started(sites.group(A) / "start.sh", "9876", commands=says)
     # what a script starts makes files for its party's eyes alone, as the server's state.db
     server = started(
         sites.server / "start.sh", commands={"python": f'{says["python"]} past "$no_proxy"; touch state.db'}

@@ -156,8 +156,7 @@ OTHERS = [
     ("pluralllm seed=x", 'seed = "x"'),
     ("eval --model m", "APPA_URL"),
     ("eval --model m --token-file nowhere", r"nowhere: cannot be read \(No such file or directory\)"),
-    ("eval --model m --samples 0", "--samples.*0"),
-    ("eval --model m --service http://h --token-file token --samples 2", "--temperature above 0"),
+    ("eval --model m --concurrency 0", "--concurrency.*0"),
     ("eval --model m --service ftp://h --token-file token", "ftp://h.*http://"),
     ("eval --model m --out 'a file'", "a file: cannot be written"),
     ("ask nowhere 'Is it?' --options 'Yes;No'", "nowhere: not a run folder"),
@@ -172,8 +171,6 @@ OTHERS = [
     ("survey generated --out 'a file'", "a file: cannot be written"),
     ("export lm-eval nowhere.jsonl", "nowhere.jsonl: no such survey file"),
     ("export lm-eval generated --out 'a file'", "a file/questions.jsonl: cannot be written"),
-    ("deploy here --resume", "add --local"),
-    ("deploy here --local --resume", "here: holds no run to go on with"),
     ("deploy here --local --host server.example.org", "--host and --port"),
     ("deploy here --local --port 9101", "--host and --port"),
     ("deploy here rule=bad_rules:Short", r"\(16,\), all finite"),
@@ -199,7 +196,6 @@ OTHERS = [
     ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
     ("group audit token", "token: the ledger cannot be used"),
     ("group forget nowhere.sqlite", "nowhere.sqlite: no such ledger"),
-    ("group forget nowhere.sqlite --run 3", "nowhere.sqlite: no such ledger"),
     ("group bundle .", "is no checkout"),
 ]
 CASES = [

@@ -14,14 +14,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output, replace_file, writing
 from appa_flwr.core.ports import LOOPBACK
-from appa_flwr.launch.bundle import OWN_PACKAGES, find_app_folder
+from appa_flwr.launch.bundle import OWN_PACKAGES
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
@@ -44,21 +43,6 @@ app.add_typer(export, name="export")
 app.add_typer(group, name="group")
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"appa-flwr {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def shared(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_tell_version)
-    ] = False,
-) -> None:
-    """Hold what stands before a command's name."""
-
-
 @app.command()
 def run(
     words: Words = None,
@@ -73,16 +57,15 @@ def run(
 
 def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
     """Start a run or go on with one, and wait for its end; its folder."""
-    here = Path.cwd()
     if resume is None:
-        config = assemble([*(words or []), *more], folder=here)
+        config = assemble([*(words or []), *more], folder=Path.cwd())
     else:
         config = resumable(resume, read_words(words or []))
         if more and config.run.phases != "serve":
             raise UserError(f"{resume}: the run trains and has not served; appa run --resume {resume} goes on with it")
     from appa_flwr.launch.flower import launch
 
-    return launch(config, app_folder=find_app_folder(here))
+    return launch(config)
 
 
 @app.command()
@@ -107,7 +90,6 @@ def evaluate(
     plain: Annotated[
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
     """Let the groups of appa serve judge a model's greedy held-out answers."""
@@ -124,29 +106,24 @@ def evaluate(
         model=model,
         endpoint=endpoint,
         plain=plain,
-        concurrency=concurrency,
         say=typer.echo,
     )
     import pandas as pd
 
-    from appa_flwr.report import frames, plots, tables
+    from appa_flwr.report import frames, tables
 
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
-    replace_file(out / "scores.png", plots.worst_group(intervals, rule=result["rule"]))
     show(tables.show(frames.methods(intervals, summary, bounds=True), title="95 % intervals, over questions"))
     less = intervals[intervals["method"].eq(f"{MODEL}{name}")]
     show(*(tables.show(minus, sign=True) for minus in frames.differences(less)))
-    typer.echo(f"scores: {out}/scores.json, scores.png; appa report RUN shows them on the served run's page too")
+    typer.echo(f"scores: {out}/scores.json; appa report RUN shows them on the served run's page too")
 
 
 @app.command()
 def pluralllm(words: Words = None) -> None:
     """Pretrain the preference predictor alone, and show its errors."""
-    config = assemble([*(words or []), "run.phases=pluralllm"], folder=Path.cwd())
-    from appa_flwr.launch.flower import launch
-
-    folder = launch(config, app_folder=find_app_folder(Path.cwd()))
+    folder = _launched(words, None, "run.phases=pluralllm")
     from appa_flwr.report import predictor, tables
 
     if (card := CARD.read(folder)) is not None:
@@ -168,14 +145,13 @@ def deploy(
         raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
 
-    app_folder = find_app_folder(Path.cwd())
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     beneath = {**preset("deployed"), "run.sums": "secure"}
     config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
     if local:
-        typer.echo(f"report: {deployment.deploy_local(config, folder, app_folder=app_folder) / REPORT_FILE}")
+        typer.echo(f"report: {deployment.deploy_local(config, folder) / REPORT_FILE}")
     else:
-        sites, bundle = deployment.make_sites(config, folder, host=host, port=port, app_folder=app_folder)
+        sites, bundle = deployment.make_sites(config, folder, host=host, port=port)
         deployment.describe(sites, bundle=bundle, sums=config.run.sums)
 
 
@@ -202,25 +178,21 @@ def doctor(
 @app.command()
 def report(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN]...", help="Folders of runs.")],
-    out: Annotated[Path | None, typer.Option(help="Of several runs: a picture, as PNG.", show_default=False)] = None,
 ) -> None:
     """Rebuild a run's report; with several runs of one survey, compare them with the first instead."""
-    if len(run_folders) == 1 and out is None:
+    if len(run_folders) == 1:
         from appa_flwr.report import build
 
         typer.echo(f"report: {build(run_folders[0])}")
         return
-    from appa_flwr.report import comparison, plots, tables
+    from appa_flwr.report import comparison, tables
 
     compared = comparison.compare(run_folders)
     show(
         tables.show(comparison.levels(compared), title="After PPO"),
-        tables.show((minus := comparison.minus_first(compared)).reset_index(), sign=True),
+        tables.show(comparison.minus_first(compared).reset_index(), sign=True),
         "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
     )
-    if out is not None:
-        replace_file(out, plots.dots(minus.iloc[:, :2], title=f"After PPO: {minus.index.name}"))
-        typer.echo(f"picture: {out}")
 
 
 @app.command()

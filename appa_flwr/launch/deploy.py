@@ -32,14 +32,14 @@ from appa_flwr.survey.store import QUESTIONS_FILE
 START, SERVER, SUBMITTER = "./start.sh", "(server)", "(submitter)"
 
 
-def make_sites(config: Config, root: Path, *, host: str, port: int, app_folder: Path) -> tuple[Sites, str]:
+def make_sites(config: Config, root: Path, *, host: str, port: int) -> tuple[Sites, str]:
     """Write the parties' folders of a run with this config, see `sites.prepare`; with the hash of this app's bundle."""
     survey, keys = read_survey(config), config.flat()
     groups = config.group_names
     if not (survey.groups or groups):
         raise UserError(f"{config.survey}: has questions alone; name the groups that have answered them: groups=A;B")
     del keys["run.output-dir"]  # the server's own affair
-    bundle = bundle_hash(app_folder)
+    bundle = bundle_hash()
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
     print(survey.about.sentence())
     return sites, bundle
@@ -83,27 +83,26 @@ def pinned_elsewhere(sites: Sites, bundle: str) -> list[str]:
     return [name for name, hashes in pinned.items() if hashes and bundle not in hashes]
 
 
-def deploy_local(config: Config, root: Path, *, app_folder: Path) -> Path:
+def deploy_local(config: Config, root: Path) -> Path:
     """Write the parties' folders, start them all, run, and end all that was started; the run's folder.
 
     Args:
         config: with absolute paths; its survey is split over the groups' folders.
         root: folder of the parties' folders; what an earlier deployment left there is used again.
-        app_folder: see `bundle.find_app_folder`.
 
     Raises:
         UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
-            `checks.claim_run_folder`; or an owner's policy that was there pins another app than that of `app_folder`.
+            `checks.claim_run_folder`; or an owner's policy that was there pins another app than this one.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
-    sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port(), app_folder=app_folder)
+    sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port())
     if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
     if others := pinned_elsewhere(sites, bundle):
         owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
-        raise UserError(f"{owner_policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
+        raise UserError(f"{owner_policy}: pins another app than this one, whose bundle is {bundle}; pin that one")
     if config.run.sums == "secure":
         pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
@@ -113,7 +112,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path) -> Path:
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
         print(f"parties' folders: {sites.root}\nrun folder: {folder}", flush=True)
-        command = ["flwr", "run", str(sent_files(app_folder, home)), CONNECTION]
+        command = ["flwr", "run", str(sent_files(home)), CONNECTION]
         followed(config, started.parties[SUBMITTER], command, superlink=started.superlink)
     return folder
 

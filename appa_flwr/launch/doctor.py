@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
+from appa_flwr import __version__
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.sites import PRIVATE
 from appa_flwr.survey.store import QUESTIONS_FILE
@@ -50,6 +51,7 @@ class Finding(NamedTuple):
 
 def machine(*, group: bool = False) -> Iterator[Finding]:
     """The packages, memory and GPUs; with `group` the packages alone that a group's machine needs."""
+    yield Finding(PACKAGE, __version__, good=True)
     for wanted in map(Requirement, importlib.metadata.requires(PACKAGE) or ()):
         if wanted.marker is None and (not group or wanted.name in OF_A_GROUP):
             yield _package(wanted)

@@ -15,6 +15,7 @@ from appa_flwr.trainers.client import Served
 
 KEY = "APPA_EVAL_KEY"
 PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # until an address that answers nothing is given up; of one answer
+AT_ONCE = 8  # questions that an endpoint has
 LINES = 10  # of progress
 
 Put = Callable[[str, str], None]
@@ -28,7 +29,6 @@ def evaluate(
     model: str,
     endpoint: str = "",
     plain: bool = False,
-    concurrency: int = 8,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Ask the model all held-out questions, and have the groups judge its answers.
@@ -39,7 +39,6 @@ def evaluate(
         model: what the endpoint calls it; without one, a folder or a name on the hub.
         endpoint: OpenAI-compatible, up to `/v1`; empty = the model is loaded here.
         plain: the endpoint goes on with the prompt as a text, for models without a chat template.
-        concurrency: questions that the endpoint has at once.
         say: gets lines of progress.
 
     Raises:
@@ -62,7 +61,7 @@ def evaluate(
             say(f"{name}: {count}/{len(prompts)} answers" + (f" ({duration(left)} left)" if left else ""))
 
     if endpoint:
-        asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain, concurrency=concurrency))
+        asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))
     else:
         # By name: the server's code lies above this package, which a group has without it.
         importlib.import_module("server_app").quiet(bars=True)
@@ -75,13 +74,11 @@ def evaluate(
     return judged
 
 
-async def _remote(
-    url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool, concurrency: int
-) -> None:
+async def _remote(url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool) -> None:
     """Ask a model at an OpenAI-compatible address; see `evaluate`."""
     key = os.environ.get(KEY) or "none"  # which an endpoint without keys ignores
     endpoint = Served(url, key, patience=PATIENCE, read_seconds=ANSWER_SECONDS)
-    path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(concurrency)
+    path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(AT_ONCE)
 
     async def ask(question: str, prompt: str) -> None:
         asked = {"prompt": prompt} if plain else {"messages": [{"role": "user", "content": prompt}]}

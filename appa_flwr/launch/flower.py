@@ -50,18 +50,16 @@ COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
 SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
 POLL_SECONDS = 0.2
-STATUS_SECONDS = 2.0
 STOP_SECONDS = 120.0  # for a served run's last answers and its report
 TAIL_LINES = 25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def launch(config: Config, *, app_folder: Path) -> Path:
+def launch(config: Config) -> Path:
     """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
 
     Args:
         config: with absolute paths: of `appa_flwr.config.assemble`, or of `appa_flwr.run.resume.resumable` to go on.
-        app_folder: see `bundle.find_app_folder`.
 
     Raises:
         UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
@@ -74,7 +72,7 @@ def launch(config: Config, *, app_folder: Path) -> Path:
     survey = read_survey(config)
     if not survey.groups:
         raise UserError(f"{config.survey}: has questions alone; a simulation needs the groups' answers to them")
-    check_server(config, app_folder)
+    check_server(config)
     folder = claim_run_folder(config)
     if not config.run.resume:
         store.write(survey, folder / SURVEY_FILE)
@@ -85,7 +83,7 @@ def launch(config: Config, *, app_folder: Path) -> Path:
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
         own = (own_code(name, Path.cwd()) for name in config.rules)
-        command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
+        command = ["flwr", "run", str(sent_files(home, *own))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
         simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
@@ -210,13 +208,13 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
             print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
         shown = len(records)
 
-    while client.poll() is None:
+    status = ""
+    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
+    while client.poll() is None or (
+        (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None
+    ):
         follow()
         time.sleep(POLL_SECONDS)
-    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
-    while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
-        follow()
-        time.sleep(STATUS_SECONDS)
     follow()
     if status != COMPLETED or (folder / ERROR_FILE).exists():
         for path in flower.home.glob(SUPERLINK_LOG):

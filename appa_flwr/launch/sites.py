@@ -9,14 +9,15 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from appa_flwr.config.keys import Scalar, to_toml, to_toml_table
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import LAST_PORT, LOOPBACK
-from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
 from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
@@ -27,6 +28,7 @@ HOME = "APPA_FLOWER_HOME"  # in the environment: the Flower home of a party that
 KEYS_FILE, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
 SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
 PRIVATE = ("*.key", "*.jsonl", "*.secret", "*.sqlite*", f"{STATE_FILE}*")
+PUBLIC = ".pub"  # what a public key's file is called after its private one
 # Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
 # node needs the first one alone, and each of the others would run a bundle too.
 GUARD = "guard"
@@ -120,8 +122,7 @@ def prepare(
         groups: names of the groups, where the survey has questions alone; each brings a file of its own.
 
     Raises:
-        UserError: host or port cannot be one, or a folder cannot be written, or holds something else than a deployment
-            of these groups.
+        UserError: host or port cannot be one, or a folder cannot be written, or holds other answers than the survey.
     """
     sites = Sites(root, host, port, slugs(survey.groups or groups))
     _check_address(sites)
@@ -192,11 +193,8 @@ def _in_quotes(text: str) -> str:
 
 
 def _check_address(sites: Sites) -> None:
-    try:
-        IPv4Address(sites.host)
-    except ValueError:
-        if not _HOST_NAME.fullmatch(sites.host):
-            raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address') from None
+    if not _HOST_NAME.fullmatch(sites.host):
+        raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address')
     last = LAST_PORT - len(sites.groups)
     if not 1 <= sites.port <= last:
         raise UserError(
@@ -205,13 +203,7 @@ def _check_address(sites: Sites) -> None:
 
 
 def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
-    """Refuse, before anything is written, what is no deployment of these groups, or holds data of a group's own."""
-    ours = {_AUTHORITY, _GROUPS, sites.server.name, sites.submitter.name}
-    others = {path.name for path in sites.root.glob("*")} - ours
-    others |= {path.name for path in (sites.root / _GROUPS).glob("*")} - set(sites.groups.values())
-    if others:
-        names = ", ".join(sites.groups)
-        raise UserError(f"{sites.root}: holds {min(others)}, which is of no deployment of {names}; name another folder")
+    """Refuse, before anything is written, what holds data of a group's own."""
     for name, mine in answers.items():
         path = sites.data(name)
         if path.exists() and path.read_bytes() != mine:
@@ -244,3 +236,41 @@ def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "")
     # The last command takes the shell's place, so that whoever ends the script ends Flower.
     text = "\n".join([*head, *lines[:-1], f"exec {lines[-1]}"]) + "\n"
     replace_file(folder / name, text.encode(), mode=0o755)
+
+
+def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    """Write `ca.crt` and `ca.key`, an authority of its own, and `server.crt` and `server.key`, signed by it.
+
+    An authority that is there signs again, so that whoever has its certificate trusts the server's new one.
+
+    Args:
+        folder: where they go.
+        hosts: names and IP addresses by which the server will be reached; clients refuse it under another one.
+
+    Raises:
+        UserError: something cannot be written, or the authority that is there cannot be used.
+    """
+    from trustme import CA  # a group's machine lacks it
+
+    certificate, key = folder / "ca.crt", folder / "ca.key"
+    if certificate.exists():
+        try:
+            authority = CA.from_pem(certificate.read_bytes(), key.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{key}, {certificate}: cannot be used ({error}); name another folder") from None
+    else:
+        authority = CA(organization_name="appa-flwr")
+        replace_file(key, authority.private_key_pem.bytes(), parents=True, mode=0o600)
+        replace_file(certificate, authority.cert_pem.bytes())
+    server = authority.issue_cert(*hosts, organization_name="appa-flwr")
+    replace_file(folder / "server.key", server.private_key_pem.bytes(), mode=0o600)
+    replace_file(folder / "server.crt", server.cert_chain_pems[0].bytes())
+
+
+def make_node_key(path: Path) -> None:
+    """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
+    key, no_password = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, no_password)
+    replace_file(path, private, parents=True, mode=0o600)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    replace_file(path.with_name(path.name + PUBLIC), public + b"\n")

@@ -38,7 +38,7 @@ def survey(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write a file a group, public questions, a picture.", show_default=False),
+        typer.Option(metavar="FOLDER", help="Write a file a group, and public questions.", show_default=False),
     ] = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Say whether it can tell rules apart.")] = False,
 ) -> None:
@@ -52,7 +52,7 @@ def survey(
     if out is not None:
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
-        written += [f"public, for the server: {split.questions}", _picture(survey, out)]
+        written.append(f"public, for the server: {split.questions}")
     show(
         _table(survey),
         *survey.about.notes,
@@ -62,34 +62,16 @@ def survey(
     )
 
 
-def _picture(survey: Survey, folder: Path) -> str:
-    try:
-        from appa_flwr.report import survey_picture
-    except ModuleNotFoundError as missing:  # a group's machine draws nothing
-        return f"no picture: {missing.name} is not installed"
-    return f"picture of all groups: {survey_picture.draw(survey, folder / survey_picture.FILE)}"
-
-
 def _table(survey: Survey) -> Table:
     """The groups, those with most questions first.
 
     Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
     """
-    people, refused = any(survey.respondents.values()), any(survey.refusal_rates.values())
-    columns = ["group", "questions"]
-    columns += ["respondents (median)"] if people else []
-    columns += ["refused (mean)"] if refused else []
-    shown = Table(*columns)
+    shown = Table("group", "questions", "respondents (median)", "refused (mean)")
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
-        answered = len(survey.answers[name])
-        texts: list[RenderableType] = [name, str(answered)]
-        if people:
-            respondents = list(survey.respondents.get(name, {}).values())
-            texts.append(f"{np.median(respondents):.0f}" if respondents else "")
-        if refused:
-            rates = list(survey.refusal_rates.get(name, {}).values())
-            texts.append(f"{np.mean(rates):.1%}" if rates else "")
-        shown.add_row(*texts)
+        people, refused = (list(known.get(name, {}).values()) for known in (survey.respondents, survey.refusal_rates))
+        median, mean = f"{np.median(people):.0f}" if people else "", f"{np.mean(refused):.1%}" if refused else ""
+        shown.add_row(name, str(len(survey.answers[name])), median, mean)
     return shown
 
 

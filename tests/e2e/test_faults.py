@@ -21,9 +21,9 @@ from real_run import APPA, SHORT_WAITS, TINY_RUN, kill_all, small_environment
 
 from appa_flwr.core.ports import free_port
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.launch.deploy import SERVER, start_server
 from appa_flwr.launch.flower import COMPLETED
+from appa_flwr.launch.sites import make_node_key
 from appa_flwr.owner.guard import NOT_PINNED
 from appa_flwr.owner.ledger import SUFFIX, Ledger
 from appa_flwr.protocol import messages
@@ -278,7 +278,8 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     simulated = appa_run(f"simulated-{sums}", **{key: json.dumps(value) for key, value in SMALL.items()})
     assert simulated.code == 0, simulated.err
     checkpoint = {"pluralllm.checkpoint": str(simulated.folder / "pluralllm.safetensors")}
-    deployed_keys = SMALL | checkpoint | {"run.sums": sums, "run.min-groups": 2 if sums == "plain" else 3}
+    more = {"run.sums": sums, "run.min-groups": 2 if sums == "plain" else 3, "run-name": "r"}
+    deployed_keys = SMALL | checkpoint | more
     keys = [f"{key}={json.dumps(value)}" for key, value in deployed_keys.items()]
     rng = random.Random(time.time_ns())
     folder, temporary = tmp_path / "trial", tmp_path / "temporary"
@@ -288,8 +289,8 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     for owner_policy in folder.glob("groups/*/policy.toml"):
         owner_policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{FEW}\n')
     for number in range(KILLS + 1):
-        more = ["--resume"] if any((folder / "server" / "runs").glob("*/config.json")) else keys
-        command = [*APPA, "deploy", str(folder), "--local", *more]
+        resume = f"run.resume={json.dumps((folder / 'server' / 'runs' / 'r' / 'config.json').exists())}"
+        command = [*APPA, "deploy", str(folder), "--local", *keys, resume]
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as launcher:
             if number < KILLS:
                 for _ in range(rng.randrange(5, 30)):

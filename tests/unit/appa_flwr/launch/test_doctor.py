@@ -16,8 +16,8 @@ from tls_server import listening
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.ports import free_port
-from appa_flwr.launch import cli, credentials, doctor
-from appa_flwr.launch.sites import Sites, prepare
+from appa_flwr.launch import cli, doctor
+from appa_flwr.launch.sites import Sites, make_certificates, prepare
 from appa_flwr.survey.generate import generate
 
 SURVEY = generate(num_questions=20, num_groups=2, seed=4)
@@ -45,7 +45,7 @@ def test_what_answers_has_to_be_our_server(sites, tmp_path):
     for folder, tells in ((None, True), (sites.server, False)):  # no TLS; no clock
         with listening(folder, port=sites.port, tells=tells):
             assert list(wrong(sites.submitter)) == ["server"]
-    credentials.make_certificates(tmp_path / "other", ["127.0.0.1"])
+    make_certificates(tmp_path / "other", ["127.0.0.1"])
     with listening(tmp_path / "other", port=sites.port):
         assert "certificate verify failed" in wrong(sites.group(NAME))["server"]
 
@@ -88,7 +88,7 @@ def test_a_folder_of_nobody_s_is_refused(tmp_path):
 def test_this_machine_is_well():
     assert [finding for finding in doctor.machine() if not finding.good] == []
     assert [finding.what for finding in doctor.machine(group=True)] == [
-        *("flwr", "cryptography", "torch", "numpy", "pydantic")
+        *("appa-flwr", "flwr", "cryptography", "torch", "numpy", "pydantic")
     ]
 
 

@@ -61,7 +61,13 @@ serverapp = "standin.server:app"
 clientapp = "standin.client:app"
 [tool.flwr.app.config]
 """
-APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
+MAIN = """
+from pathlib import Path
+from appa_flwr.launch import bundle, cli
+bundle.APP_FOLDER = Path.cwd()
+cli.main()
+"""
+APPA = [sys.executable, "-c", MAIN]
 
 
 @pytest.fixture
@@ -117,7 +123,7 @@ def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
     (app / ".venv" / "standin").mkdir(parents=True)
     (app / ".venv" / "standin" / "other.py").touch()
     (app / "standin" / "answers.jsonl").touch()
-    copy = sent_files(app, tmp_path / "copy")
+    copy = sent_files(tmp_path / "copy", app_folder=app)
     assert sent(copy) == STANDIN
     assert (copy / "standin" / "server.py").read_text() == SERVER
 
@@ -132,12 +138,12 @@ def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(a
         (here / path).touch()
     monkeypatch.syspath_prepend(here)
     assert own_code("mine.rules.new:Rule", here) == here / name.partition("/")[0]
-    copy = sent_files(app, tmp_path / "copy", own_code("mine.rules.new:Rule", here))
+    copy = sent_files(tmp_path / "copy", own_code("mine.rules.new:Rule", here), app_folder=app)
     assert sent(copy) == STANDIN | own
     included = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert included == ["mine.py" if name == "mine.py" else "mine/**/*.py", "standin/**/*.py"]
     several = [own_code(name, here) for name in ("mine.rules.new:Rule", "", "mine.rules:metric", "other:read:file")]
-    both = sent_files(app, tmp_path / "both", *several)
+    both = sent_files(tmp_path / "both", *several, app_folder=app)
     assert sent(both) == STANDIN | own | {"other.py"}
     (here / "statistics").mkdir()  # Python would import its own
     for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean", "statistics:Rule", "nowhere:Rule", "mine"):
@@ -183,7 +189,7 @@ def test_a_failed_run_has_exit_code_1_and_says_why(app, tmp_path):
     assert done.returncode == 1
     assert "RuntimeError: the stand-in broke" in done.stderr
     assert (folder / SUPERLINK_LOG).exists()
-    steps = ["[ppo 1/2] hello (1 s left)", "[ppo 2/2] hello"]
+    steps = ["[ppo 1/2] hello (1.0 s left)", "[ppo 2/2] hello"]
     assert done.stdout.splitlines() == [f"run folder: {folder}", *steps]
     found = seen(tmp_path)
     given = {"appa.alpha": float("inf"), "groups": "Avaria,Belmora", "sft.target": "mean", "run-name": "r"}

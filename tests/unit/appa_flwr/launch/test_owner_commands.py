@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import audit, cli, deploy
-from appa_flwr.launch.group import pin_roster
+from appa_flwr.launch import cli, deploy
+from appa_flwr.launch.group import OPENED, opened_sums, pin_roster
 from appa_flwr.launch.sites import prepare
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
@@ -108,7 +108,7 @@ def summed(kind: str, cohort: str, *, run: str = "7", refused: str = "") -> Rele
 
 def test_an_audit_counts_the_sums_that_were_opened_and_names_whom_two_of_them_tell(appa, tmp_path):
     ledger = Ledger(tmp_path / "a.ledger.sqlite")
-    ask, opened = "ask rewards", audit.OPENED
+    ask, opened = "ask rewards", OPENED
     lines = [
         *(summed(ask, "A; B; C; D"), summed(opened, "A; B; C; D"), summed(opened, "A; B; C; D")),
         *(summed(ask, "A; B; C; D"), summed(ask, "A; B; C"), summed(opened, "A; B; C")),
@@ -120,7 +120,7 @@ def test_an_audit_counts_the_sums_that_were_opened_and_names_whom_two_of_them_te
     for line in lines:
         ledger.write(line)
     ledger.spend("scores by targets: A", [("q", b"1"), ("q", b"2"), ("r", b"1")], limit=0, whole=True)
-    assert audit.opened_sums(ledger.releases()) == {
+    assert opened_sums(ledger.releases()) == {
         ("7", ask, "A; B; C; D"): 1,
         ("7", ask, "A; B; C"): 1,
         ("7", ask, "A; B; D"): 0,

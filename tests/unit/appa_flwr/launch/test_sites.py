@@ -21,8 +21,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import deploy
 from appa_flwr.launch.checks import read_survey
-from appa_flwr.launch.credentials import make_certificates
-from appa_flwr.launch.sites import Sites, prepare
+from appa_flwr.launch.sites import Sites, make_certificates, prepare
 from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
@@ -121,9 +120,9 @@ def test_the_operator_needs_no_answers(tmp_path):
     folder = tmp_path / "refused"
     config = Config.load({"survey": str(without.server / "questions.jsonl")})
     with pytest.raises(UserError, match=r"questions\.jsonl: has questions alone; .*groups=A;B"):
-        deploy.make_sites(config, folder, host="h", port=1, app_folder=REPO)
+        deploy.make_sites(config, folder, host="h", port=1)
     with pytest.raises(UserError, match=r"avaria\.jsonl: is not there"):
-        deploy.deploy_local(Config.load({**config.flat(), "groups": f"{A};{B}"}), folder, app_folder=REPO)
+        deploy.deploy_local(Config.load({**config.flat(), "groups": f"{A};{B}"}), folder)
 
 
 def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
@@ -171,12 +170,12 @@ def test_what_a_party_has_is_for_its_own_eyes_also_where_it_was_there_before(tmp
 
 
 def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: "cd" * 32)
+    monkeypatch.setattr(deploy, "bundle_hash", lambda: "cd" * 32)
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "pluralllm.rounds": 0})
     sites = made(tmp_path, survey=read_survey(config))
     assert deploy.pinned_elsewhere(sites, PINNED) == []
     with pytest.raises(UserError, match=f"policy.toml: .* {'cd' * 32}"):
-        deploy.deploy_local(config, tmp_path, app_folder=REPO)
+        deploy.deploy_local(config, tmp_path)
     assert not (tmp_path / "server" / "runs").exists()
     for owner_policy in tmp_path.glob("groups/*/policy.toml"):
         owner_policy.write_text("")
@@ -228,15 +227,12 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
         made(tmp_path, port=9200)
     assert (sites.server / "start.sh").read_text() == before  # nothing else was written either
     assert mine.read_text() == "what this group has asked itself\n"
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=f"^{tmp_path}: .*notes.txt"):
-        made(tmp_path)
 
 
 def test_where_things_lie_is_not_submitted(tmp_path, monkeypatch):
-    monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: PINNED)
+    monkeypatch.setattr(deploy, "bundle_hash", lambda: PINNED)
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "rule": "min", "run.output-dir": "/else"})
-    sites, bundle = deploy.make_sites(config, tmp_path / "parties", host="h", port=9100, app_folder=REPO)
+    sites, bundle = deploy.make_sites(config, tmp_path / "parties", host="h", port=9100)
     assert read_owner_policy(next(sites.root.glob("groups/*/policy.toml"))).bundle == bundle
     keys = tomllib.loads((sites.submitter / "keys.toml").read_text())
     assert (keys["rule"], keys["survey"]) == ("min", "questions.jsonl")

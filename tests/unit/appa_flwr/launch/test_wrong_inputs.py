@@ -37,7 +37,6 @@ FILES = {
     "token": "secret",
     "many.policy": "least-answers = 99\n",
     "votes.policy": "votes = false\n",
-    "full/notes.txt": "mine",
     "torn/config.json": "{",
     "folder/empty": "",
     "syntax.toml": "seed = ",
@@ -156,7 +155,6 @@ OTHERS = [
     ("pluralllm seed=x", 'seed = "x"'),
     ("eval --model m", "APPA_URL"),
     ("eval --model m --token-file nowhere", r"nowhere: cannot be read \(No such file or directory\)"),
-    ("eval --model m --concurrency 0", "--concurrency.*0"),
     ("eval --model m --service ftp://h --token-file token", "ftp://h.*http://"),
     ("eval --model m --out 'a file'", "a file: cannot be written"),
     ("ask nowhere 'Is it?' --options 'Yes;No'", "nowhere: not a run folder"),
@@ -182,11 +180,9 @@ OTHERS = [
     ("deploy here --host ::1", "is neither"),  # the server listens at IPv4 addresses
     ("deploy here data.num-groups=3 --port 65533", "port = 65533 must be from 1 to 65532"),
     ("deploy here --port 0", "port = 0 must be from 1"),
-    ("deploy full", "full: holds notes.txt"),
     ("doctor folder", "folder: is no party's folder"),
     ("config rule", '"rule" .*key=value'),
     ("group check nowhere.jsonl", "nowhere.jsonl: cannot be read"),
-    ("group check two.jsonl --group West", "unknown group 'West': valid are North, South"),
     ("group check two.jsonl --questions one.jsonl", "one.jsonl: North has answered 0 of its questions; .*public file"),
     ("group check two.jsonl --questions reworded.jsonl", "North has answered 0 .*text or options of .* differ"),
     ("group check two.jsonl --questions two.jsonl --policy many.policy", "two.jsonl: North .* least-answers .* is 99"),
@@ -228,7 +224,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "finished" / "progress.jsonl").write_text(json.dumps(end) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "bad_rules", SimpleNamespace(Short=Short))
-    monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: "ab" * 32)
+    monkeypatch.setattr(deploy, "bundle_hash", lambda: "ab" * 32)
     for name in ("APPA_URL", "APPA_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     held = lock(tmp_path / "busy" / "run.log")

@@ -178,9 +178,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names of the files in a folder; Windows, which opens no folder, does so by itself."""
-    if os.name == "nt":
-        return
+    """The same for the names of the files in a folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

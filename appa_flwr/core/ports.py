@@ -7,7 +7,6 @@ import socket
 from appa_flwr.core.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-LAST_PORT = 65535
 
 
 def free_port() -> int:

@@ -43,13 +43,11 @@ app.add_typer(export, name="export")
 app.add_typer(group, name="group")
 
 
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, by its folder.")]
+
+
 @app.command()
-def run(
-    words: Words = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, from its folder.")
-    ] = None,
-) -> None:
+def run(words: Words = None, resume: Resume = None) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
     written = (folder := _launched(words, resume)) / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
@@ -69,12 +67,7 @@ def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
 
 
 @app.command()
-def serve(
-    words: Words = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that has served, from its folder.")
-    ] = None,
-) -> None:
+def serve(words: Words = None, resume: Resume = None) -> None:
     """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
     folder = _launched(words, resume, "run.phases=serve")
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
@@ -106,7 +99,6 @@ def evaluate(
         model=model,
         endpoint=endpoint,
         plain=plain,
-        say=typer.echo,
     )
     import pandas as pd
 
@@ -138,7 +130,7 @@ def deploy(
     words: Words = None,
     local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(help="The server's.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65000, help="The server's.")] = PORT,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
     if local and (host, port) != (LOOPBACK, PORT):
@@ -224,9 +216,7 @@ def ask(
 
 
 @app.command()
-def config(
-    words: Words = None,
-) -> None:
+def config(words: Words = None) -> None:
     """Show every key with its value, what it may be and what it does, as a TOML file."""
     values = assemble(words or [], folder=None).flat()
     typer.echo(f"# set SECTION.KEY=VALUE, or preset=NAME: {', '.join(PRESETS)}")

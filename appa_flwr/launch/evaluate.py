@@ -29,9 +29,8 @@ def evaluate(
     model: str,
     endpoint: str = "",
     plain: bool = False,
-    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Ask the model all held-out questions, and have the groups judge its answers.
+    """Ask the model all held-out questions, saying how far it is, and have the groups judge its answers.
 
     Args:
         served: the run.
@@ -39,7 +38,6 @@ def evaluate(
         model: what the endpoint calls it; without one, a folder or a name on the hub.
         endpoint: OpenAI-compatible, up to `/v1`; empty = the model is loaded here.
         plain: the endpoint goes on with the prompt as a text, for models without a chat template.
-        say: gets lines of progress.
 
     Raises:
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.
@@ -58,7 +56,7 @@ def evaluate(
         answers[question] = text
         if (count := len(answers)) % max(1, len(prompts) // LINES) == 0:
             left = (time.monotonic() - started) / count * (len(prompts) - count)
-            say(f"{name}: {count}/{len(prompts)} answers" + (f" ({duration(left)} left)" if left else ""))
+            print(f"{name}: {count}/{len(prompts)} answers" + (f" ({duration(left)} left)" if left else ""), flush=True)
 
     if endpoint:
         asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))

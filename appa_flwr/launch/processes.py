@@ -52,7 +52,11 @@ def processes_of(home: Path) -> list[psutil.Process]:
     Ray's workers overwrite the memory in which a process shows its environment, so the children of all these are
     counted in, and so are the sessions that one of these leads. The launcher's session is led by none.
     """
-    marked = [process for process in psutil.process_iter(["environ"]) if _marked(process.info["environ"], str(home))]
+    marked = [
+        process
+        for process in psutil.process_iter(["environ"])  # None for a zombie and for somebody else's process
+        if Path((process.info["environ"] or {}).get("FLWR_HOME", "")).is_relative_to(home)
+    ]
     descendants = set(marked)
     for process in marked:
         with suppress(psutil.Error):
@@ -60,11 +64,6 @@ def processes_of(home: Path) -> list[psutil.Process]:
     led = {process.pid for process in marked if _session(process.pid) == process.pid}
     descendants.update(process for process in psutil.process_iter() if _session(process.pid) in led)
     return [process for process in descendants if _alive(process)]
-
-
-def _marked(environment: dict[str, str] | None, home: str) -> bool:
-    own = (environment or {}).get("FLWR_HOME", "")  # None for a zombie and for somebody else's process
-    return own == home or own.startswith(home + os.sep)
 
 
 def _session(pid: int) -> int | None:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from appa_flwr.config.keys import Scalar, to_toml, to_toml_table
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.core.ports import LAST_PORT, LOOPBACK
+from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
 from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
@@ -41,7 +41,7 @@ REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexi
 _POLLS = "export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"  # seconds; one by default, of each message
 _NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
 GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
-_AUTHORITY, _GROUPS = "authority", "groups"
+NODES, _AUTHORITY, _GROUPS = "nodes", "authority", "groups"
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 
@@ -84,11 +84,6 @@ class Sites:
         """A group's private key for secure sums, which its owner makes at their own machine."""
         return self.data(name).with_suffix(KEY_SUFFIX)
 
-    @property
-    def keys(self) -> Path:
-        """The nodes' public keys, as the submitter registers them."""
-        return self.submitter / "nodes"
-
     def connection(self, certificate: str) -> str:
         """The submitter's Flower config; `certificate` is the path of the authority's.
 
@@ -116,24 +111,23 @@ def prepare(
         survey: the public questions, perhaps with the groups' answers.
         root: made if it is not there.
         host: name or IP address of the server.
-        port: the server's.
+        port: the server's; those of the groups' nodes, each on its machine, begin above it.
         keys: of the run, as it will be submitted; the survey's and the groups' are added.
         bundle: hash of the app that new owners' policies pin; empty = none.
         groups: names of the groups, where the survey has questions alone; each brings a file of its own.
 
     Raises:
-        UserError: host or port cannot be one, or a folder cannot be written, or holds other answers than the survey.
+        UserError: the host cannot be one, or a folder cannot be written, or holds other answers than the survey.
     """
     sites = Sites(root, host, port, slugs(survey.groups or groups))
-    _check_address(sites)
     with tempfile.TemporaryDirectory() as scratch:
         split = write_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
-    _check_free(sites, answers)
+    _check(sites, answers)
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, LOOPBACK))))
-    for folder in (authority, sites.server, sites.submitter, sites.keys, *map(sites.group, sites.groups)):
+    for folder in (authority, sites.server, sites.submitter, sites.submitter / NODES, *map(sites.group, sites.groups)):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
@@ -165,7 +159,7 @@ def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, 
         make_node_key(folder / "node.key")
     if not (folder / SECRET_FILE).exists():
         replace_file(folder / SECRET_FILE, secrets.token_bytes(32), mode=0o600)
-    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{sites.groups[name]}.pub")
+    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.submitter / NODES / f"{sites.groups[name]}.pub")
     for program in PROGRAMS:
         script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
         replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
@@ -192,18 +186,10 @@ def _in_quotes(text: str) -> str:
     return f'"{inner}"'
 
 
-def _check_address(sites: Sites) -> None:
+def _check(sites: Sites, answers: Mapping[str, bytes]) -> None:
+    """Refuse, before anything is written, what is no host, or holds data of a group's own."""
     if not _HOST_NAME.fullmatch(sites.host):
         raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address')
-    last = LAST_PORT - len(sites.groups)
-    if not 1 <= sites.port <= last:
-        raise UserError(
-            f"port = {sites.port} must be from 1 to {last}: each group's node has one of the ports above it"
-        )
-
-
-def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
-    """Refuse, before anything is written, what holds data of a group's own."""
     for name, mine in answers.items():
         path = sites.data(name)
         if path.exists() and path.read_bytes() != mine:
@@ -218,7 +204,7 @@ def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
     pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))
     first = ['mkdir -p "$FLWR_HOME" || exit 1', f'printf {pattern} "$PWD" > "$FLWR_HOME/config.toml"']
-    register = [f"flwr supernode register nodes/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
+    register = [f"flwr supernode register {NODES}/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
     _script(folder, *first, *register, name="register.sh")
     submit = f'flwr run "$app" {CONNECTION} --stream --run-config {KEYS_FILE}'
     _script(folder, *first, submit, name="submit.sh", before='app=$(cd "$1" && pwd) || exit 1')

@@ -21,7 +21,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE]... [KEY=VALUE]...",
-        help="TOML files of config keys, then keys; preset=NAME sets many. The last wins; appa config lists them.",
+        help="TOML files of config keys, and keys; preset=NAME sets many. The last wins; appa config lists them.",
         show_default=False,
     ),
 ]

@@ -63,7 +63,7 @@ def endpoint(monkeypatch):
 
 def evaluated(server, **keys):
     judge = Judge()
-    evaluation.evaluate(judge, "n", model="m", endpoint=server.url, say=lambda _: None, **keys)
+    evaluation.evaluate(judge, "n", model="m", endpoint=server.url, **keys)
     return judge.body
 
 

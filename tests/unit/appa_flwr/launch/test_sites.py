@@ -215,7 +215,9 @@ def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unf
         call(sites.server, name="new.example.org", trusts=trusted)
     for name, slug in sites.groups.items():
         assert sites.data(name).exists()
-        assert (sites.keys / f"{slug}.pub").read_bytes() == (sites.group(name) / "node.key.pub").read_bytes()
+        assert (sites.submitter / "nodes" / f"{slug}.pub").read_bytes() == (
+            sites.group(name) / "node.key.pub"
+        ).read_bytes()
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):

@@ -62,7 +62,7 @@ TOML = [  # which are no config files
     *(("repeated", "not valid TOML"), ("both", '"ppo.epochs" is given twice'), ("deep", '"ppo.more"')),
     *(("array", '"ppo" is a section'), ("section", '"ppoo.clip-range"; the nearest is "ppo.clip-range"')),
     *(("nothing", '"ppoo"'), ("table", '"seed" must be true or false, a number or text, not a table')),
-    *(("preset", "must come before the first section"), ("list", '"seed" .* not an array'), ("date", "not a date")),
+    *(("preset", '"ppo.preset"'), ("list", '"seed" .* not an array'), ("date", "not a date")),
     *(("line", r'"se\\ned".*"seed"'),),
 ]
 KEYS = [  # of a run
@@ -76,7 +76,6 @@ KEYS = [  # of a run
     ("=3", "key=value"),
     ("''", "key=value"),
     ("seed", '"seed" .*key=value'),
-    ("seed=1 syntax.toml", "files first"),
     ("nowhere.toml", '"nowhere.toml"'),
     ("folder", "folder: cannot be read as a config file"),
     ("preset=papr", "preset = .papr. .*paper, paper-oqa"),
@@ -89,7 +88,6 @@ KEYS = [  # of a run
     ("seed=1.5", "seed.*1.5.*integer"),
     ("seed=1e3", 'seed = "1e3".*integer'),
     ("seed=-1", "seed.*greater than or equal to 0"),
-    ("policy.lora-rank=9223372036854775808", "policy.lora-rank.*64 bits"),
     ("run.resume=perhaps", "run.resume.*perhaps.*true or false"),
     ("rule=aveage", 'rule = "aveage".*appa, average,'),
     ("rule=nowhere:Rule", 'rule "nowhere:Rule": nowhere cannot be imported'),
@@ -178,8 +176,7 @@ OTHERS = [
     ("deploy here --host http://appa.example.org", "is neither"),
     (f"deploy here --host {'x' * 64}.org", "is neither"),  # a part of a name has 63 at most
     ("deploy here --host ::1", "is neither"),  # the server listens at IPv4 addresses
-    ("deploy here data.num-groups=3 --port 65533", "port = 65533 must be from 1 to 65532"),
-    ("deploy here --port 0", "port = 0 must be from 1"),
+    ("deploy here --port 0", "--port.*0"),
     ("doctor folder", "folder: is no party's folder"),
     ("config rule", '"rule" .*key=value'),
     ("group check nowhere.jsonl", "nowhere.jsonl: cannot be read"),

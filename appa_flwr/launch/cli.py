@@ -25,10 +25,8 @@ from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
 from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Words, exit_codes, show
-from appa_flwr.run.records import MODEL
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CARD, REPORT_FILE, WEIGHTS_FILE
-from appa_flwr.secure.roster import read_file
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 
 app = typer.Typer(
@@ -76,30 +74,23 @@ def serve(words: Words = None, resume: Resume = None) -> None:
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Option(help="What the endpoint calls it; without one, a folder or a hub id.")],
+    name: Annotated[str, typer.Option(help="Of the model in the tables.")],
     endpoint: Annotated[str, typer.Option(help="OpenAI-compatible address, up to /v1; its key: APPA_EVAL_KEY.")] = "",
-    service: Annotated[str, typer.Option(help="URL of the served run; else APPA_URL.")] = "",
-    token_file: Annotated[Path | None, typer.Option(help="File of its token; else APPA_TOKEN.")] = None,
-    name: Annotated[str, typer.Option(help="Of the model in the tables; else made of --model.")] = "",
     plain: Annotated[
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
-    """Let the groups of appa serve judge a model's greedy held-out answers."""
+    """Let the groups of appa serve, at APPA_URL with APPA_TOKEN, judge a model's greedy held-out answers."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
-    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-._")[-64:].lstrip("-._")
-    token = read_file(token_file).decode(errors="replace").strip() if token_file is not None else None
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):  # before a model is asked
+        raise UserError(f'--name "{name}" must be up to 64 letters, digits, ".", "_" and "-", a letter or digit first')
+    served = Served(patience=600.0)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    result = evaluation.evaluate(
-        Served(service or None, token, patience=600.0),
-        name,
-        model=model,
-        endpoint=endpoint,
-        plain=plain,
-    )
+    result = evaluation.evaluate(served, name, model=model, endpoint=endpoint, plain=plain)
     import pandas as pd
 
     from appa_flwr.report import frames, tables
@@ -107,9 +98,7 @@ def evaluate(
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
     show(tables.show(frames.methods(intervals, summary, bounds=True), title="95 % intervals, over questions"))
-    less = intervals[intervals["method"].eq(f"{MODEL}{name}")]
-    show(*(tables.show(minus, sign=True) for minus in frames.differences(less)))
-    typer.echo(f"scores: {out}/scores.json; appa report RUN shows them on the served run's page too")
+    typer.echo(f"scores: {out}/scores.json; appa report RUN shows them and differences on the served run's page")
 
 
 @app.command()

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from rich.table import Table
-
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
@@ -47,12 +45,8 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> tuple[Sit
 
 def describe(sites: Sites, *, bundle: str, sums: str) -> None:
     """Print what goes to whom, and what is to be done before a run."""
-    table = Table("carry", "to", "and start")
-    table.add_row(str(sites.server), f"the server, {sites.host}", "start.sh")
-    for name in sites.groups:
-        table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
-    table.add_row(str(sites.submitter), "whoever submits, at the server", "register.sh once; submit.sh CHECKOUT")
-    show(table, f"new owners' policies pin this checkout's app, bundle {bundle}; after a change of it each pins again")
+    show(f"{sites.root}: a folder for each party; who gets which, and starts what: docs/deployment.md, Set up")
+    show(f"new owners' policies pin this checkout's app, bundle {bundle}; after a change of it each pins again")
     for name in pinned_elsewhere(sites, bundle):
         show(f"the owner's policy of {name} stays as it was, and pins another bundle")
     if sums == "secure":

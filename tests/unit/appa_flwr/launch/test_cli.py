@@ -121,19 +121,6 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     ]
 
 
-def test_a_missing_package_is_named_with_the_command_that_lists_all(monkeypatch, capsys):
-    def missing(**_):
-        raise ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats")
-
-    monkeypatch.setattr(cli, "app", missing)
-    for command in (["run"], ["group", "check"]):
-        assert appa(monkeypatch, *command) == 2
-        said = capsys.readouterr().err
-        assert "scipy" in said
-        assert "appa doctor" in said
-        assert "make group" not in said
-
-
 def test_letters_that_stdout_lacks_are_escaped(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     survey = write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("México", "Perú")])

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.progress import Progress
+
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.text import duration
 from appa_flwr.trainers.client import Served
 
 KEY = "APPA_EVAL_KEY"
 PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # until an address that answers nothing is given up; of one answer
 AT_ONCE = 8  # questions that an endpoint has
-LINES = 10  # of progress
 
 Put = Callable[[str, str], None]
 """Takes a question's id and the answer to it, in any order."""
@@ -45,28 +44,25 @@ def evaluate(
     held_out = asyncio.run(served.ask("GET", "/v1/held-out"))
     if held_out is None:
         raise UserError("the served run judges no models; it has to be one of appa serve")
-    tokens, prompts = (
-        int(held_out["answer_tokens"]),
-        {row["question_id"]: row["prompt"] for row in held_out["questions"]},
-    )
+    tokens = int(held_out["answer_tokens"])
+    prompts = {row["question_id"]: row["prompt"] for row in held_out["questions"]}
     answers: dict[str, str] = {}
-    started = time.monotonic()
+    with Progress() as progress:
+        bar = progress.add_task(f"{name}: answers", total=len(prompts))
 
-    def put(question: str, text: str) -> None:
-        answers[question] = text
-        if (count := len(answers)) % max(1, len(prompts) // LINES) == 0:
-            left = (time.monotonic() - started) / count * (len(prompts) - count)
-            print(f"{name}: {count}/{len(prompts)} answers" + (f" ({duration(left)} left)" if left else ""), flush=True)
+        def put(question: str, text: str) -> None:
+            answers[question] = text
+            progress.advance(bar)
 
-    if endpoint:
-        asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))
-    else:
-        # By name: the server's code lies above this package, which a group has without it.
-        importlib.import_module("server_app").quiet(bars=True)
-        loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
-        texts = loaded.answers(list(prompts.values()), answer_tokens=tokens, temperature=0.0)
-        for question, text in zip(prompts, texts, strict=True):
-            put(question, text)
+        if endpoint:
+            asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))
+        else:
+            # By name: the server's code lies above this package, which a group has without it.
+            importlib.import_module("server_app").quiet(bars=True)
+            loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
+            texts = loaded.answers(list(prompts.values()), answer_tokens=tokens, temperature=0.0)
+            for question, text in zip(prompts, texts, strict=True):
+                put(question, text)
     judged = asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
     assert judged is not None
     return judged

@@ -45,7 +45,7 @@ def made(root: Path, survey: Survey = SURVEY, **given) -> Sites:
     return prepare(survey, root, **{**usual, **given})
 
 
-def started(script: Path, *arguments: str, commands: dict[str, str]) -> str:
+def started(script: Path, *arguments: str, commands: dict[str, str], **more: str) -> str:
     """What a script says where these commands, as lines of shell, stand in for Flower's and Python's."""
     tools = script.parent / "bin"
     tools.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def started(script: Path, *arguments: str, commands: dict[str, str]) -> str:
     for name, line in {"flower-superexec": "exit", **commands}.items():
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)
-    environment = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", **more}
     done = subprocess.run(
         [script, *arguments], env=environment, cwd=tools, umask=0o022, capture_output=True, check=True
     )
@@ -155,6 +155,10 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
         " --enable-supernode-auth ",
     ):
         assert part in server
+    # a trial on one machine keeps to its loopback, and leaves nothing in the party's folder
+    home = str(tmp_path / "home")
+    trial = started(sites.server / "start.sh", "--host", "127.0.0.1", commands=says, APPA_FLOWER_HOME=home)
+    assert trial.endswith(f" --host 127.0.0.1 at {home}\n")
     assert (sites.server / "state.db").stat().st_mode & 0o777 == 0o600
 
 

@@ -63,8 +63,7 @@ def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
             if key not in KEYS and key != PRESET_KEY:
                 raise UserError(f"{source}: {unknown_key(key)}")
             if not isinstance(value, Scalar):
-                kind = {"dict": "a table", "list": "an array"}.get(type(value).__name__, "a date or time")
-                raise UserError(f'{source}: "{key}" must be true or false, a number or text, not {kind}')
+                raise UserError(f'{source}: "{key}" must be true or false, a number or text')
             if key in flat:
                 raise UserError(f'{source}: "{key}" is given twice')
             flat[key] = value

@@ -161,6 +161,6 @@ def test_a_file_is_held_by_one_process_until_it_ends_however_it_ends(tmp_path):
         with pytest.raises(UserError, match=f"^{tmp_path}: another run is writing here"):
             files.lock(path)
         other.kill()
-        files.lock(path, patience=10).release()
-    files.lock(path).release()
+        other.wait()
+        files.lock(path).release()
     assert path.read_text() == "earlier\n"

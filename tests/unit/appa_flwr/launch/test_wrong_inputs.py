@@ -59,8 +59,8 @@ TOML = [  # which are no config files
     ("section", '"ppoo.clip-range"; the nearest is "ppo.clip-range"'),
     ("nothing", '"ppoo"'),
     ("preset", '"ppo.preset"'),
-    ("list", '"seed" .* not an array'),
-    ("date", "not a date"),
+    ("list", '"seed" must be'),
+    ("date", '"seed" must be'),
     ("line", r'"se\\ned".*"seed"'),
 ]
 KEYS = [  # of a run

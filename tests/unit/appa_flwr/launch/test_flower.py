@@ -180,15 +180,6 @@ def seen(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "r" / "seen.json").read_text())
 
 
-@pytest.mark.long
-def test_an_app_that_flower_refuses_is_a_failed_run(app, tmp_path):
-    (app / "standin" / "server.py").unlink()
-    done = subprocess.run(command(tmp_path), cwd=app, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "did not accept the run" in done.stderr
-    assert "Unable to load module standin.server" in done.stderr
-
-
 # A killed one, whose run is taken up again: tests/e2e/test_simulation.py.
 @pytest.mark.slow
 def test_a_stopped_launcher_ends_everything_it_started(app, tmp_path):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import cli, deploy
+from appa_flwr.launch import deploy
 from appa_flwr.launch.group import OPENED, opened_sums, pin_roster
 from appa_flwr.launch.sites import prepare
 from appa_flwr.owner.ledger import Ledger, Release
@@ -18,21 +17,6 @@ from appa_flwr.survey.generate import generate
 
 SURVEY = generate(num_questions=20, num_groups=3, seed=4)
 A, B, C = SURVEY.groups
-
-
-@pytest.fixture
-def appa(monkeypatch, capsys):
-    """Run a command in this process: what it prints, or with the exit code 2 the error."""
-
-    def run(*arguments: object, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["appa", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        printed = capsys.readouterr()
-        assert int(caught.value.code or 0) == code, printed.err
-        return printed.err if code else printed.out
-
-    return run
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def start_server(server: Flower, home: Path) -> subprocess.Popen[bytes]:
         RunFailed: it did not start.
     """
     command = [START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)]
-    return server.start_superlink(command, log=server.folder / SUPERLINK_LOG, authority=server.folder / "ca.crt")
+    return server.start_superlink(command, log=server.folder / SUPERLINK_LOG)
 
 
 def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:

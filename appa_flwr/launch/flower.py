@@ -6,17 +6,16 @@ leaves one behind. Flower 1.41's `flwr-simulation` needs one too: it fetches app
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
 import re
 import shutil
-import ssl
+import socket
 import subprocess
 import sysconfig
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -141,13 +140,11 @@ class Flower:
                 command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **self._where
             )
 
-    def start_superlink(
-        self, command: list[str], *, log: Path, authority: Path | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
+    def start_superlink(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
+        """Start a SuperLink and wait until it listens; else `RunFailed`."""
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _healthy(self.port, authority):  # `flwr run` then starts none of its own
+        while not _listens(self.port):  # `flwr run` then starts none of its own
             if time.monotonic() >= deadline or superlink.poll() is not None:
                 raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
             time.sleep(POLL_SECONDS)
@@ -173,14 +170,10 @@ class Flower:
         return subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
 
 
-def _healthy(port: int, authority: Path | None) -> bool:
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)
-    if authority is not None:
-        trusting = ssl.create_default_context(cafile=str(authority))
-        connection = http.client.HTTPSConnection(LOOPBACK, port, timeout=1.0, context=trusting)
-    with suppress(OSError, http.client.HTTPException), closing(connection):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
+def _listens(port: int) -> bool:
+    """Whether a server's program has come so far as to take connections, which is the last that it begins with."""
+    with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
+        return True
     return False
 
 

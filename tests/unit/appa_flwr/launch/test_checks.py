@@ -66,6 +66,9 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with pytest.raises(UserError, match=r"the cache cannot be written .*home.*XDG_CACHE_HOME"):
         checks.check_server(Config.load({}))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checks.check_server(Config.load({}))
+    assert (tmp_path / "cache" / "appa-flwr").is_dir()
 
 
 @pytest.fixture

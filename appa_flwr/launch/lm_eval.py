@@ -29,8 +29,7 @@ Rewards = Mapping[str, float]
 """Group -> reward of one answer; groups that were not asked the question are absent."""
 
 _TASK = """# {questions} held-out questions of {survey}, answered by {groups} groups; written by `appa export lm-eval`.
-# Run it where appa-flwr is installed too:
-#     lm_eval --model hf --model_args pretrained=MODEL --include_path {folder} --tasks {name}
+# Run it where appa-flwr is installed too.
 task: {name}
 dataset_path: json
 dataset_kwargs:
@@ -91,7 +90,6 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
         questions=len(rows),
         survey=Path(config.survey).name,
         groups=len(survey.groups),
-        folder=folder,
         path=json.dumps(str(questions)),
         tokens=config.ppo.response_length,
     )

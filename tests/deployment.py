@@ -119,7 +119,7 @@ def deployed(
     sites = prepare(survey, folder / "parties", host=host, port=free_port(), keys=keys, bundle=bundle_hash(REPO))
     if sums == "secure":
         deploy.pin_rosters(sites)
-    home = folder / "homes"
+    (home := folder / "homes").mkdir()
     with pytest.MonkeyPatch.context() as patched:
         if everywhere:
             patched.setattr(deploy, "LOOPBACK", "0.0.0.0")

@@ -95,9 +95,6 @@ class Config(Section):
             name = str(place[0]) if place[0] in KEYS else f"{place[0]}.{place[1]}"
             shown = to_toml(flat.get(name, KEYS[name].default))
             raise UserError(f"{name} = {shown} is not valid: it {must(error)}; {_hint(name)}") from None
-        for name, value in config.flat().items():
-            if isinstance(value, int) and abs(value) >= 2**63:
-                raise UserError(f"{name} = {value} is beyond the 64 bits that a whole number has in TOML")
         _check_keys(config)
         return config
 

@@ -60,13 +60,10 @@ def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
         if isinstance(content, dict) and (content or name in SECTIONS):
             inside = {f"{name}.{leaf}": value for leaf, value in content.items()}
         for key, value in inside.items():
-            if key == f"{name}.{PRESET_KEY}":
-                raise UserError(f'{source}: "{PRESET_KEY}" stands in [{name}]; it must come before the first section')
             if key not in KEYS and key != PRESET_KEY:
                 raise UserError(f"{source}: {unknown_key(key)}")
             if not isinstance(value, Scalar):
-                kind = {"dict": "a table", "list": "an array"}.get(type(value).__name__, "a date or time")
-                raise UserError(f'{source}: "{key}" must be true or false, a number or text, not {kind}')
+                raise UserError(f'{source}: "{key}" must be true or false, a number or text')
             if key in flat:
                 raise UserError(f'{source}: "{key}" is given twice')
             flat[key] = value
@@ -74,21 +71,17 @@ def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
 
 
 def read_words(words: Sequence[str]) -> dict[str, Scalar]:
-    """The keys of a command line: names of TOML files, then `key=value`, maybe in quotes; later words win.
+    """The keys of a command line: names of TOML files, and `key=value`, maybe in quotes; later words win.
 
     Raises:
-        UserError: as for `read_toml`; or a word is neither, or a file comes after a key.
+        UserError: as for `read_toml`; or a word is neither.
     """
     keys: dict[str, Scalar] = {}
-    typed = ""
     for word in words:
         key, equals, value = (part.strip() for part in word.partition("="))
         if key and equals:
             quoted = len(value) > 1 and value[0] == value[-1] == '"'
             keys[key] = value[1:-1] if quoted else value
-            typed = word
-        elif typed:
-            raise UserError(f"{to_toml(word)} comes after {typed}; a command takes files first, then key=value")
         elif os.path.exists(word):
             keys |= read_toml(Path(word))
         else:
@@ -97,7 +90,7 @@ def read_words(words: Sequence[str]) -> dict[str, Scalar]:
 
 
 def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str, Scalar] = {}) -> Config:
-    """The config of a run: defaults, then the preset, then the files, then the keys of the command line.
+    """The config of a run: defaults, then the preset, then the files and keys of the command line.
 
     Args:
         words: as for `read_words`. `preset=NAME` is allowed among the keys and in a file.

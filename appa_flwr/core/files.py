@@ -17,7 +17,6 @@ from filelock import FileLock, Timeout
 from appa_flwr.core.errors import UserError
 
 PARTIAL, OLD = ".partial", ".old"
-LOCK_PAUSE = 0.2  # seconds between two tries
 
 
 @contextmanager
@@ -123,10 +122,8 @@ def keep_lines(path: Path, count: int | None = None) -> int:
     return len(kept)
 
 
-def lock(path: Path, *, patience: float = 0.0) -> FileLock:
+def lock(path: Path) -> FileLock:
     """Hold a file for this process alone, until the lock's `release` or the process's end, however it ends.
-
-    `patience` is how many seconds to wait for another process that ends.
 
     Raises:
         UserError: another process holds it.
@@ -135,7 +132,7 @@ def lock(path: Path, *, patience: float = 0.0) -> FileLock:
     held = FileLock(path.with_name(f".{path.name}.lock"), thread_local=False)
     with writing(path):
         try:
-            held.acquire(timeout=patience, poll_interval=LOCK_PAUSE)
+            held.acquire(timeout=0)
         except Timeout:
             raise UserError(f"{path.parent}: another run is writing here; wait for its end, or stop it") from None
     return held
@@ -178,9 +175,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names of the files in a folder; Windows, which opens no folder, does so by itself."""
-    if os.name == "nt":
-        return
+    """The same for the names of the files in a folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""The Flower app: the folder it lies in, the files that `flwr run` sends of it to every party, and their hash."""
+"""The Flower app: the checkout it lies in, the files that `flwr run` sends of it to every party, and their hash."""
 
 from __future__ import annotations
 
@@ -16,27 +16,22 @@ import appa_flwr
 from appa_flwr.core.errors import UserError
 
 APP_NAME, PROJECT = "appa-flwr", "pyproject.toml"
+APP_FOLDER = Path(appa_flwr.__file__).parent.parent
+"""The checkout in which this package lies."""
 OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 
-def project_file(app_folder: Path, name: str) -> Path:
-    """A file of the project in a checkout, or where the wheel has put it (setup.py)."""
-    installed = app_folder / "appa_flwr" / "project" / name
-    return installed if installed.exists() else app_folder / name
-
-
-def find_app_folder(start: Path) -> Path:
-    """The folder with the Flower app: the checkout that `start` lies in, or the one where the package is installed.
+def project(app_folder: Path) -> str:
+    """The text of a checkout's pyproject.toml, which says what is sent.
 
     Raises:
-        UserError: neither is there.
+        UserError: it is no checkout.
     """
-    for folder in (start, *start.parents, Path(appa_flwr.__file__).parent.parent):
-        with suppress(OSError, ValueError):
-            table = tomllib.loads(project_file(folder, PROJECT).read_text(encoding="utf-8"))
-            if table.get("project", {}).get("name") == APP_NAME and "app" in table.get("tool", {}).get("flwr", {}):
-                return folder
-    raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install one")
+    with suppress(OSError, ValueError):
+        text = (app_folder / PROJECT).read_text(encoding="utf-8")
+        if tomllib.loads(text).get("project", {}).get("name") == APP_NAME:
+            return text
+    raise UserError(f"{app_folder}: is no checkout of {APP_NAME}; pip install --editable a clone")
 
 
 def own_code(name: str, here: Path) -> Path | None:
@@ -51,16 +46,21 @@ def own_code(name: str, here: Path) -> Path | None:
     return path if path.parent.resolve() == here.resolve() else None
 
 
-def sent_files(app_folder: Path, home: Path, *own: Path | None) -> Path:
+def sent_files(home: Path, *own: Path | None, app_folder: Path | None = None) -> Path:
     """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too.
 
-    `own`: files of modules and folders of packages that go along.
+    Args:
+        home: where the copy goes.
+        own: files of modules and folders of packages that go along.
+        app_folder: the checkout; None = `APP_FOLDER`.
+
+    Raises:
+        UserError: it is no checkout.
     """
-    copy = home / APP_NAME
-    text = project_file(app_folder, PROJECT).read_text(encoding="utf-8")
+    app_folder, copy = app_folder or APP_FOLDER, home / APP_NAME
+    text = project(app_folder)
     sent = tomllib.loads(text)["tool"]["flwr"]["app"]["fab-include"]
     code = {path.relative_to(app_folder): path for pattern in sent for path in app_folder.glob(pattern)}
-    code |= {Path(name): project_file(app_folder, name) for name in sent if "*" not in name}
     for mine in dict.fromkeys(filter(None, own)):
         pattern = mine.name if mine.is_file() else f"{mine.name}/**/*.py"
         text = text.replace("fab-include = [", f'fab-include = ["{pattern}", ')
@@ -73,17 +73,17 @@ def sent_files(app_folder: Path, home: Path, *own: Path | None) -> Path:
     return copy
 
 
-def bundle_hash(app_folder: Path) -> str:
-    """The SHA-256 of the bundle of this checkout, by which nodes know it.
+def bundle_hash(app_folder: Path | None = None) -> str:
+    """The SHA-256 of the bundle of a checkout, by which nodes know it; see `sent_files`.
 
     Raises:
-        UserError: Flower cannot build it.
+        UserError: it is no checkout, or Flower cannot build it.
     """
     with tempfile.TemporaryDirectory() as scratch:
         flower = Path(sysconfig.get_path("scripts")) / "flwr"  # whether an environment is activated or not
-        command = [str(flower), "build", "--app", str(sent_files(app_folder, Path(scratch)))]
+        command = [str(flower), "build", "--app", str(sent_files(Path(scratch), app_folder=app_folder))]
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
         built = list(Path(scratch).glob("*.fab"))
         if done.returncode or not built:
-            raise UserError(f"{app_folder}: flwr build failed: {(done.stderr or done.stdout).strip()}")
+            raise UserError(f"{app_folder or APP_FOLDER}: flwr build failed: {(done.stderr or done.stdout).strip()}")
         return hashlib.sha256(built[0].read_bytes()).hexdigest()

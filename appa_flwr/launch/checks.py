@@ -12,8 +12,9 @@ from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache, lock, writing
 from appa_flwr.core.ports import listening
+from appa_flwr.launch import bundle
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed
-from appa_flwr.run.resume import check_resumable, failed_at_once
+from appa_flwr.run.resume import check_resumable
 from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, SURVEY_FILE, write_config
 from appa_flwr.survey import sources
 from appa_flwr.survey.split import split_questions
@@ -34,7 +35,7 @@ def read_survey(config: Config) -> Survey:
     return survey
 
 
-def check_server(config: Config, app_folder: Path) -> None:
+def check_server(config: Config) -> None:
     """Check the cache and the address of a run that serves, and have the server look at its model.
 
     Raises:
@@ -49,18 +50,16 @@ def check_server(config: Config, app_folder: Path) -> None:
     command = [sys.executable, "-m", "server_app.preflight"]
     # What it does meanwhile, such as a download, goes to stderr and is seen; what is wrong comes on stdout.
     done = subprocess.run(
-        command, cwd=app_folder, input=json.dumps(config.flat()), stdout=subprocess.PIPE, text=True, check=False
+        command, cwd=bundle.APP_FOLDER, input=json.dumps(config.flat()), stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode == USER_ERROR:
         raise UserError(done.stdout.strip())
     if done.returncode:
-        raise RunFailed(f"the server's code in {app_folder} cannot be started; what it said stands above")
+        raise RunFailed(f"the server's code in {bundle.APP_FOLDER} cannot be started; what it said stands above")
 
 
 def claim_run_folder(config: Config) -> Path:
     """Make the run's folder, or take the one of the run that is resumed; from here on the run can be resumed.
-
-    A run that failed before it did anything leaves its name to the next.
 
     Raises:
         UserError: it holds a run and `run.resume` is not set, or not this run and it is set; another run is writing
@@ -76,10 +75,6 @@ def claim_run_folder(config: Config) -> Path:
         return folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if failed_at_once(folder):
-            lock(folder / LOG_FILE).release()  # nobody has taken it up again
-            for path in folder.iterdir():
-                path.unlink()
         if any(folder.iterdir()):  # another launcher's config too, whose server may just be starting
             raise UserError(
                 f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with '

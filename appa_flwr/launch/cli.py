@@ -14,22 +14,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output, replace_file, writing
 from appa_flwr.core.ports import LOOPBACK
-from appa_flwr.launch.bundle import OWN_PACKAGES, find_app_folder
+from appa_flwr.launch.bundle import OWN_PACKAGES
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
 from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Words, exit_codes, show
-from appa_flwr.run.records import MODEL
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CARD, REPORT_FILE, WEIGHTS_FILE
-from appa_flwr.secure.roster import read_file
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 
 app = typer.Typer(
@@ -44,28 +41,11 @@ app.add_typer(export, name="export")
 app.add_typer(group, name="group")
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"appa-flwr {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def shared(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_tell_version)
-    ] = False,
-) -> None:
-    """Hold what stands before a command's name."""
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, by its folder.")]
 
 
 @app.command()
-def run(
-    words: Words = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, from its folder.")
-    ] = None,
-) -> None:
+def run(words: Words = None, resume: Resume = None) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
     written = (folder := _launched(words, resume)) / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
@@ -73,25 +53,19 @@ def run(
 
 def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
     """Start a run or go on with one, and wait for its end; its folder."""
-    here = Path.cwd()
     if resume is None:
-        config = assemble([*(words or []), *more], folder=here)
+        config = assemble([*(words or []), *more], folder=Path.cwd())
     else:
         config = resumable(resume, read_words(words or []))
         if more and config.run.phases != "serve":
             raise UserError(f"{resume}: the run trains and has not served; appa run --resume {resume} goes on with it")
     from appa_flwr.launch.flower import launch
 
-    return launch(config, app_folder=find_app_folder(here))
+    return launch(config)
 
 
 @app.command()
-def serve(
-    words: Words = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that has served, from its folder.")
-    ] = None,
-) -> None:
+def serve(words: Words = None, resume: Resume = None) -> None:
     """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
     folder = _launched(words, resume, "run.phases=serve")
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
@@ -100,53 +74,37 @@ def serve(
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Option(help="What the endpoint calls it; without one, a folder or a hub id.")],
+    name: Annotated[str, typer.Option(help="Of the model in the tables.")],
     endpoint: Annotated[str, typer.Option(help="OpenAI-compatible address, up to /v1; its key: APPA_EVAL_KEY.")] = "",
-    service: Annotated[str, typer.Option(help="URL of the served run; else APPA_URL.")] = "",
-    token_file: Annotated[Path | None, typer.Option(help="File of its token; else APPA_TOKEN.")] = None,
-    name: Annotated[str, typer.Option(help="Of the model in the tables; else made of --model.")] = "",
     plain: Annotated[
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
-    """Let the groups of appa serve judge a model's greedy held-out answers."""
+    """Let the groups of appa serve, at APPA_URL with APPA_TOKEN, judge a model's greedy held-out answers."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
-    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-._")[-64:].lstrip("-._")
-    token = read_file(token_file).decode(errors="replace").strip() if token_file is not None else None
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):  # before a model is asked
+        raise UserError(f'--name "{name}" must be up to 64 letters, digits, ".", "_" and "-", a letter or digit first')
+    served = Served(patience=600.0)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    result = evaluation.evaluate(
-        Served(service or None, token, patience=600.0),
-        name,
-        model=model,
-        endpoint=endpoint,
-        plain=plain,
-        concurrency=concurrency,
-        say=typer.echo,
-    )
+    result = evaluation.evaluate(served, name, model=model, endpoint=endpoint, plain=plain)
     import pandas as pd
 
-    from appa_flwr.report import frames, plots, tables
+    from appa_flwr.report import frames, tables
 
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
-    replace_file(out / "scores.png", plots.worst_group(intervals, rule=result["rule"]))
     show(tables.show(frames.methods(intervals, summary, bounds=True), title="95 % intervals, over questions"))
-    less = intervals[intervals["method"].eq(f"{MODEL}{name}")]
-    show(*(tables.show(minus, sign=True) for minus in frames.differences(less)))
-    typer.echo(f"scores: {out}/scores.json, scores.png; appa report RUN shows them on the served run's page too")
+    typer.echo(f"scores: {out}/scores.json; appa report RUN shows them and differences on the served run's page")
 
 
 @app.command()
 def pluralllm(words: Words = None) -> None:
     """Pretrain the preference predictor alone, and show its errors."""
-    config = assemble([*(words or []), "run.phases=pluralllm"], folder=Path.cwd())
-    from appa_flwr.launch.flower import launch
-
-    folder = launch(config, app_folder=find_app_folder(Path.cwd()))
+    folder = _launched(words, None, "run.phases=pluralllm")
     from appa_flwr.report import predictor, tables
 
     if (card := CARD.read(folder)) is not None:
@@ -161,29 +119,21 @@ def deploy(
     words: Words = None,
     local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(help="The server's.")] = PORT,
-    resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65000, help="The server's.")] = PORT,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
-    if resume and not local:
-        raise UserError("--resume goes on with a run on this machine: add --local")
     if local and (host, port) != (LOOPBACK, PORT):
         raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
 
-    app_folder = find_app_folder(Path.cwd())
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     beneath = {**preset("deployed"), "run.sums": "secure"}
-    if resume:
-        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder)
+    config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
+    if local:
+        typer.echo(f"report: {deployment.deploy_local(config, folder) / REPORT_FILE}")
     else:
-        config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
-        if not local:
-            sites, bundle = deployment.make_sites(config, folder, host=host, port=port, app_folder=app_folder)
-            deployment.describe(sites, bundle=bundle, sums=config.run.sums)
-            return
-        ended = deployment.deploy_local(config, folder, app_folder=app_folder)
-    typer.echo(f"report: {ended / REPORT_FILE}")
+        sites, bundle = deployment.make_sites(config, folder, host=host, port=port)
+        deployment.describe(sites, bundle=bundle, sums=config.run.sums)
 
 
 @app.command()
@@ -254,9 +204,7 @@ def ask(
 
 
 @app.command()
-def config(
-    words: Words = None,
-) -> None:
+def config(words: Words = None) -> None:
     """Show every key with its value, what it may be and what it does, as a TOML file."""
     values = assemble(words or [], folder=None).flat()
     typer.echo(f"# set SECTION.KEY=VALUE, or preset=NAME: {', '.join(PRESETS)}")

@@ -1,48 +1,43 @@
 """The parties of a deployment: their folders made for a run, and all of them started on this machine.
 
-TLS, node keys and the owners' policies are then those of real sites (`sites`); only the network is a loopback.
+Each is started by the scripts in its folder (`sites`); only the network is a loopback.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from rich.table import Table
-
-from appa_flwr.config import Config, Scalar
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import claim_run_folder, read_survey
-from appa_flwr.launch.flower import Flower, flower_environment, followed
+from appa_flwr.launch.flower import Flower, followed
 from appa_flwr.launch.group import pin_roster
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
+from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.launch.terminal import show
-from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_policy
-from appa_flwr.run.resume import resumable
-from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
+from appa_flwr.owner.owner_policy import read_owner_policy
+from appa_flwr.run.run_files import SUPERLINK_LOG
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
-from appa_flwr.survey.store import QUESTIONS_FILE, slugs
+from appa_flwr.survey.store import QUESTIONS_FILE
 
-_ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
-SERVER, SUBMITTER = "(server)", "(submitter)"
+START, SERVER, SUBMITTER = "./start.sh", "(server)", "(submitter)"
 
 
-def make_sites(config: Config, root: Path, *, host: str, port: int, app_folder: Path) -> tuple[Sites, str]:
+def make_sites(config: Config, root: Path, *, host: str, port: int) -> tuple[Sites, str]:
     """Write the parties' folders of a run with this config, see `sites.prepare`; with the hash of this app's bundle."""
     survey, keys = read_survey(config), config.flat()
     groups = config.group_names
     if not (survey.groups or groups):
         raise UserError(f"{config.survey}: has questions alone; name the groups that have answered them: groups=A;B")
     del keys["run.output-dir"]  # the server's own affair
-    bundle = bundle_hash(app_folder)
+    bundle = bundle_hash()
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
     print(survey.about.sentence())
     return sites, bundle
@@ -50,12 +45,8 @@ def make_sites(config: Config, root: Path, *, host: str, port: int, app_folder: 
 
 def describe(sites: Sites, *, bundle: str, sums: str) -> None:
     """Print what goes to whom, and what is to be done before a run."""
-    table = Table("carry", "to", "and start")
-    table.add_row(str(sites.server), f"the server, {sites.host}", "start.sh")
-    for name in sites.groups:
-        table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
-    table.add_row(str(sites.submitter), "whoever submits, at the server", "register.sh once; submit.sh CHECKOUT")
-    show(table, f"new owners' policies pin this checkout's app, bundle {bundle}; after a change of it each pins again")
+    show(f"{sites.root}: a folder for each party; who gets which, and starts what: docs/deployment.md, Set up")
+    show(f"new owners' policies pin this checkout's app, bundle {bundle}; after a change of it each pins again")
     for name in pinned_elsewhere(sites, bundle):
         show(f"the owner's policy of {name} stays as it was, and pins another bundle")
     if sums == "secure":
@@ -86,61 +77,36 @@ def pinned_elsewhere(sites: Sites, bundle: str) -> list[str]:
     return [name for name, hashes in pinned.items() if hashes and bundle not in hashes]
 
 
-def deploy_local(config: Config, root: Path, *, app_folder: Path) -> Path:
+def deploy_local(config: Config, root: Path) -> Path:
     """Write the parties' folders, start them all, run, and end all that was started; the run's folder.
 
     Args:
         config: with absolute paths; its survey is split over the groups' folders.
         root: folder of the parties' folders; what an earlier deployment left there is used again.
-        app_folder: see `bundle.find_app_folder`.
 
     Raises:
         UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
-            `checks.claim_run_folder`; or an owner's policy that was there pins another app than that of `app_folder`.
+            `checks.claim_run_folder`; or an owner's policy that was there pins another app than this one.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
-    sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port(), app_folder=app_folder)
+    sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port())
     if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
+    if others := pinned_elsewhere(sites, bundle):
+        owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
+        raise UserError(f"{owner_policy}: pins another app than this one, whose bundle is {bundle}; pin that one")
     if config.run.sums == "secure":
         pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
-    return _deployed(Config.load(placed), sites, app_folder=app_folder, bundle=bundle)
-
-
-def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path) -> Path:
-    """Go on with the newest run of the parties' folders at `root`, which `deploy_local` began; else as that.
-
-    Args:
-        root: folder of the parties' folders.
-        changes: as for `resumable`.
-        app_folder: see `bundle.find_app_folder`.
-
-    Raises:
-        UserError: there is none, `resumable` refuses it, or an owner's policy pins another app.
-        RunFailed, Stopped: see `deploy_local`.
-    """
-    runs = sorted((root / "server" / "runs").glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
-    if not runs:
-        raise UserError(f"{root}: holds no run to go on with; appa deploy {root} --local begins one")
-    config = resumable(runs[-1].parent, changes)
-    sites = Sites(root.resolve(), LOOPBACK, free_port(), slugs(config.group_names))
-    return _deployed(config, sites, app_folder=app_folder, bundle=bundle_hash(app_folder))
-
-
-def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str) -> Path:
-    if others := pinned_elsewhere(sites, bundle):
-        owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
-        raise UserError(f"{owner_policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
-    folder = claim_run_folder(config)
+    folder = claim_run_folder(config := Config.load(placed))
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
         print(f"parties' folders: {sites.root}\nrun folder: {folder}", flush=True)
-        command = ["flwr", "run", str(sent_files(app_folder, home)), CONNECTION]
+        command = ["flwr", "run", str(sent_files(home)), CONNECTION]
         followed(config, started.parties[SUBMITTER], command, superlink=started.superlink)
     return folder
 
@@ -153,30 +119,20 @@ class Started:
     superlink: subprocess.Popen[bytes]
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start_node(self, sites: Sites, name: str) -> None:
+    def start_node(self, name: str) -> None:
         """Start a group's node, for the first time or again."""
-        command = sites.group_command(name, port=free_port())
-        self.nodes[name] = self.parties[name].start(command, log=sites.group(name) / "supernode.log")
+        node = self.parties[name]
+        self.nodes[name] = node.start([START, str(free_port())], log=node.folder / "supernode.log")
 
 
-def _party(sites: Sites, folder: Path, home: Path) -> Flower:
-    """A party's Flower; the environment of a group's is what its start script says."""
-    home.mkdir(parents=True)
-    more = dict(_ENVIRONMENT)
-    if (folder / GUARD).exists():
-        more["PATH"] = os.pathsep.join((str(folder / GUARD), flower_environment(home, sites.port)["PATH"]))
-        more[OWNER_POLICY_VARIABLE] = str(folder / OWNER_POLICY_FILE)
-    return Flower(home, sites.port, folder, CONNECTION, more)
-
-
-def start_server(server: Flower, sites: Sites, home: Path) -> subprocess.Popen[bytes]:
+def start_server(server: Flower, home: Path) -> subprocess.Popen[bytes]:
     """Start the SuperLink, for the first time or again; its state in `home` is of this deployment alone.
 
     Raises:
         RunFailed: it did not start.
     """
-    command = sites.server_command(listen=LOOPBACK, database=str(home / STATE_FILE))
-    return server.start_superlink(command, log=sites.server / SUPERLINK_LOG, authority=sites.server / "ca.crt")
+    command = [START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)]
+    return server.start_superlink(command, log=server.folder / SUPERLINK_LOG)
 
 
 def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
@@ -186,12 +142,13 @@ def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
         RunFailed: the server did not start, or took no key.
     """
     folders = {SERVER: sites.server, SUBMITTER: sites.submitter, **{name: sites.group(name) for name in sites.groups}}
-    parties = {name: _party(sites, folder, home / str(number)) for number, (name, folder) in enumerate(folders.items())}
-    (parties[SUBMITTER].home / "config.toml").write_text(sites.connection(str(sites.submitter / "ca.crt")))
-    superlink = start_server(parties[SERVER], sites, home)
-    for slug in sites.groups.values():
-        parties[SUBMITTER].call(["flwr", "supernode", "register", f"nodes/{slug}.pub", CONNECTION])
+    parties = {
+        name: Flower(home / str(number), sites.port, folder, CONNECTION)
+        for number, (name, folder) in enumerate(folders.items())
+    }
+    superlink = start_server(parties[SERVER], home)
+    parties[SUBMITTER].call(["./register.sh"])
     started = Started(parties, superlink)
     for name in nodes:
-        started.start_node(sites, name)
+        started.start_node(name)
     return started

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
+from appa_flwr import __version__
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.sites import OWNER_POLICY_FILE, PRIVATE
-from appa_flwr.owner.owner_policy import read_owner_policy
-from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE
+from appa_flwr.launch.sites import PRIVATE
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 PACKAGE = "appa-flwr"
@@ -39,7 +38,6 @@ for gpu in range(torch.cuda.device_count()):
     free, size = (bytes / 2**30 for bytes in torch.cuda.mem_get_info(gpu))
     print(f"{torch.cuda.get_device_name(gpu)}: {free:.0f} of {size:.0f} GiB free, nf4 works")
 """
-_DATA = re.compile(r"data=\"([^\"]+)\"")
 _ADDRESS = re.compile(r"(?:--superlink |address = \")([^\s\"]+):(\d+)")
 
 
@@ -53,6 +51,7 @@ class Finding(NamedTuple):
 
 def machine(*, group: bool = False) -> Iterator[Finding]:
     """The packages, memory and GPUs; with `group` the packages alone that a group's machine needs."""
+    yield Finding(PACKAGE, __version__, good=True)
     for wanted in map(Requirement, importlib.metadata.requires(PACKAGE) or ()):
         if wanted.marker is None and (not group or wanted.name in OF_A_GROUP):
             yield _package(wanted)
@@ -86,7 +85,7 @@ def _gpus() -> Finding:
 
 
 def party(folder: Path) -> Iterator[Finding]:
-    """A party's folder as `appa deploy` made it: file modes, an owner's files, and the server and its clock.
+    """A party's folder as `appa deploy` made it: file modes, and the server and its clock.
 
     Raises:
         UserError: it is none.
@@ -96,21 +95,9 @@ def party(folder: Path) -> Iterator[Finding]:
     private = [path for pattern in PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
     opened = [f"others can open it: chmod go= {path}" for path in (folder, *private) if path.stat().st_mode & 0o077]
     yield Finding("file modes", "; ".join(opened) or "nobody else can open what is private", not opened)
-    if (policy := folder / OWNER_POLICY_FILE).exists():
-        yield _owner_files(policy)
     script = folder / ("submit.sh" if (folder / "submit.sh").exists() else "start.sh")
     if address := _ADDRESS.search(script.read_text()) if script.exists() else None:
         yield _server(address[1], int(address[2]), folder / "ca.crt")
-
-
-def _owner_files(policy: Path) -> Finding:
-    """Whether the answers are there that the start script names, and for secure sums the roster and the key."""
-    named = _DATA.search((policy.parent / "start.sh").read_text())
-    data = policy.with_name(named[1] if named else QUESTIONS_FILE)
-    sums = (policy.with_name(ROSTER_FILE), data.with_suffix(KEY_SUFFIX)) if read_owner_policy(policy).roster else ()
-    missing = [path.name for path in (data, *sums) if not path.exists()]
-    there = ", ".join(path.name for path in (data, *sums))
-    return Finding("files", f"missing: {', '.join(missing)}" if missing else f"{there}: there", not missing)
 
 
 def _server(host: str, port: int, authority: Path) -> Finding:

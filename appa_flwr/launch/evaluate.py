@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.progress import Progress
+
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.text import duration
 from appa_flwr.trainers.client import Served
 
 KEY = "APPA_EVAL_KEY"
 PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # until an address that answers nothing is given up; of one answer
-LINES = 10  # of progress
+AT_ONCE = 8  # questions that an endpoint has
 
 Put = Callable[[str, str], None]
 """Takes a question's id and the answer to it, in any order."""
@@ -28,10 +28,8 @@ def evaluate(
     model: str,
     endpoint: str = "",
     plain: bool = False,
-    concurrency: int = 8,
-    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Ask the model all held-out questions, and have the groups judge its answers.
+    """Ask the model all held-out questions, saying how far it is, and have the groups judge its answers.
 
     Args:
         served: the run.
@@ -39,8 +37,6 @@ def evaluate(
         model: what the endpoint calls it; without one, a folder or a name on the hub.
         endpoint: OpenAI-compatible, up to `/v1`; empty = the model is loaded here.
         plain: the endpoint goes on with the prompt as a text, for models without a chat template.
-        concurrency: questions that the endpoint has at once.
-        say: gets lines of progress.
 
     Raises:
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.
@@ -48,40 +44,35 @@ def evaluate(
     held_out = asyncio.run(served.ask("GET", "/v1/held-out"))
     if held_out is None:
         raise UserError("the served run judges no models; it has to be one of appa serve")
-    tokens, prompts = (
-        int(held_out["answer_tokens"]),
-        {row["question_id"]: row["prompt"] for row in held_out["questions"]},
-    )
+    tokens = int(held_out["answer_tokens"])
+    prompts = {row["question_id"]: row["prompt"] for row in held_out["questions"]}
     answers: dict[str, str] = {}
-    started = time.monotonic()
+    with Progress() as progress:
+        bar = progress.add_task(f"{name}: answers", total=len(prompts))
 
-    def put(question: str, text: str) -> None:
-        answers[question] = text
-        if (count := len(answers)) % max(1, len(prompts) // LINES) == 0:
-            left = (time.monotonic() - started) / count * (len(prompts) - count)
-            say(f"{name}: {count}/{len(prompts)} answers" + (f" ({duration(left)} left)" if left else ""))
+        def put(question: str, text: str) -> None:
+            answers[question] = text
+            progress.advance(bar)
 
-    if endpoint:
-        asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain, concurrency=concurrency))
-    else:
-        # By name: the server's code lies above this package, which a group has without it.
-        importlib.import_module("server_app").quiet(bars=True)
-        loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
-        texts = loaded.answers(list(prompts.values()), answer_tokens=tokens)
-        for question, text in zip(prompts, texts, strict=True):
-            put(question, text)
+        if endpoint:
+            asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))
+        else:
+            # By name: the server's code lies above this package, which a group has without it.
+            importlib.import_module("server_app").quiet(bars=True)
+            loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
+            texts = loaded.answers(list(prompts.values()), answer_tokens=tokens)
+            for question, text in zip(prompts, texts, strict=True):
+                put(question, text)
     judged = asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
     assert judged is not None
     return judged
 
 
-async def _remote(
-    url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool, concurrency: int
-) -> None:
+async def _remote(url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool) -> None:
     """Ask a model at an OpenAI-compatible address; see `evaluate`."""
     key = os.environ.get(KEY) or "none"  # which an endpoint without keys ignores
     endpoint = Served(url, key, patience=PATIENCE, read_seconds=ANSWER_SECONDS)
-    path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(concurrency)
+    path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(AT_ONCE)
 
     async def ask(question: str, prompt: str) -> None:
         asked = {"prompt": prompt} if plain else {"messages": [{"role": "user", "content": prompt}]}

@@ -6,19 +6,17 @@ leaves one behind. Flower 1.41's `flwr-simulation` needs one too: it fetches app
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
 import re
 import shutil
-import ssl
+import socket
 import subprocess
 import sysconfig
 import time
-from collections.abc import Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +25,14 @@ from typing import Any
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.ports import LOOPBACK, free_port, port_is_free
+from appa_flwr.core.ports import LOOPBACK, free_port
+from appa_flwr.core.text import duration
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.progress import Tail, plain_line, read_progress
+from appa_flwr.launch.sites import HOME
 from appa_flwr.launch.terminal import RunFailed, Stopped
+from appa_flwr.run.records import Progress
 from appa_flwr.run.run_files import (
     ERROR_FILE,
     FLOWER_LOG,
@@ -49,24 +49,16 @@ COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
 SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
 POLL_SECONDS = 0.2
-STATUS_SECONDS = 2.0
 STOP_SECONDS = 120.0  # for a served run's last answers and its report
 TAIL_LINES = 25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_RAY_IS_LATE = "The current node timed out during startup"
-_WHY_RAY_IS_LATE = (
-    "Ray, which runs the groups of a simulation, did not start within its 30 seconds: this machine is busy or short of "
-    "memory; end other programs and start again"
-)
-_MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
 
-def launch(config: Config, *, app_folder: Path) -> Path:
+def launch(config: Config) -> Path:
     """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
 
     Args:
         config: with absolute paths: of `appa_flwr.config.assemble`, or of `appa_flwr.run.resume.resumable` to go on.
-        app_folder: see `bundle.find_app_folder`.
 
     Raises:
         UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
@@ -79,7 +71,7 @@ def launch(config: Config, *, app_folder: Path) -> Path:
     survey = read_survey(config)
     if not survey.groups:
         raise UserError(f"{config.survey}: has questions alone; a simulation needs the groups' answers to them")
-    check_server(config, app_folder)
+    check_server(config)
     folder = claim_run_folder(config)
     if not config.run.resume:
         store.write(survey, folder / SURVEY_FILE)
@@ -90,7 +82,7 @@ def launch(config: Config, *, app_folder: Path) -> Path:
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
         own = (own_code(name, Path.cwd()) for name in config.rules)
-        command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
+        command = ["flwr", "run", str(sent_files(home, *own))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
         simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
@@ -105,7 +97,7 @@ def launch(config: Config, *, app_folder: Path) -> Path:
 
 def _stop_serving(folder: Path, flower: Flower, superlink: subprocess.Popen[bytes]) -> bool:
     """Have a run that serves end by itself, with its report; True if it did. Another signal ends it at once."""
-    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder) or ()))
+    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(_progress(folder)))
     if all(step.phase != SERVE_PHASE for step in session):
         return False
     print("stopping: the requests that are being scored are answered first", flush=True)
@@ -127,19 +119,17 @@ class Flower:
         port: of the SuperLink.
         folder: where its processes work.
         connection: what its Flower config calls the SuperLink; empty = the local one.
-        more: of its processes' environment.
     """
 
     home: Path
     port: int
     folder: Path
     connection: str = ""
-    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def _where(self) -> dict[str, Any]:
         # A folder other than the user's keeps Flower's workers from importing what lies there.
-        environment = {**flower_environment(self.home, self.port), **self.more}
+        environment = flower_environment(self.home, self.port)
         return {"env": environment, "cwd": self.folder, "stdin": subprocess.DEVNULL}
 
     def start(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
@@ -150,15 +140,11 @@ class Flower:
                 command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **self._where
             )
 
-    def start_superlink(
-        self, command: list[str], *, log: Path, authority: Path | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
-        if not port_is_free(self.port):
-            raise RunFailed(f"port {self.port} is in use; end what listens there, or start again")
+    def start_superlink(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
+        """Start a SuperLink and wait until it listens; else `RunFailed`."""
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _healthy(self.port, authority):  # `flwr run` then starts none of its own
+        while not _listens(self.port):  # `flwr run` then starts none of its own
             if time.monotonic() >= deadline or superlink.poll() is not None:
                 raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
             time.sleep(POLL_SECONDS)
@@ -184,14 +170,10 @@ class Flower:
         return subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
 
 
-def _healthy(port: int, authority: Path | None) -> bool:
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)
-    if authority is not None:
-        trusting = ssl.create_default_context(cafile=str(authority))
-        connection = http.client.HTTPSConnection(LOOPBACK, port, timeout=1.0, context=trusting)
-    with suppress(OSError, http.client.HTTPException), closing(connection):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
+def _listens(port: int) -> bool:
+    """Whether a server's program has come so far as to take connections, which is the last that it begins with."""
+    with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
+        return True
     return False
 
 
@@ -209,20 +191,23 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    progress = Tail(folder / PROGRESS.name, skip=True)  # what a resumed run wrote before was shown before
+    shown = len(_progress(folder))  # before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
 
     def follow() -> None:
-        for record in read_progress(progress):
-            print(plain_line(record), flush=True)
+        nonlocal shown
+        for record in (records := _progress(folder))[shown:]:
+            left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
+            print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
+        shown = len(records)
 
-    while client.poll() is None:
+    status = ""
+    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
+    while client.poll() is None or (
+        (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None
+    ):
         follow()
         time.sleep(POLL_SECONDS)
-    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
-    while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
-        follow()
-        time.sleep(STATUS_SECONDS)
     follow()
     if status != COMPLETED or (folder / ERROR_FILE).exists():
         for path in flower.home.glob(SUPERLINK_LOG):
@@ -241,6 +226,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     changed = {
         **own,
         "FLWR_HOME": str(home),
+        HOME: str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -263,16 +249,18 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     return changed
 
 
+def _progress(folder: Path) -> list[Progress]:
+    """What the server has written so far, in complete lines."""
+    path = folder / PROGRESS.name
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [Progress.model_validate_json(line) for line in lines]
+
+
 def _why(folder: Path, status: str) -> str:
     error = folder / ERROR_FILE
     if error.exists():
         return error.read_text(encoding="utf-8").strip()
     log = folder / FLOWER_LOG
-    mistakes = _MISTAKE.findall(_last_lines(log))
-    if mistakes:  # with a full disk, nothing else could be written
-        return str(mistakes[-1])
-    if log.exists() and _RAY_IS_LATE in log.read_text(encoding="utf-8", errors="replace"):
-        return f"{_WHY_RAY_IS_LATE} (log: {log})"
     state = f'Flower reports "{status}"' if status else "Flower did not accept the run"
     return f"the run did not complete: {state}; the last lines of {log}:\n{_last_lines(log)}"
 

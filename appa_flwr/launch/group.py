@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +18,9 @@ from rich.table import Table
 
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.files import replace_file, writing
-from appa_flwr.launch import audit as audits
-from appa_flwr.launch.bundle import APP_NAME, bundle_hash, find_app_folder
+from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.terminal import show
-from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger
+from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger, Release
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.secure.roster import ROSTER_FILE, Roster, own_key, public_key, read_file, read_roster, roster_file
 from appa_flwr.survey import store
@@ -27,6 +29,8 @@ from appa_flwr.survey.types import Survey
 _PINNED = re.compile(r"""^([ \t]*roster[ \t]*=[ \t]*)("[^"\n]*"|'[^'\n]*')""", re.MULTILINE)
 
 FEW = 5  # questions that are named
+OPENED = "query.open"
+"""Kind of the message for which a group gives what takes its own mask off a sum."""
 
 app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
 
@@ -38,7 +42,6 @@ def check(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The group's private data file, as `appa survey` writes it.")
     ],
-    group: Annotated[str, typer.Option(help="Its name, as --node-config will say; empty = all in the file.")] = "",
     questions: Annotated[
         Path | None, typer.Option(help="The run's public questions, to see how many are shared.", show_default=False)
     ] = None,
@@ -48,13 +51,13 @@ def check(
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
     least = 0 if owner_policy is None else read_owner_policy(owner_policy).least_answers
-    survey = store.read(file, groups=[group] if group else None)
-    if group and group not in survey.answers:
-        raise UserError(f"{file}: {unknown_name('group', group, valid=store.read(file).groups)}")
-    table = Table("group", "questions answered")
+    survey = store.read(file)
+    shared = () if questions is None else ("of the public questions", "text or options differ")
+    table = Table("group", "questions answered", *shared)
     for name, answers in survey.answers.items():
-        table.add_row(name, str(len(answers)))
-    show(table, *([] if questions is None else [_shared(survey, questions, least=least)]))
+        counts = () if questions is None else _shared(survey, name, questions, least=least)
+        table.add_row(name, str(len(answers)), *counts)
+    show(table)
     if owner_policy is not None:
         show(f"{owner_policy}: can be used")
 
@@ -70,10 +73,7 @@ def bundle(
     checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
 ) -> None:
     """Print the hash of a checkout's app bundle, for `bundle` in the owner's policy: no other one runs there then."""
-    folder = find_app_folder(checkout.resolve())
-    if folder != checkout.resolve():  # not a folder above it, and not what is installed here
-        raise UserError(f"{checkout}: is no checkout of {APP_NAME}")
-    print(bundle_hash(folder))
+    print(bundle_hash(checkout.resolve()))
 
 
 @app.command()
@@ -130,46 +130,99 @@ def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path) -> Rost
 
 
 @app.command()
-def audit(
-    file: LedgerFile,
-) -> None:
+def audit(file: LedgerFile) -> None:
     """Show what has left this node, with whom it was summed, and how much rests on one question."""
     releases = Ledger(file).releases()
-    show(audits.by_kind(releases), *audits.sums(releases), audits.used(Ledger(file)))
+    show(_by_kind(releases), *_sums(releases), _used(Ledger(file)))
 
 
 @app.command()
-def forget(
-    file: LedgerFile,
-    run: Annotated[str, typer.Option(help="Flower's id of the one run to forget; empty = all runs.")] = "",
-) -> None:
+def forget(file: LedgerFile) -> None:
     """Remove what this node remembers of runs; the ledger stays."""
     folder = file.with_suffix(MEMORY_SUFFIX)
     if not (file.exists() or folder.exists()):
         raise UserError(f"{file}: no such ledger; it is beside the group's data file")
-    files = {path: path.name.partition(".")[0] for path in sorted(folder.glob("*.sqlite*"))}
-    if run and run not in files.values():
-        raise UserError(f"{folder}: {unknown_name('run', run, valid=dict.fromkeys(files.values()))}")
-    gone = [path for path, name in files.items() if not run or name == run]
+    gone = sorted(folder.glob("*.sqlite*"))
     for path in gone:
         with writing(path):
             path.unlink()
-    show(f"forgotten: {', '.join(dict.fromkeys(files[path] for path in gone)) or 'nothing was remembered'}")
+    runs = dict.fromkeys(path.name.partition(".")[0] for path in gone)
+    show(f"forgotten: {', '.join(runs) or 'nothing was remembered'}")
 
 
-def _shared(survey: Survey, questions: Path, *, least: int) -> Table:
-    """How many public questions each group has answered; a UserError where one has fewer than `least`, or none."""
-    public = {question.question_id: question for question in store.read(questions).questions}
+def _shared(survey: Survey, name: str, public: Path, *, least: int) -> tuple[str, str]:
+    """How many of the public questions a group has answered, and those with another text or other options.
+
+    Raises:
+        UserError: it has answered fewer than `least` of them, or none.
+    """
+    asked = {question.question_id: question for question in store.read(public).questions}
     own = {question.question_id: question for question in survey.questions}
-    table = Table("group", f"of {len(public)} public questions", "text or options differ", "only in the group's file")
-    for name, answers in survey.answers.items():
-        known = [key for key in answers if key in public]
-        other = [key for key in known if not own[key].matches(public[key])]
-        same = len(known) - len(other)
-        if same < max(least, 1):
-            why = f"; the text or options of {', '.join(other[:FEW])} differ" if other else ""
-            wanted = f"least-answers of the owner's policy is {least}" if same else "is it the run's public file?"
-            raise UserError(f"{questions}: {name} has answered {same} of its questions{why}; {wanted}")
-        some = f": {', '.join(other[:FEW])}{', ...' if len(other) > FEW else ''}" if other else ""
-        table.add_row(name, str(same), f"{len(other)}{some}", str(len(answers) - len(known)))
+    known = [key for key in survey.answers[name] if key in asked]
+    other = [key for key in known if not own[key].matches(asked[key])]
+    same = len(known) - len(other)
+    if same < max(least, 1):
+        why = f"; the text or options of {', '.join(other[:FEW])} differ" if other else ""
+        wanted = f"least-answers of the owner's policy is {least}" if same else "is it the run's public file?"
+        raise UserError(f"{public}: {name} has answered {same} of its questions{why}; {wanted}")
+    return f"{same} of {len(asked)}", ", ".join((*other[:FEW], "...") if len(other) > FEW else other)
+
+
+def _by_kind(releases: Sequence[Release]) -> Table:
+    """Releases of each run and kind."""
+    table = Table("run", "message", "answered", "refused", "numbers", "first", "last")
+    for run, kind in dict.fromkeys((line.run, line.kind) for line in releases):
+        own = [line for line in releases if (line.run, line.kind) == (run, kind)]
+        refused = sum(bool(line.refused) for line in own)
+        counts = (len(own) - refused, refused, sum(line.numbers for line in own))
+        table.add_row(run, kind, *map(str, counts), _time(own[0]), _time(own[-1]))
     return table
+
+
+def opened_sums(releases: Sequence[Release]) -> dict[tuple[str, str, str], int]:
+    """Run, kind and cohort of masked numbers -> how many sums of them the server learned.
+
+    A group opens only the last sum of a run that it masked, so that a release stands before each opening.
+    """
+    number: dict[tuple[str, str, str], int] = {}
+    last: dict[str, tuple[str, str, str]] = {}
+    for line in releases:
+        if line.refused or not line.cohort:
+            continue
+        if line.kind != OPENED:
+            last[line.run] = (line.run, line.kind, line.cohort)
+            number.setdefault(last[line.run], 0)
+        elif task := last.pop(line.run, None):
+            number[task] += 1
+    return number
+
+
+def _sums(releases: Sequence[Release]) -> Iterator[Table]:
+    """Secure sums, and which two of them tell a single group's numbers."""
+    number = opened_sums(releases)
+    table = Table("run", "numbers under masks", "summed over", "sums that the server learned")
+    for task, learned in number.items():
+        table.add_row(*task, str(learned))
+    if number:
+        yield table
+    table = Table("two sums of", "over", "and over", "together tell, if the requests were alike, the numbers of")
+    learned_over = dict.fromkeys((kind, cohort) for (_, kind, cohort), learned in number.items() if learned)
+    for (kind, cohort), (other_kind, other) in combinations(learned_over, 2):
+        differing = set(cohort.split("; ")) ^ set(other.split("; "))
+        if kind == other_kind and len(differing) == 1:
+            table.add_row(kind, cohort, other, *differing)
+    if table.row_count:
+        yield table
+
+
+def _used(ledger: Ledger) -> Table:
+    """How much rests on a question, over all runs."""
+    table = Table("what rests on questions, over all runs", "questions", "most on one", "mean")
+    for kind in ledger.kinds():
+        number = ledger.spent(kind).values()
+        table.add_row(kind, str(len(number)), str(max(number)), f"{sum(number) / len(number):.1f}")
+    return table
+
+
+def _time(line: Release) -> str:
+    return datetime.fromtimestamp(line.time).isoformat(" ", "seconds")

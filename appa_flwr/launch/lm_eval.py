@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +22,14 @@ from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 
-QUESTIONS_FILE, METRICS_FILE = "questions.jsonl", "metrics.py"
-MEASURES = ("avg_as", "min_as", "fi")
 # The harness takes functions from files beside a task alone.
-_METRICS = f"from appa_flwr.launch.lm_eval import process_results, {', '.join(MEASURES)}  # noqa: F401\n"
+_METRICS = "from appa_flwr.launch.lm_eval import avg_as, fi, min_as, process_results  # noqa: F401\n"
 
 Rewards = Mapping[str, float]
 """Group -> reward of one answer; groups that were not asked the question are absent."""
 
 _TASK = """# {questions} held-out questions of {survey}, answered by {groups} groups; written by `appa export lm-eval`.
-# Run it where appa-flwr is installed too:
-#     lm_eval --model hf --model_args pretrained=MODEL --include_path {folder} --tasks {name}
+# Run it where appa-flwr is installed too.
 task: {name}
 dataset_path: json
 dataset_kwargs:
@@ -48,9 +46,10 @@ generation_kwargs:
   until: ["\\n\\n"]
 process_results: !function metrics.process_results
 metric_list:
-{measures}  - metric: format_score
-    aggregation: mean
-    higher_is_better: true
+  - {{metric: avg_as, aggregation: !function metrics.avg_as, higher_is_better: true}}
+  - {{metric: min_as, aggregation: !function metrics.min_as, higher_is_better: true}}
+  - {{metric: fi, aggregation: !function metrics.fi, higher_is_better: true}}
+  - {{metric: format_score, aggregation: mean, higher_is_better: true}}
 metadata:
   version: 1.0
 """
@@ -82,38 +81,30 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
         if question.question_id in held_out
     ]
     name = f"appa_{Path(config.survey).stem}_{config.task}".lower().replace("-", "_")
-    measures = "".join(
-        f"  - metric: {measure}\n    aggregation: !function metrics.{measure}\n    higher_is_better: true\n"
-        for measure in MEASURES
-    )
-    questions = folder.absolute() / QUESTIONS_FILE
+    questions = folder.absolute() / "questions.jsonl"
     replace_file(questions, "".join(json.dumps(row) + "\n" for row in rows).encode(), parents=True)
-    replace_file(folder / METRICS_FILE, _METRICS.encode())
+    replace_file(folder / "metrics.py", _METRICS.encode())
     path = folder / f"{name}.yaml"
     text = _TASK.format(
         name=name,
         questions=len(rows),
         survey=Path(config.survey).name,
         groups=len(survey.groups),
-        folder=folder,
         path=json.dumps(str(questions)),
         tokens=config.ppo.response_length,
-        measures=measures,
     )
     replace_file(path, text.encode())
     return path
 
 
-def process_results(doc: Mapping[str, object], results: Sequence[str]) -> dict[str, object]:
+def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, object]:
     """One answer: each group's reward under every measure's name, and the format score."""
-    options, task = list(doc["options"]), str(doc["task"])  # type: ignore[call-overload]
-    parsed = formats.parse(task, results[0], len(options))
-    real_K = np.ones(len(options), dtype=bool)
-    answers = {name: shares for name, shares in dict(doc["answers"]).items() if shares is not None}  # type: ignore[call-overload]
-    metric = find(str(doc["metric"]))
+    parsed, metric = formats.parse(doc["task"], results[0], len(doc["options"])), find(doc["metric"])
+    real_K = np.ones(len(doc["options"]), dtype=bool)
     rewards = {
         name: 0.0 if parsed.prediction is None else float(metric(parsed.prediction, shares, real_K))
-        for name, shares in answers.items()
+        for name, shares in doc["answers"].items()
+        if shares is not None  # as the harness reads a group that another question's row has
     }
     return {"avg_as": rewards, "min_as": rewards, "fi": rewards, "format_score": parsed.format_score}
 

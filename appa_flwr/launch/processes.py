@@ -18,16 +18,12 @@ from appa_flwr.launch.terminal import Stopped
 END_SECONDS = 5.0  # between asking a process to end and killing it
 END_ROUNDS = 5  # a process can start another one while it is being ended
 LOOK_SECONDS = 0.1  # between the two looks that must find nothing
-# Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
-MAX_RAY_FOLDER = 30
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def flower_home() -> Iterator[Path]:
     """A temporary Flower home; at the end every process that was started with it has ended and it is removed.
-
-    It lies in /tmp where the path of the usual folder, TMPDIR, is too long for Ray's sockets.
 
     SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are ignored while things are being ended.
     """
@@ -37,9 +33,8 @@ def flower_home() -> Iterator[Path]:
 
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
-        short = len(tempfile.gettempdir()) + len("/appa-12345678") <= MAX_RAY_FOLDER
-        within = None if short else "/tmp"
-        with tempfile.TemporaryDirectory(prefix="appa-", dir=within, ignore_cleanup_errors=True) as folder:
+        # Not below TMPDIR: Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
+        with tempfile.TemporaryDirectory(prefix="appa-", dir="/tmp", ignore_cleanup_errors=True) as folder:
             try:
                 yield Path(folder)
             finally:
@@ -57,7 +52,11 @@ def processes_of(home: Path) -> list[psutil.Process]:
     Ray's workers overwrite the memory in which a process shows its environment, so the children of all these are
     counted in, and so are the sessions that one of these leads. The launcher's session is led by none.
     """
-    marked = [process for process in psutil.process_iter(["environ"]) if _marked(process.info["environ"], str(home))]
+    marked = [
+        process
+        for process in psutil.process_iter(["environ"])  # None for a zombie and for somebody else's process
+        if Path((process.info["environ"] or {}).get("FLWR_HOME", "")).is_relative_to(home)
+    ]
     descendants = set(marked)
     for process in marked:
         with suppress(psutil.Error):
@@ -65,11 +64,6 @@ def processes_of(home: Path) -> list[psutil.Process]:
     led = {process.pid for process in marked if _session(process.pid) == process.pid}
     descendants.update(process for process in psutil.process_iter() if _session(process.pid) in led)
     return [process for process in descendants if _alive(process)]
-
-
-def _marked(environment: dict[str, str] | None, home: str) -> bool:
-    own = (environment or {}).get("FLWR_HOME", "")  # None for a zombie and for somebody else's process
-    return own == home or own.startswith(home + os.sep)
 
 
 def _session(pid: int) -> int | None:

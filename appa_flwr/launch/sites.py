@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shlex
@@ -10,23 +9,26 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from appa_flwr.config.keys import Scalar, to_toml, to_toml_table
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.core.ports import LAST_PORT, LOOPBACK
-from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
+from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
 from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
 CONNECTION, PORT = "deployed", 9100
+HOME = "APPA_FLOWER_HOME"  # in the environment: the Flower home of a party that runs on this machine for a trial
 KEYS_FILE, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
 SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
 PRIVATE = ("*.key", "*.jsonl", "*.secret", "*.sqlite*", f"{STATE_FILE}*")
+PUBLIC = ".pub"  # what a public key's file is called after its private one
 # Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
 # node needs the first one alone, and each of the others would run a bundle too.
 GUARD = "guard"
@@ -36,9 +38,10 @@ PROGRAMS = (
     *("flwr-agentapp", "flwr-model", "flwr-connector"),
 )
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
+_POLLS = "export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"  # seconds; one by default, of each message
 _NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
 GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
-_AUTHORITY, _GROUPS = "authority", "groups"
+NODES, _AUTHORITY, _GROUPS = "nodes", "authority", "groups"
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 
@@ -81,11 +84,6 @@ class Sites:
         """A group's private key for secure sums, which its owner makes at their own machine."""
         return self.data(name).with_suffix(KEY_SUFFIX)
 
-    @property
-    def keys(self) -> Path:
-        """The nodes' public keys, as the submitter registers them."""
-        return self.submitter / "nodes"
-
     def connection(self, certificate: str) -> str:
         """The submitter's Flower config; `certificate` is the path of the authority's.
 
@@ -93,33 +91,6 @@ class Sites:
         """
         values: dict[str, Scalar] = {"address": f"{LOOPBACK}:{self.port}", "root-certificates": certificate}
         return f"[superlink.{CONNECTION}]\n{to_toml_table(values)}"
-
-    def server_command(self, *, listen: str, database: str = STATE_FILE) -> list[str]:
-        """Starts the server in its folder."""
-        command = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth"]
-        command += ["--host", listen, "--port", str(self.port), "--database", database]
-        return [*command, "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
-
-    def group_lines(self, name: str, *, port: int) -> tuple[str, str]:
-        """Two lines of shell that start a group's node in its folder; `port` is its own, for its own processes.
-
-        Flower's SuperNode gives its tasks, and with them the right to answer, to whoever asks on that port, unless what
-        takes them is a process of its own that knows a secret.
-        """
-        node_config = (
-            f"group={_in_quotes(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(OWNER_POLICY_FILE)}"
-        )
-        secret = ["--superexec-auth-secret-file", SECRET_FILE]
-        tasks = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{port}", *secret]
-        node = ["flower-supernode", "--superlink", f"{self.host}:{self.port}", "--host", LOOPBACK, "--port", str(port)]
-        node += ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
-        node += ["--isolation", "process", *secret, "--node-config", node_config]
-        return f"{shlex.join(tasks)} --parent-pid $$ &", shlex.join(node)
-
-    def group_command(self, name: str, *, port: int) -> list[str]:
-        """The same as one command."""
-        tasks, node = self.group_lines(name, port=port)
-        return ["sh", "-c", f"{tasks} exec {node}"]
 
 
 def prepare(
@@ -140,29 +111,23 @@ def prepare(
         survey: the public questions, perhaps with the groups' answers.
         root: made if it is not there.
         host: name or IP address of the server.
-        port: the server's.
+        port: the server's; those of the groups' nodes, each on its machine, begin above it.
         keys: of the run, as it will be submitted; the survey's and the groups' are added.
         bundle: hash of the app that new owners' policies pin; empty = none.
         groups: names of the groups, where the survey has questions alone; each brings a file of its own.
 
     Raises:
-        UserError: host or port cannot be one, or a folder cannot be written, or holds something else than a deployment
-            of these groups.
+        UserError: the host cannot be one, or a folder cannot be written, or holds other answers than the survey.
     """
     sites = Sites(root, host, port, slugs(survey.groups or groups))
-    _check_address(sites)
     with tempfile.TemporaryDirectory() as scratch:
         split = write_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
-    if os.pathsep in str(root.resolve()):
-        raise UserError(
-            f"{root}: with a {os.pathsep} in it, its guards cannot stand on the PATH; choose another folder"
-        )
-    _check_free(sites, answers)
+    _check(sites, answers)
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, LOOPBACK))))
-    for folder in (authority, sites.server, sites.submitter, sites.keys, *map(sites.group, sites.groups)):
+    for folder in (authority, sites.server, sites.submitter, sites.submitter / NODES, *map(sites.group, sites.groups)):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
@@ -170,7 +135,10 @@ def prepare(
     replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
-    _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
+    server = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth", "--host", "0.0.0.0"]
+    server += ["--port", str(port), "--database", STATE_FILE, "--ssl-ca-certfile", "ca.crt"]
+    server += ["--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+    _script(sites.server, f'{shlex.join(server)} "$@"')
     for number, name in enumerate(sites.groups, start=1):
         replace_file(sites.group(name) / QUESTIONS_FILE, questions)
         _group_folder(sites, name, answers.get(name), port=port + number, bundle=bundle)
@@ -191,12 +159,25 @@ def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, 
         make_node_key(folder / "node.key")
     if not (folder / SECRET_FILE).exists():
         replace_file(folder / SECRET_FILE, secrets.token_bytes(32), mode=0o600)
-    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{sites.groups[name]}.pub")
+    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.submitter / NODES / f"{sites.groups[name]}.pub")
     for program in PROGRAMS:
         script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
         replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
     guarded = f'export PATH="$PWD/{GUARD}:$PATH" {OWNER_POLICY_VARIABLE}="$PWD/{OWNER_POLICY_FILE}"'
-    _script(folder, _NO_COLON, guarded, *sites.group_lines(name, port=port))
+    node_config = f"group={_in_quotes(name)} data={to_toml(sites.data(name).name)} policy={to_toml(OWNER_POLICY_FILE)}"
+    # Flower's SuperNode gives its tasks, and with them the right to answer, to whoever asks on the node's own port,
+    # unless what takes them is a process of its own that knows a secret.
+    secret = ["--superexec-auth-secret-file", SECRET_FILE]
+    tasks = ["flower-superexec", "--insecure", *secret, "--runtime-api-address", f"{LOOPBACK}:"]
+    node = ["flower-supernode", "--superlink", f"{sites.host}:{sites.port}", "--root-certificates", "ca.crt"]
+    node += ["--auth-supernode-private-key", "node.key", "--isolation", "process", *secret]
+    node += ["--host", LOOPBACK, "--port"]
+    own_port = f"port=${{1:-{port}}}  # another than {port}, where that is in use"
+    lines = (
+        f'{shlex.join(tasks)}"$port" --parent-pid $$ &',
+        f'{shlex.join(node)} "$port" --node-config {shlex.quote(node_config)}',
+    )
+    _script(folder, _NO_COLON, own_port, _POLLS, guarded, *lines)
 
 
 def _in_quotes(text: str) -> str:
@@ -205,27 +186,10 @@ def _in_quotes(text: str) -> str:
     return f'"{inner}"'
 
 
-def _check_address(sites: Sites) -> None:
-    try:
-        IPv4Address(sites.host)
-    except ValueError:
-        if not _HOST_NAME.fullmatch(sites.host):
-            raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address') from None
-    last = LAST_PORT - len(sites.groups)
-    if not 1 <= sites.port <= last:
-        raise UserError(
-            f"port = {sites.port} must be from 1 to {last}: each group's node has one of the ports above it"
-        )
-
-
-def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
-    """Refuse, before anything is written, what is no deployment of these groups, or holds data of a group's own."""
-    ours = {_AUTHORITY, _GROUPS, sites.server.name, sites.submitter.name}
-    others = {path.name for path in sites.root.glob("*")} - ours
-    others |= {path.name for path in (sites.root / _GROUPS).glob("*")} - set(sites.groups.values())
-    if others:
-        names = ", ".join(sites.groups)
-        raise UserError(f"{sites.root}: holds {min(others)}, which is of no deployment of {names}; name another folder")
+def _check(sites: Sites, answers: Mapping[str, bytes]) -> None:
+    """Refuse, before anything is written, what is no host, or holds data of a group's own."""
+    if not _HOST_NAME.fullmatch(sites.host):
+        raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address')
     for name, mine in answers.items():
         path = sites.data(name)
         if path.exists() and path.read_bytes() != mine:
@@ -239,8 +203,8 @@ def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
     pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))
-    first = ["mkdir -p .flwr || exit 1", f'printf {pattern} "$PWD" > .flwr/config.toml']
-    register = [f"flwr supernode register nodes/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
+    first = ['mkdir -p "$FLWR_HOME" || exit 1', f'printf {pattern} "$PWD" > "$FLWR_HOME/config.toml"']
+    register = [f"flwr supernode register {NODES}/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
     _script(folder, *first, *register, name="register.sh")
     submit = f'flwr run "$app" {CONNECTION} --stream --run-config {KEYS_FILE}'
     _script(folder, *first, submit, name="submit.sh", before='app=$(cd "$1" && pwd) || exit 1')
@@ -252,9 +216,47 @@ def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "")
         "umask 077",
         *filter(None, [before]),
         'cd "$(dirname "$0")" || exit 1',
-        'export FLWR_HOME="$PWD/.flwr"',
+        f'export FLWR_HOME="${{{HOME}:-$PWD/.flwr}}"',
         f'export NO_PROXY="${{NO_PROXY:-$no_proxy}},{LOOPBACK}"; export no_proxy="$NO_PROXY"',
     ]
     # The last command takes the shell's place, so that whoever ends the script ends Flower.
     text = "\n".join([*head, *lines[:-1], f"exec {lines[-1]}"]) + "\n"
     replace_file(folder / name, text.encode(), mode=0o755)
+
+
+def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    """Write `ca.crt` and `ca.key`, an authority of its own, and `server.crt` and `server.key`, signed by it.
+
+    An authority that is there signs again, so that whoever has its certificate trusts the server's new one.
+
+    Args:
+        folder: where they go.
+        hosts: names and IP addresses by which the server will be reached; clients refuse it under another one.
+
+    Raises:
+        UserError: something cannot be written, or the authority that is there cannot be used.
+    """
+    from trustme import CA  # a group's machine lacks it
+
+    certificate, key = folder / "ca.crt", folder / "ca.key"
+    if certificate.exists():
+        try:
+            authority = CA.from_pem(certificate.read_bytes(), key.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{key}, {certificate}: cannot be used ({error}); name another folder") from None
+    else:
+        authority = CA(organization_name="appa-flwr")
+        replace_file(key, authority.private_key_pem.bytes(), parents=True, mode=0o600)
+        replace_file(certificate, authority.cert_pem.bytes())
+    server = authority.issue_cert(*hosts, organization_name="appa-flwr")
+    replace_file(folder / "server.key", server.private_key_pem.bytes(), mode=0o600)
+    replace_file(folder / "server.crt", server.cert_chain_pems[0].bytes())
+
+
+def make_node_key(path: Path) -> None:
+    """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
+    key, no_password = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, no_password)
+    replace_file(path, private, parents=True, mode=0o600)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    replace_file(path.with_name(path.name + PUBLIC), public + b"\n")

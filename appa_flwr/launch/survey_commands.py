@@ -38,7 +38,7 @@ def survey(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write a file a group, public questions, a picture.", show_default=False),
+        typer.Option(metavar="FOLDER", help="Write a file a group, and public questions.", show_default=False),
     ] = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Say whether it can tell rules apart.")] = False,
 ) -> None:
@@ -67,21 +67,11 @@ def _table(survey: Survey) -> Table:
 
     Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
     """
-    people, refused = any(survey.respondents.values()), any(survey.refusal_rates.values())
-    columns = ["group", "questions"]
-    columns += ["respondents (median)"] if people else []
-    columns += ["refused (mean)"] if refused else []
-    shown = Table(*columns)
+    shown = Table("group", "questions", "respondents (median)", "refused (mean)")
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
-        answered = len(survey.answers[name])
-        texts: list[RenderableType] = [name, str(answered)]
-        if people:
-            respondents = list(survey.respondents.get(name, {}).values())
-            texts.append(f"{np.median(respondents):.0f}" if respondents else "")
-        if refused:
-            rates = list(survey.refusal_rates.get(name, {}).values())
-            texts.append(f"{np.mean(rates):.1%}" if rates else "")
-        shown.add_row(*texts)
+        people, refused = (list(known.get(name, {}).values()) for known in (survey.respondents, survey.refusal_rates))
+        median, mean = f"{np.median(people):.0f}" if people else "", f"{np.mean(refused):.1%}" if refused else ""
+        shown.add_row(name, str(len(survey.answers[name])), median, mean)
     return shown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE]... [KEY=VALUE]...",
-        help="TOML files of config keys, then keys; preset=NAME sets many. The last wins; appa config lists them.",
+        help="TOML files of config keys, and keys; preset=NAME sets many. The last wins; appa config lists them.",
         show_default=False,
     ),
 ]
@@ -45,8 +44,7 @@ def exit_codes(program: str) -> Iterator[None]:
     """Turn every expected failure of a command into a message on stderr and an exit code.
 
     Raises:
-        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`, a command's options are wrong, or what it
-            printed found no space.
+        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`, or a command's options are wrong.
     """
     try:
         yield
@@ -59,11 +57,6 @@ def exit_codes(program: str) -> Iterator[None]:
     except click.ClickException as error:
         print(f"{program}: {error.format_message()} (--help says more)", file=sys.stderr)
         sys.exit(USER_ERROR)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(RUN_FAILED)
     except Stopped as stopped:
         print(f"{program}: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
         sys.exit(SIGNAL_BASE + stopped.signum)

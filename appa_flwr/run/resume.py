@@ -10,15 +10,12 @@ from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files as files
 from appa_flwr.run.records import Progress
-from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, SURVEY_FILE, read_config
+from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
 # How long a run waits and who hears of it changes none of its numbers.
 CHANGEABLE_KEYS = ("run.reply-timeout", "serve.host", "serve.port")
 FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
-_SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
-_LOGS = {files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}
-_OF_A_FAILURE = {CONFIG_FILE, SURVEY_FILE, PROGRESS.name} | _LOGS | _SAYS_WHY
 
 
 def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
@@ -70,13 +67,6 @@ def check_new(config: Config) -> None:
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
             "run.resume=true"
         )
-
-
-def failed_at_once(folder: Path) -> bool:
-    """True if a run has failed in this folder before it had anything to keep: there are only its config and logs."""
-    begun = folder / files.METRICS.name  # the server makes it empty
-    names = {path.name for path in folder.iterdir() if path != begun or path.stat().st_size}
-    return CONFIG_FILE in names and bool(names & _SAYS_WHY) and names <= _OF_A_FAILURE
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

@@ -16,7 +16,6 @@ import typer
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.bundle import find_app_folder
 from appa_flwr.launch.flower import launch
 from appa_flwr.launch.terminal import RUN_FAILED
 from appa_flwr.run.resume import finished
@@ -49,7 +48,7 @@ def main(
 
         def start(config: Config) -> None:
             print(f"{config.run_name}:", flush=True)
-            launch(config, app_folder=find_app_folder(here))
+            launch(config)
 
         failed = run_trials(planned, folder, launch=start, say=lambda text: print(text, flush=True))
     path = write_results(grid, planned, folder)

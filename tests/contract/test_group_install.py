@@ -105,7 +105,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
             str(data),
             "--questions",
             str(record.with_name("questions.jsonl")),
-        ): "of 32 public questions",
+        ): "of 32",
         ("group", "policy"): "may-leave = ",
         ("group", "audit", str(data.with_suffix(".ledger.sqlite"))): "ask rewards",
         ("doctor", str(sites.group(survey.groups[0]))): "has start.sh been run at the server?",

@@ -123,7 +123,7 @@ def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until
     os.killpg(node.pid, signal.SIGTERM)
     deployment.wait(lambda: deployment.iterations[-1]["missing_groups"] == [gone], seconds=240)
     node.wait(timeout=60)
-    deployment.started.start_node(deployment.sites, gone)
+    deployment.started.start_node(gone)
     deployment.wait(lambda: "report" in deployment.phases(), seconds=400)
     deployment.wait(lambda: deployment.status() == COMPLETED, seconds=60)
 

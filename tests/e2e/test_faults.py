@@ -21,10 +21,9 @@ from real_run import APPA, SHORT_WAITS, TINY_RUN, kill_all, small_environment
 
 from appa_flwr.core.ports import free_port
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.launch.deploy import SERVER, start_server
 from appa_flwr.launch.flower import COMPLETED
-from appa_flwr.launch.terminal import RunFailed
+from appa_flwr.launch.sites import make_node_key
 from appa_flwr.owner.guard import NOT_PINNED
 from appa_flwr.owner.ledger import SUFFIX, Ledger
 from appa_flwr.protocol import messages
@@ -84,7 +83,7 @@ def start_again(deployment: Deployment, name: str) -> None:
         return log.read_text().count(ACTIVATED) > known or started.nodes[name].poll() is not None
 
     for _ in range(12):
-        started.start_node(deployment.sites, name)
+        started.start_node(name)
         deployment.wait(decided, seconds=300)
         if started.nodes[name].poll() is None:
             return
@@ -104,14 +103,14 @@ def warnings(deployment: Deployment) -> str:
 
 def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed(tmp_path):
     with deployed(SURVEY, tmp_path, nodes=False) as deployment:
-        started, sites = deployment.started, deployment.sites
+        started = deployment.started
         for name in (A, B):
-            started.start_node(sites, name)
+            started.start_node(name)
         keys = {**ALL, "ppo__num_iterations": 24, "run__reply_timeout": 30.0}
         deployment.submit(**keys)
         deployment.wait(lambda: bool(deployment.iterations), seconds=600)
         assert missing(deployment) == [C]
-        started.start_node(sites, C)  # late
+        started.start_node(C)  # late
         deployment.wait(lambda: missing(deployment) == [], seconds=300)
 
         catalogues = releases(deployment, A).count(messages.CATALOGUE)
@@ -157,7 +156,7 @@ def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tm
         unregistered = node_of_a(A, tmp_path / "unregistered")
         started.parties[C].more["PYTHONPATH"] = os.pathsep.join((str(lies), small_environment()["PYTHONPATH"]))
         for name in SURVEY.groups:
-            started.start_node(sites, name)
+            started.start_node(name)
         deployment.submit(groups=";".join(SURVEY.groups))
         deployment.wait(lambda: bool(deployment.iterations), seconds=600)
         second = node_of_a(A, sites.group(A) / "node.key")
@@ -178,7 +177,7 @@ def test_a_group_runs_the_bundle_that_its_owner_pinned_and_no_other(tmp_path):
     with deployed(SURVEY, tmp_path, nodes=False) as deployment:
         for name, pinned in ((A, bundle_hash(REPO)), (B, "0" * 64)):
             (deployment.sites.group(name) / "policy.toml").write_text(f'bundle = "{pinned}"\n')
-            deployment.started.start_node(deployment.sites, name)
+            deployment.started.start_node(name)
         deployment.submit(groups=f"{A};{B}", run__min_groups=1, run__reply_timeout=30.0)
         ended(deployment)
         assert all(line["missing_groups"] == [B] for line in deployment.iterations)
@@ -192,11 +191,9 @@ def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
         deployment.submit(**keys)
         deployment.wait(lambda: len(deployment.iterations) > 1, seconds=600)
         server = deployment.started.parties[SERVER]
-        with pytest.raises(RunFailed, match=f"^port {deployment.sites.port} is in use; "):
-            start_server(server, deployment.sites, tmp_path)
         deployment.started.superlink.kill()
         deployment.started.superlink.wait()
-        deployment.started.superlink = start_server(server, deployment.sites, deployment.home)
+        deployment.started.superlink = start_server(server, deployment.home)
         deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
         if deployment.status() != COMPLETED:
             deployment.submit(**keys, run__resume=True)
@@ -245,9 +242,9 @@ def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_pat
         # The part of it that starts runs has ended, as nodes may have.
         started.superlink.kill()
         started.superlink.wait()
-        started.superlink = start_server(started.parties[SERVER], deployment.sites, deployment.home)
+        started.superlink = start_server(started.parties[SERVER], deployment.home)
         for name in [name for name, node in started.nodes.items() if node.poll() is not None]:
-            started.start_node(deployment.sites, name)
+            started.start_node(name)
         deployment.submit(**keys, run__resume=True)
         ended(deployment)
         assert len(deployment.iterations) == 4
@@ -281,7 +278,8 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     simulated = appa_run(f"simulated-{sums}", **{key: json.dumps(value) for key, value in SMALL.items()})
     assert simulated.code == 0, simulated.err
     checkpoint = {"pluralllm.checkpoint": str(simulated.folder / "pluralllm.safetensors")}
-    deployed_keys = SMALL | checkpoint | {"run.sums": sums, "run.min-groups": 2 if sums == "plain" else 3}
+    more = {"run.sums": sums, "run.min-groups": 2 if sums == "plain" else 3, "run-name": "r"}
+    deployed_keys = SMALL | checkpoint | more
     keys = [f"{key}={json.dumps(value)}" for key, value in deployed_keys.items()]
     rng = random.Random(time.time_ns())
     folder, temporary = tmp_path / "trial", tmp_path / "temporary"
@@ -291,8 +289,8 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     for owner_policy in folder.glob("groups/*/policy.toml"):
         owner_policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{FEW}\n')
     for number in range(KILLS + 1):
-        more = ["--resume"] if any((folder / "server" / "runs").glob("*/config.json")) else keys
-        command = [*APPA, "deploy", str(folder), "--local", *more]
+        resume = f"run.resume={json.dumps((folder / 'server' / 'runs' / 'r' / 'config.json').exists())}"
+        command = [*APPA, "deploy", str(folder), "--local", *keys, resume]
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as launcher:
             if number < KILLS:
                 for _ in range(rng.randrange(5, 30)):

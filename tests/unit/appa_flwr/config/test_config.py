@@ -68,14 +68,6 @@ def test_split_names():
     assert split_names(" ") == ()
 
 
-def test_metric_auto_follows_the_task():
-    assert Config.load({}).reward_metric == "js"
-    assert Config.load({"task": "opa"}).reward_metric == "borda"
-    assert Config.load({"metric": "cosine"}).reward_metric == "cosine"
-    assert Config.load({"metric": "auto-ordinal"}).reward_metric == "wasserstein"
-    assert Config.load({"metric": "auto-ordinal", "task": "opa"}).reward_metric == "borda"
-
-
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
 def test_a_groups_own_optimizer_follows_the_strategy(strategy):
     def chosen(rate):

@@ -8,8 +8,6 @@ import pytest
 
 from appa_flwr.analysis.aggregation import RULES, make
 from appa_flwr.config import Config
-from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
-from appa_flwr.config.sources import preset
 from appa_flwr.core.errors import UserError
 
 
@@ -41,9 +39,3 @@ def test_rules_default_to_the_numbers_of_runs(rule):
     made, of_config = make(rule), Config.load({}).appa
     for name in RULES[rule].model_fields:
         assert getattr(made, name) == getattr(of_config, name)
-
-
-def test_the_paper_s_preset_has_the_paper_s_numbers():
-    appa = Config.load(preset("paper")).appa
-    assert appa.temperature == PAPER_TEMPERATURE == 0.1
-    assert appa.fairness_threshold == PAPER_FAIRNESS_THRESHOLD == 0.99

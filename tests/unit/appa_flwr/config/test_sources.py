@@ -30,13 +30,10 @@ def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
     ("text", "expected"),
     [
         ("seed=3", ("seed", "3")),
-        ("ppo.learning-rate = 1e-3", ("ppo.learning-rate", "1e-3")),
         ('groups="Nigeria,Egypt"', ("groups", "Nigeria,Egypt")),
         ("groups=Nigeria, Egypt", ("groups", "Nigeria, Egypt")),
         ("survey=data/a=b.jsonl", ("survey", "data/a=b.jsonl")),
-        ("run-name=2026-01-01", ("run-name", "2026-01-01")),
         ("run-name=", ("run-name", "")),
-        ("ppo={clip-range=1}", ("ppo", "{clip-range=1}")),
         ("seed=1\nppo.clip-range=0.5", ("seed", "1\nppo.clip-range=0.5")),
     ],
 )

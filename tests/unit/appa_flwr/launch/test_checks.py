@@ -13,7 +13,7 @@ from surveys import refused, row, write
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
-from appa_flwr.launch import bundle, checks
+from appa_flwr.launch import checks
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import ERROR_FILE, SURVEY_FILE
@@ -54,9 +54,9 @@ def test_what_the_server_s_code_finds_wrong_is_said_before_the_run(code, error, 
 
     monkeypatch.setattr(checks.subprocess, "run", run)
     with nullcontext() if error is None else pytest.raises(error, match=f"^{text}"):
-        checks.check_server(Config.load({**CHOSEN, "model": "a/model"}), REPO)
+        checks.check_server(Config.load({**CHOSEN, "model": "a/model"}))
     assert asked == [(["-m", "server_app.preflight"], "a/model")]
-    checks.check_server(Config.load({}), REPO)
+    checks.check_server(Config.load({}))
     assert len(asked) == 1  # the tiny one is built by the run
 
 
@@ -65,20 +65,10 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with pytest.raises(UserError, match=r"the cache cannot be written .*home.*XDG_CACHE_HOME"):
-        checks.check_server(Config.load({}), REPO)
-
-
-def test_find_app_folder_looks_upwards_skips_other_projects_and_falls_back_to_the_installed_package(
-    tmp_path, monkeypatch
-):
-    assert bundle.find_app_folder(tmp_path) == REPO
-    monkeypatch.setattr(bundle.appa_flwr, "__file__", str(tmp_path / "site" / "appa_flwr" / "__init__.py"))
-    with pytest.raises(UserError, match="clone"):
-        bundle.find_app_folder(tmp_path)
-    (inner := tmp_path / "other").mkdir()
-    for folder, name in ((tmp_path, "appa-flwr"), (inner, "another")):
-        (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n[tool.flwr.app]\npublisher = "p"\n')
-    assert bundle.find_app_folder(inner) == tmp_path
+        checks.check_server(Config.load({}))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checks.check_server(Config.load({}))
+    assert (tmp_path / "cache" / "appa-flwr").is_dir()
 
 
 @pytest.fixture
@@ -104,28 +94,3 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(confi
     held.release()
     assert checks.claim_run_folder(resumed) == folder
     assert [path.name for path in folder.iterdir() if path.name != ".run.log.lock"] == ["config.json"]
-
-
-@pytest.mark.parametrize("log", [ERROR_FILE, "superlink.log"])
-def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_not(log, config, tmp_path):
-    folder = checks.claim_run_folder(config)
-    for name in (log, "run.log", "progress.jsonl", "flower.log"):
-        (folder / name).write_text("x")
-    (folder / "pluralllm.safetensors").write_text("weights")
-    with pytest.raises(UserError, match="holds a run already"):
-        checks.claim_run_folder(config)
-    (folder / "pluralllm.safetensors").unlink()
-    (folder / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="holds a run already"):
-        checks.claim_run_folder(config)
-    (folder / "metrics.jsonl").write_text("")  # as a server leaves it that Ray gave no group
-    held = lock(folder / "run.log")  # somebody has resumed it
-    with pytest.raises(UserError, match="another run is writing here"):
-        checks.claim_run_folder(config)
-    held.release()
-    (folder / "config.json").rename(tmp_path / "kept")
-    with pytest.raises(UserError, match="holds a run already"):  # logs of something else
-        checks.claim_run_folder(config)
-    (tmp_path / "kept").rename(folder / "config.json")
-    assert checks.claim_run_folder(config) == folder
-    assert [path.name for path in folder.iterdir()] == ["config.json"]

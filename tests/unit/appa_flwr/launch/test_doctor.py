@@ -14,10 +14,9 @@ import pytest
 import torch
 from tls_server import listening
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.core.ports import free_port
-from appa_flwr.launch import cli, credentials, doctor
-from appa_flwr.launch.sites import Sites, prepare
+from appa_flwr.launch import doctor
+from appa_flwr.launch.sites import Sites, make_certificates, prepare
 from appa_flwr.survey.generate import generate
 
 SURVEY = generate(num_questions=20, num_groups=2, seed=4)
@@ -45,22 +44,9 @@ def test_what_answers_has_to_be_our_server(sites, tmp_path):
     for folder, tells in ((None, True), (sites.server, False)):  # no TLS; no clock
         with listening(folder, port=sites.port, tells=tells):
             assert list(wrong(sites.submitter)) == ["server"]
-    credentials.make_certificates(tmp_path / "other", ["127.0.0.1"])
+    make_certificates(tmp_path / "other", ["127.0.0.1"])
     with listening(tmp_path / "other", port=sites.port):
         assert "certificate verify failed" in wrong(sites.group(NAME))["server"]
-
-
-def test_an_owner_s_files_that_the_start_script_needs_are_named(sites):
-    folder, data = sites.group(NAME), sites.data(NAME)
-    assert "files" not in wrong(folder)
-    policy = folder / "policy.toml"
-    policy.write_text(f'roster = "{"ab" * 32}"\n')
-    (folder / "roster.toml").touch()
-    assert wrong(folder)["files"] == f"missing: {sites.sums_key(NAME).name}"
-    sites.sums_key(NAME).touch(mode=0o600)
-    assert "files" not in wrong(folder)
-    data.unlink()
-    assert wrong(folder)["files"] == f"missing: {data.name}"
 
 
 # A node's clock may be less than 5 s ahead and less than 305 s behind; the middle of a second is far from both.
@@ -93,15 +79,11 @@ def test_folders_and_files_that_others_can_open_are_named(sites):
         path.chmod(mode)
 
 
-def test_a_folder_of_nobody_s_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is no party's folder"):
-        list(doctor.party(tmp_path))
-
-
-def test_this_machine_is_well():
+def test_this_machine_is_well(monkeypatch):
+    monkeypatch.setattr(doctor, "ASK_TORCH", "print('torch')")
     assert [finding for finding in doctor.machine() if not finding.good] == []
     assert [finding.what for finding in doctor.machine(group=True)] == [
-        *("flwr", "cryptography", "torch", "numpy", "pydantic")
+        *("appa-flwr", "flwr", "cryptography", "torch", "numpy", "pydantic")
     ]
 
 
@@ -113,6 +95,7 @@ def test_a_missing_package_an_old_one_and_little_memory_are_named(monkeypatch):
             raise importlib.metadata.PackageNotFoundError(name)
         return "1.0" if name == "torch" else known(name)
 
+    monkeypatch.setattr(doctor, "ASK_TORCH", "print('torch')")
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
     found = {finding.what: finding.text for finding in doctor.machine() if not finding.good}
@@ -150,12 +133,8 @@ def test_torch_is_asked_for_a_gpu_and_tries_to_pack_numbers_there(capsys, monkey
             exec(doctor.ASK_TORCH, {})
 
 
-def test_the_command_fails_where_something_is_wrong(sites, monkeypatch, capsys):
+def test_the_command_fails_where_something_is_wrong(sites, monkeypatch, appa):
     monkeypatch.setattr(doctor, "machine", lambda **_: [])
-    monkeypatch.setattr("sys.argv", ["appa", "doctor", str(sites.server)])
-    for mode, code in ((0o700, 0), (0o755, 1)):
-        sites.server.chmod(mode)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == code
-        assert ("WRONG" in capsys.readouterr().out) == bool(code)
+    assert "WRONG" not in appa("doctor", sites.server)
+    sites.server.chmod(0o755)
+    appa("doctor", sites.server, code=1)

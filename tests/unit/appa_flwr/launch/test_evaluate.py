@@ -31,6 +31,7 @@ class Judge:
 def endpoint(monkeypatch):
     """A server; `asked` holds requests, `faults` status codes that come first."""
     monkeypatch.setattr(client, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(evaluation, "AT_ONCE", 1)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -62,7 +63,7 @@ def endpoint(monkeypatch):
 
 def evaluated(server, **keys):
     judge = Judge()
-    evaluation.evaluate(judge, "n", model="m", endpoint=server.url, say=lambda _: None, concurrency=1, **keys)
+    evaluation.evaluate(judge, "n", model="m", endpoint=server.url, **keys)
     return judge.body
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import audit, cli, deploy
-from appa_flwr.launch.group import pin_roster
+from appa_flwr.launch import deploy
+from appa_flwr.launch.group import OPENED, opened_sums, pin_roster
 from appa_flwr.launch.sites import prepare
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
@@ -18,21 +17,6 @@ from appa_flwr.survey.generate import generate
 
 SURVEY = generate(num_questions=20, num_groups=3, seed=4)
 A, B, C = SURVEY.groups
-
-
-@pytest.fixture
-def appa(monkeypatch, capsys):
-    """Run a command in this process: what it prints, or with the exit code 2 the error."""
-
-    def run(*arguments: object, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["appa", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        printed = capsys.readouterr()
-        assert int(caught.value.code or 0) == code, printed.err
-        return printed.err if code else printed.out
-
-    return run
 
 
 @pytest.fixture
@@ -108,7 +92,7 @@ def summed(kind: str, cohort: str, *, run: str = "7", refused: str = "") -> Rele
 
 def test_an_audit_counts_the_sums_that_were_opened_and_names_whom_two_of_them_tell(appa, tmp_path):
     ledger = Ledger(tmp_path / "a.ledger.sqlite")
-    ask, opened = "ask rewards", audit.OPENED
+    ask, opened = "ask rewards", OPENED
     lines = [
         *(summed(ask, "A; B; C; D"), summed(opened, "A; B; C; D"), summed(opened, "A; B; C; D")),
         *(summed(ask, "A; B; C; D"), summed(ask, "A; B; C"), summed(opened, "A; B; C")),
@@ -120,7 +104,7 @@ def test_an_audit_counts_the_sums_that_were_opened_and_names_whom_two_of_them_te
     for line in lines:
         ledger.write(line)
     ledger.spend("scores by targets: A", [("q", b"1"), ("q", b"2"), ("r", b"1")], limit=0, whole=True)
-    assert audit.opened_sums(ledger.releases()) == {
+    assert opened_sums(ledger.releases()) == {
         ("7", ask, "A; B; C; D"): 1,
         ("7", ask, "A; B; C"): 1,
         ("7", ask, "A; B; D"): 0,
@@ -138,17 +122,14 @@ def test_an_audit_counts_the_sums_that_were_opened_and_names_whom_two_of_them_te
     assert ["scores by targets: A", "2", "2", "1.5"] in rows
 
 
-def test_a_node_forgets_one_run_or_all_and_never_its_ledger(appa, tmp_path):
+def test_a_node_forgets_all_runs_and_never_its_ledger(appa, tmp_path):
     ledger = Ledger(tmp_path / "a.ledger.sqlite")
     ledger.secret()
     folder = tmp_path / "a.ledger.memory"
     folder.mkdir()
-    for name in ("17.sqlite", "17.sqlite-journal", "171.sqlite", "18.sqlite"):
+    for name in ("17.sqlite", "17.sqlite-journal", "18.sqlite"):
         (folder / name).write_text("answers")
-    assert "unknown run '1'" in appa("group", "forget", ledger.path, "--run", "1", code=2)
-    assert appa("group", "forget", ledger.path, "--run", "17") == "forgotten: 17\n"
-    assert {path.name for path in folder.iterdir()} == {"171.sqlite", "18.sqlite"}
-    appa("group", "forget", ledger.path)
+    assert appa("group", "forget", ledger.path) == "forgotten: 17, 18\n"
     assert list(folder.iterdir()) == []
     assert ledger.path.exists()
 

@@ -87,7 +87,7 @@ def test_flower_still_starts_programs_by_their_names_and_unpacks_by_that_functio
 
 def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules_run(tmp_path):
     """As a SuperNode would: Flower's program unpacks, then loads what the server names."""
-    bundle = build_fab_from_disk(sent_files(REPO, tmp_path))
+    bundle = build_fab_from_disk(sent_files(tmp_path))
     (tmp_path / "bundle").write_bytes(bundle)
     (tmp_path / "policy.toml").write_text(pinning(bundle))
     earlier = tmp_path / "home" / "apps" / "appa-flwr.appa-flwr.0.1.0.11111111"
@@ -142,6 +142,4 @@ def test_a_group_s_start_script_puts_the_guard_first(tmp_path: Path):
     shutil.copy(folder / "start.sh", elsewhere)
     moved = subprocess.run([elsewhere / "start.sh"], capture_output=True, text=True, check=False)
     assert (moved.returncode, moved.stderr) == (1, f"{elsewhere}: the guard cannot stand on the PATH with a : in it\n")
-    with pytest.raises(UserError, match="with a : in it, its guards cannot stand on the PATH"):
-        prepare(generate(num_questions=20, num_groups=2, seed=0), elsewhere, host="h", port=1, keys={}, bundle="")
     assert 'export PATH="$PWD/guard:$PATH" APPA_POLICY="$PWD/policy.toml"' in (folder / "start.sh").read_text()

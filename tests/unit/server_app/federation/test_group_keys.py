@@ -19,7 +19,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.credentials import make_node_key
+from appa_flwr.launch.sites import make_node_key
 from appa_flwr.protocol import asks
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys

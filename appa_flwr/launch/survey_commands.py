@@ -75,20 +75,14 @@ def _table(survey: Survey) -> Table:
 
     Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
     """
-    people, refused = any(survey.respondents.values()), any(survey.refusal_rates.values())
-    columns = ["group", "questions"]
-    columns += ["respondents (median)"] if people else []
-    columns += ["refused (mean)"] if refused else []
-    shown = Table(*columns)
+    people = any(survey.respondents.values())
+    shown = Table("group", "questions", *(["respondents (median)"] if people else []))
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
         answered = len(survey.answers[name])
         texts: list[RenderableType] = [name, str(answered)]
         if people:
             respondents = list(survey.respondents.get(name, {}).values())
             texts.append(f"{np.median(respondents):.0f}" if respondents else "")
-        if refused:
-            rates = list(survey.refusal_rates.get(name, {}).values())
-            texts.append(f"{np.mean(rates):.1%}" if rates else "")
         shown.add_row(*texts)
     return shown
 

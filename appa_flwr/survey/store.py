@@ -1,8 +1,8 @@
 """Our own survey file, JSON lines, which every node reads and no other: written from a survey, and read strictly.
 
 The first line says where the survey comes from (`About`). Each other line is one group's answer to one question,
-`question_id, question, options, ordinal, group, distribution` with `n` and `refusal_rate` where they are known, or a
-question without an answer; `extra` marks one that no group has answered.
+`question_id, question, options, ordinal, group, distribution` with `n` where it is known, or a question without an
+answer; `extra` marks one that no group has answered.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -100,7 +100,6 @@ class _Row(BaseModel):
     group: _Text | None = None
     distribution: list[_Share] = []
     n: _Share | None = None
-    refusal_rate: _Share | None = None
     extra: bool = False
 
     @model_validator(mode="after")
@@ -155,7 +154,7 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
             if row.group is not None:
                 if row.question_id in answers.setdefault(row.group, {}):
                     raise ValueError(f"group {row.group!r} has answered question {row.question_id!r} before")
-                answers[row.group][row.question_id] = Answer(np.array(row.distribution), row.n, row.refusal_rate)
+                answers[row.group][row.question_id] = Answer(np.array(row.distribution), row.n)
         except (ValueError, TypeError) as error:
             cause = first_problem(error) if isinstance(error, ValidationError) else error
             raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
@@ -201,8 +200,8 @@ def _public(question: Question) -> dict[str, object]:
 
 
 def _answer(survey: Survey, group: str, question_id: str) -> dict[str, object]:
-    numbers = {"n": survey.respondents, "refusal_rate": survey.refusal_rates}
-    known = {column: mine[group][question_id] for column, mine in numbers.items() if question_id in mine.get(group, {})}
+    n = survey.respondents.get(group, {}).get(question_id)
+    known = {} if n is None else {"n": n}
     return {"group": group, "distribution": survey.answers[group][question_id].tolist(), **known}
 
 

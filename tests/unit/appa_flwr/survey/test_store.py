@@ -18,14 +18,13 @@ SURVEY = Survey(
     QUESTIONS,
     {"South": {"q2": np.array([0.1, 0.2, 0.7])}, "North": {"q1": np.array([1 / 3, 2 / 3])}},
     respondents={"South": {"q2": 40.0}, "North": {}},
-    refusal_rates={"South": {}, "North": {"q1": 0.25}},
     extra=(Question("q3", "Three?", ("x", "y")),),
     about=About("x.sav", "ab" * 32, "region", "w", "98,99", "drop", ("México", "a note")),
 )
 
 
 def same(one, other):
-    for field in ("questions", "groups", "extra", "about", "respondents", "refusal_rates"):
+    for field in ("questions", "groups", "extra", "about", "respondents"):
         assert getattr(one, field) == getattr(other, field)
     for name, mine in one.answers.items():
         assert {key: shares.tobytes() for key, shares in mine.items()} == {

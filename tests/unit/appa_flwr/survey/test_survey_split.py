@@ -15,16 +15,7 @@ def questions(texts):
     return tuple(Question(f"q{index}", text, ("yes", "no")) for index, text in enumerate(texts))
 
 
-MANY = questions(f"Should rule number {number} stay?" for number in range(4_000))
-
-
-@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
-def test_the_share_held_out_is_the_fraction_up_to_chance(fraction):
-    # Binomial spread: five standard deviations of sqrt(f (1 - f) / 4000).
-    spread = (fraction * (1 - fraction) / len(MANY)) ** 0.5
-    held_out = [split_questions(MANY, test_fraction=fraction, seed=seed).test for seed in range(3)]
-    assert all(abs(len(test) / len(MANY) - fraction) < 5 * spread for test in held_out)
-    assert len(set(held_out)) == 3
+MANY = questions(f"Should rule number {number} stay?" for number in range(1_000))
 
 
 def test_order_and_other_questions_do_not_matter():

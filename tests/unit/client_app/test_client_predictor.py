@@ -6,7 +6,6 @@ Axis letters: P weights, N answered questions.
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,16 +15,13 @@ from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
-from client_app import numbers, predictor
+from client_app import predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
 from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
-from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
 from pluralllm.training import build
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue, run_survey
@@ -130,53 +126,6 @@ def loaded(embedding, given, *, train_Q=None, **changes) -> Predictor:
     return predictor.load(
         Config.load({**CONFIG.flat(), **changes}), given, embedding, every_Q if train_Q is None else train_Q
     )
-
-
-# --- which sums of scores may leave ---------------------------------------------------------------------------------
-
-
-def counts(start, embedding, answers: GroupData, *, count: int, least: int = 1, others_QK=None):
-    """(part, predictor) -> number of answers that a score is a sum over, where all but `count` are held out."""
-    option_QK = embedding.option_QK
-    train_Q = np.zeros(len(option_QK), dtype=bool)
-    train_Q[answers.question_N] = True
-    rows, data = np.flatnonzero(~train_Q), answers.first(count)
-    others_QK = np.zeros(option_QK.shape) if others_QK is None else others_QK
-    known_N = np.flatnonzero(others_QK.any(axis=1))
-    party = SimpleNamespace(
-        policy=OwnerPolicy(least_answers=least),
-        ledger=None,
-        embedding=embedding,
-        held_out=[GroupData(name, known_N, others_QK[known_N].astype(np.float32)) for name in "BCD"],
-    )
-    table_QK = loaded(embedding, start, train_Q=train_Q).targets(data)
-    held_out = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
-    group = SimpleNamespace(name="A", party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
-    score_L = numbers.KINDS[asks.SCORES][1](group, Ask(asks.SCORES), Task())["scores"][1]
-    return {
-        (part, name): score for (part, name, what), score in zip(summed(), score_L, strict=True) if what == "answers"
-    }
-
-
-def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
-    tell = partial(counts, start, embedding, groups[1])
-    for count, least in ((9, 1), (10, 11)):
-        assert tell(count=count, least=least)["training", PREDICTOR] == 0
-    enough = tell(count=10)
-    assert enough["training", PREDICTOR] == enough["training", UNIFORM] == 10
-    assert enough["held-out", PREDICTOR] == len(embedding.option_QK) - len(groups[1])
-
-
-def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
-    """The sum over 16 answers less that over 15 of them would be one answer's score."""
-    answers = groups[1]
-    mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
-    for unknown, sent in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
-        known_QK = mean_QK.copy()
-        known_QK[answers.question_N[:unknown]] = 0.0
-        told = counts(start, embedding, answers, count=len(answers), others_QK=known_QK)
-        assert (told["training", MEAN_OF_OTHERS] > 0, told["training", SHARED] > 0) == (sent, sent), unknown
-        assert told["held-out", MEAN_OF_OTHERS] > 0
 
 
 def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:

@@ -6,6 +6,7 @@ Axis letters: Q questions, J answers, K options, N numbers.
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -38,7 +39,10 @@ def same(left: Ask, right: Ask) -> bool:
 
 
 def test_a_catalogue_arrives_as_it_was_sent():
-    got = messages.unpack_catalogue(crossed(messages.pack_catalogue(PUBLIC)))
+    content = messages.pack_catalogue(PUBLIC)
+    # Attack: where all questions but one have a single option, sums of scores are those of one answer.
+    content["arrays"]["option"] = Array(np.eye(3, dtype=bool))
+    got = messages.unpack_catalogue(crossed(content))
     assert got.questions == PUBLIC.questions
     for name in ("train_Q", "embedding_QKE", "option_QK", "unanswered_Q", "held_out_Q"):
         np.testing.assert_array_equal(getattr(got, name), getattr(PUBLIC, name))
@@ -233,13 +237,13 @@ def test_a_reply_that_breaks_the_protocol_is_a_value_error_that_quotes_nothing(k
 @pytest.mark.parametrize(
     ("record", "name", "value"),
     [
-        *(("arrays", name, None) for name in ("train", "embedding", "option")),
+        *(("arrays", name, None) for name in ("train", "embedding")),
         ("arrays", "train", np.ones(4, dtype=bool)),  # four questions, elsewhere three
         ("arrays", "train", np.ones(3)),
         ("arrays", "embedding", np.ones((3, 2, 2), dtype=np.float32)),  # two options, elsewhere three
-        ("arrays", "option", np.ones(2, dtype=bool)),
         ("arrays", "unanswered", np.ones(3, dtype=bool)),  # of a training question too
         *(("head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", ["c"], null]]', "{}")),
+        ("head", "questions", json.dumps([["Q0", "Twice?", ["a", "b"], None]] * 3)),  # a sum would be one answer's
     ],
 )
 def test_a_broken_catalogue_is_a_value_error(record, name, value):

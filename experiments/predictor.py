@@ -29,7 +29,6 @@ from appa_flwr.analysis.group_differences import deviations
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol.asks import VALIDATION, Ask
 from appa_flwr.protocol.rewards import js, js_distance
 from appa_flwr.survey.generate import generate
@@ -146,7 +145,7 @@ def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str
     else:
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
-    embedding = embed_questions(survey.questions, encoder=encoder(encoder_name, cache=cache_folder()))
+    embedding = embed_questions(survey.questions, encoder=encoder(encoder_name))
     split = split_questions(survey.questions, seed=seed)
 
     def answers(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:

@@ -17,9 +17,9 @@ from appa_flwr.analysis.alignment import shared_rewards
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
+from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
-from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import predicted_rows, put, replace_rows
 from appa_flwr.run.records import (
     CEILINGS,
@@ -175,7 +175,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
-    metrics = metrics_of(config.task)
+    metrics = TASK_METRICS[config.task]
 
     def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> Scored:
         return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)

@@ -142,7 +142,7 @@ def lock(path: Path, *, patience: float = 0.0) -> FileLock:
 
 
 def cache_folder() -> Path:
-    """Folder of built models and computed embeddings: the user's cache, which XDG_CACHE_HOME can move."""
+    """Folder of built models: the user's cache, which XDG_CACHE_HOME can move."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 

@@ -149,8 +149,10 @@ def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str
     split = split_questions(survey.questions, seed=seed)
 
     def answers(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:
+        kept = {group: {*question_ids} & survey.answers[group].keys() for group in groups}
         return tuple(
-            group_data(group, survey.answers[group], embedding=embedding, question_ids=question_ids) for group in groups
+            group_data(group, {key: survey.answers[group][key] for key in keys}, embedding=embedding)
+            for group, keys in kept.items()
         )
 
     unseen = [group for group in sorted(survey.groups) if group not in seen]

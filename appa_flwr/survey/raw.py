@@ -22,7 +22,7 @@ import numpy as np
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey.nonanswers import NUM_SHOWN, Kind, Missing
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Answer, Question, Survey
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
 
 Refusals = Literal["keep", "drop"]
 
@@ -146,7 +146,8 @@ def settle(
     for name in wanted:
         if name not in names.values():
             raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
-    answers: dict[str, dict[str, Answer]] = {name: {} for name in wanted}
+    answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted}
+    respondents: dict[str, dict[str, float]] = {name: {} for name in wanted}
     for key, mine in rows.items():
         for raw in mine:
             group = names.get(same(raw.group), "")
@@ -157,7 +158,8 @@ def settle(
                 if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
                 if group:
-                    answers[group][key] = _answer(raw, plans[key], reading)
+                    answers[group][key], n = _answer(raw, plans[key], reading)
+                    respondents[group] |= {} if n is None else {key: n}
             except Unusable as reason:
                 notes.leave_out(raw, reason)
     causes = "; ".join(notes.lines(LEFT_OUT))
@@ -167,8 +169,9 @@ def settle(
     if not asked or (names and not answers):
         raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
     answered = {key for mine in answers.values() for key in mine} if names else set(asked)
-    extra = [question for key, question in asked.items() if key not in answered]
-    return Survey.of((question for key, question in asked.items() if key in answered), answers, extra)
+    questions = tuple(question for key, question in asked.items() if key in answered)
+    extra = tuple(question for key, question in asked.items() if key not in answered)
+    return Survey(questions, answers, {name: respondents[name] for name in answers}, extra)
 
 
 def _question_hash(raw: RawAnswer) -> str:
@@ -230,7 +233,7 @@ def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
             _note_spelling(notes, label, ours)
 
 
-def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> Answer:
+def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> tuple[FloatArray, float | None]:
     """Shares over the options that are left, and respondents; or raise `Unusable`."""
     if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
         raise Unusable("distribution is not a list of numbers, one for each option")
@@ -250,4 +253,4 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> Answer:
     total = math.fsum(shares)
     if total <= 0.0:
         raise Unusable(_NOBODY)
-    return Answer(shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n)
+    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n

@@ -5,9 +5,8 @@ Axis letters: G groups, Q questions, K answer options.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,17 +61,6 @@ class About:
         return "; ".join((*parts, *self.notes))
 
 
-class Answer(NamedTuple):
-    """A group's answer to one question."""
-
-    shares: FloatArray  # (K,), >= 0, sum 1
-    n: float | None = None  # respondents, where the source tells it
-
-
-Asked = Iterable[Question]
-Answers = Mapping[str, Mapping[str, Answer]]
-
-
 @dataclass(frozen=True)
 class Survey:
     """Questions and, per group, the answer distributions that group has.
@@ -91,16 +79,6 @@ class Survey:
     respondents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     extra: tuple[Question, ...] = ()
     about: About = About()
-
-    @classmethod
-    def of(cls, questions: Asked, answers: Answers, extra: Asked, about: About = About()) -> Survey:
-        """A survey of groups' answers by question id."""
-        shares = {group: {key: answer.shares for key, answer in mine.items()} for group, mine in answers.items()}
-        people = {
-            group: {key: answer.n for key, answer in mine.items() if answer.n is not None}
-            for group, mine in answers.items()
-        }
-        return cls(tuple(questions), shares, people, tuple(extra), about)
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from client_node import Node, asked_of, config_of, home_files, uniform_request, weights
+from client_node import Node, asked_of, catalogue_once, config_of, home_files, uniform_request, weights
 from in_process import FEW, pinned
 from small import AS_OWNERS_ASK
 
@@ -17,7 +17,6 @@ from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.secure import masks, rule_sums
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
 from appa_flwr.survey.generate import generate
-from server_app.questions import build_catalogue
 
 SURVEY = generate(num_questions=60, num_groups=5, seed=3)
 EVERYBODY = SURVEY.groups
@@ -32,7 +31,7 @@ class Circle:
         self.config = Config.load({**config.flat(), **AS_OWNERS_ASK})
         contexts = pinned(self.config, self.files, owner_policy=owner_policy)
         self.nodes = dict(zip(self.files, map(Node, contexts.values()), strict=True))
-        self.catalogue, self.round = build_catalogue(self.config), 0
+        self.catalogue, self.round = catalogue_once(self.config), 0
         for node in self.nodes.values():
             node.prepared(self.catalogue)
         self.world = asks.world_of(

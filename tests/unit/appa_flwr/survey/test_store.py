@@ -91,8 +91,8 @@ def test_what_is_not_our_format(tmp_path):
 
 
 def test_names_of_files():
-    names = ["Côte d'Ivoire", "cote d ivoire", "日本", "CON", "x" * 99]
-    assert [*store.slugs(names).values()] == ["cote-d-ivoire", "cote-d-ivoire-2", "group", "group-con", "x" * 60]
+    names = ["Côte d'Ivoire", "cote d ivoire", "日本", "x" * 99]
+    assert [*store.slugs(names).values()] == ["cote-d-ivoire", "cote-d-ivoire-2", "group", "x" * 60]
 
 
 def config(**keys):

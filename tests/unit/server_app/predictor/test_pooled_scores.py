@@ -145,8 +145,8 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
     found, basis, catalogue = card_scores(config, 6)
     held_out = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.held_out_Q)}
     everyone = [
-        group_data(name, answers, embedding=option_embedding(catalogue), question_ids=held_out)
-        for name, answers in survey.answers.items()
+        group_data(name, {key: mine[key] for key in mine.keys() & held_out}, embedding=option_embedding(catalogue))
+        for name, mine in survey.answers.items()
     ]
     seen = [data for data in everyone if data.group != unseen]
     count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))

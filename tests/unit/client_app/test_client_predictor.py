@@ -5,8 +5,6 @@ Axis letters: P weights, N answered questions.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -138,22 +136,6 @@ def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
     """Natural Jensen-Shannon distances."""
     rows = truth.question_N
     return (1 - js_distance(prediction_QK[rows], truth.answer_NK, embedding.option_QK[rows], base=np.e)).tolist()
-
-
-@pytest.mark.parametrize(("architecture", "num_choices"), [("attention", 1), ("residual", 7)])
-def test_a_round_is_validated_by_its_distance_to_held_out_answers(architecture, num_choices, embedding, groups):
-    # by hand: a fresh network answers uniformly, and a kernel of nothing says that all groups are alike
-    mine, truth = split(groups[1], 8)
-    changes = {"pluralllm.architecture": architecture}
-    fresh = initial_weights(Config.load({**CONFIG.flat(), **changes}))
-    nothing = {key: Array(array.numpy() - 9) for key, array in fresh.items() if key in ("log_weight", "log_feature")}
-    uniform_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
-    expected = sum(distances(uniform_QK, truth, embedding))
-    train_Q = np.zeros(len(uniform_QK), dtype=bool)
-    ours = loaded(embedding, join_weights(ArrayRecord({**fresh, **nothing})), train_Q=train_Q, **changes)
-    tell = partial(predictor.errors, ours, mine, architecture=architecture)
-    np.testing.assert_allclose(tell(truth), [expected] * num_choices, atol=1e-5)
-    np.testing.assert_array_equal(tell(truth.first(0)), np.zeros(num_choices))
 
 
 def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding, groups):

@@ -36,13 +36,6 @@ def test_order_of_nominal_options_leaves_no_trace():
     np.testing.assert_allclose(embed_questions((TAXES, WARMTH, turned)).value_QKE[2, ::-1], straight[2], atol=1e-6)
 
 
-def test_both_question_and_option_matter():
-    value = embed_questions(QUESTIONS, dim=16).value_QKE.astype(np.float64)
-    yes, no, other_yes, cold = value[0, 0], value[0, 1], value[2, 1], value[1, 0]
-    assert np.linalg.norm(yes - no) > 0.5
-    assert 0.0 < np.linalg.norm(yes - other_yes) < np.linalg.norm(yes - cold)
-
-
 def test_ordinal_features_by_hand():
     # positions 1, 2, 5 on [-1, 1]: 2 (x - 1) / 4 - 1 = -1, -0.5, 1; distance from the middle 1, 0.5, 1
     table = embed_questions(QUESTIONS, dim=16)

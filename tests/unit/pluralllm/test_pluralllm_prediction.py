@@ -90,16 +90,6 @@ def test_a_questions_own_answer_never_reaches_its_prediction(model, data, table)
         assert (np.abs(after - before).max(axis=1)[others] > 1e-7).all()
 
 
-def test_context_is_a_fair_draw(model, table, data):
-    """Over 300 seeds each of the 24 other answers is in a context of 6 with probability 1/4: 75 times, sd 7.5."""
-    count = np.zeros(25)
-    for seed in range(300):
-        order = of(model, table, 6, seed=seed).context_order(data)
-        count[order[order != 3][:6]] += 1
-    assert count[3] == 0
-    assert (np.abs(np.delete(count, 3) - 75.0) < 4 * 7.5).all()
-
-
 def test_context_depends_on_seed_group_and_draw_and_on_no_process(model, table, data):
     ours = of(model, table, 8)
     found = [

@@ -111,16 +111,3 @@ def test_disagreement_scales_how_far_groups_differ():
     assert gaps[0.0] < 0.01  # refusals alone are drawn by group
     assert gaps[0.5] < 0.75 * gaps[1.0]
     assert gaps[1.0] < 0.8 * gaps[2.0]
-
-
-def test_arrays_have_holes_where_a_group_was_not_asked():
-    survey = generate(num_questions=30, num_groups=3, seed=0)
-    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    for g, (name, answers) in enumerate(survey.answers.items()):
-        for q, question in enumerate(survey.questions):
-            assert option_QK[q].sum() == len(question.options)
-            if question.question_id in answers:
-                np.testing.assert_array_equal(target_GQK[g, q, option_QK[q]], answers[question.question_id])
-                assert not target_GQK[g, q, ~option_QK[q]].any()
-            else:
-                assert np.isnan(target_GQK[g, q]).all(), name

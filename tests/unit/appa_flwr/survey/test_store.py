@@ -112,20 +112,6 @@ def test_a_run_keeps_its_survey_and_refuses_another(tmp_path):
     assert sources.kept_survey(run, file).groups == ("A", "B")
 
 
-def test_questions_without_answers(tmp_path):
-    source = write(tmp_path / "x.jsonl", [row("q1", "A"), row("q2", "B"), row("q3", "B"), row("q1", "C")])
-    more = write(
-        tmp_path / "more.jsonl", [{"question_id": key, "question": "M?", "options": ["a", "b"]} for key in ("q1", "m")]
-    )
-    run = {"survey": str(source), "groups": "A;C"}
-    assert ids(sources.read_run(config(**run)).questions) == ["q1"]
-    assert ids(sources.read_run(config(**run)).extra) == ["q2", "q3"]
-    assert ids(sources.read_run(config(**run, data__extra_questions=str(more))).extra) == ["q2", "q3", "m"]
-    assert sources.read_run(config(**run, data__extra_questions="")).extra == ()
-    public = store.read(more)
-    assert (ids(public.questions), public.answers) == (["q1", "m"], {})
-
-
 def test_the_generated_survey_of_a_run(tmp_path):
     run = config(data__num_questions=30, data__num_groups=4)
     drawn, kept = generate.generate(num_questions=30, num_groups=4, seed=0), sources.read_run(run)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from surveys import ids, refused
 
 from appa_flwr.survey.split import split_questions
@@ -49,25 +47,6 @@ def test_the_split_of_a_text_stays_what_it_was(fraction, held_out):
     # 0.050, 0.443, 0.302, 0.056, 0.753 and 0.256 of the range.
     asked = tuple(Question(letter, f"Text {letter}", ("yes", "no")) for letter in "abcdef")
     assert "".join(split_questions(asked, test_fraction=fraction, seed=0).test) == held_out
-
-
-@given(
-    texts=st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8).filter(lambda texts: len(set(texts)) > 1),
-    fraction=st.sampled_from([1e-12, 0.2, 0.5, 1 - 1e-12]),
-    seed=st.integers(0, 50),
-)
-def test_no_side_stays_empty_and_one_text_at_most_moves(texts, fraction, seed):
-    asked = questions(texts)
-    split = split_questions(asked, test_fraction=fraction, seed=seed)
-    train, test = ({q.text for q in asked if q.question_id in side} for side in (split.train, split.test))
-    assert train
-    assert test
-    assert train.isdisjoint(test)
-    for side in (split.train, split.test):
-        assert list(side) == [name for name in ids(asked) if name in side]
-    assert len(split.train) + len(split.test) == len(asked)
-    assert len(test) == 1 or fraction > 1e-6
-    assert len(train) == 1 or fraction < 1 - 1e-6
 
 
 def test_bad_input():

@@ -78,7 +78,6 @@ def _update(group: Group, ask: Ask, task: Task) -> Numbers:
         data,
         party.embedding,
         round_number=ask.count("round"),
-        proximal=ask.number("proximal"),
         secret="" if party.ledger is None else party.ledger.secret().hex(),
     )
     step_P = after_P.astype(np.float64) - weight_P

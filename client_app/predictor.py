@@ -16,7 +16,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.config.sections import AVERAGING, Architecture
+from appa_flwr.config.sections import Architecture
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
@@ -35,10 +35,9 @@ def train(
     embedding: OptionEmbedding,
     *,
     round_number: int,
-    proximal: float,
     secret: str,
 ) -> tuple[Weights, float]:
-    """Train a copy of the server's joined weights (P,) on a group's answers, at least one, with FedProx' mu `proximal`.
+    """Train a copy of the server's joined weights (P,) on a group's answers, at least one.
 
     `round_number`, from 1 on, decides the step size and, with the run's seed and the group, the episodes; so does the
     node's `secret`, that nobody can repeat the round with guessed answers.
@@ -49,7 +48,7 @@ def train(
     torch.set_num_threads(1)
     settings, model = config.pluralllm, _model(config, weight_P)
     learning_rate = settings.local_learning_rate
-    if settings.strategy in AVERAGING:  # in the others the server's own step falls
+    if settings.local_optimizer == "adam":  # else the server has an optimizer, whose step falls
         learning_rate *= step_size_factor(round_number - 1, settings.rounds)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number, *filter(None, [secret]))
     loss = local_update(
@@ -59,7 +58,6 @@ def train(
         settings,
         learning_rate=learning_rate,
         generator=torch.Generator().manual_seed(seed),
-        proximal=proximal,
     )
     return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss
 

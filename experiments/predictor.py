@@ -175,8 +175,8 @@ def train(problem: Problem, config: Config) -> PluralLLM:
             ours = predictor.load(config, weight_P, problem.embedding, problem.trained_Q)
             error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
             return {"answers": [len(held_out)], "error": error_V}
-        settings: dict[str, Any] = {"round_number": int(ask.number("round")), "proximal": ask.number("proximal")}
-        after_P, loss = predictor.train(config, weight_P, data, problem.embedding, **settings, secret="")
+        number = ask.count("round")
+        after_P, loss = predictor.train(config, weight_P, data, problem.embedding, round_number=number, secret="")
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 

@@ -106,7 +106,7 @@ def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
     step_SP = np.empty((MADE_UP, len(weight_P)))
     for s, answer_NK in enumerate(answer_SNK.astype(np.float32)):
         train = partial(predictor.train, config, weight_P, GroupData("g0", np.arange(number), answer_NK), embedding)
-        step_SP[s] = train(round_number=WARM_UP_STEPS + 1, proximal=0.0, secret=f"{s}")[0] - weight_P
+        step_SP[s] = train(round_number=WARM_UP_STEPS + 1, secret=f"{s}")[0] - weight_P
     return answer_SNK, step_SP
 
 
@@ -117,7 +117,7 @@ def by_training(nodes: Nodes, *, rounds: int, strategy: str = "fedavg", steps: i
     nodes.config, weights = config, _weights(config, 0, {})
     nodes.begin(_questions(number + 1), held_out=0, weights=weights)  # one more: a single text has no features
     array, rounds_R = {"weights": messages.join_weights(weights)}, WARM_UP_STEPS + 1 + np.arange(rounds)
-    replies = [nodes.ask(asks.Ask(asks.UPDATE, array, {"round": int(n), "proximal": 0.0})) for n in rounds_R]
+    replies = [nodes.ask(asks.Ask(asks.UPDATE, array, {"round": int(n)})) for n in rounds_R]
     step_P = np.mean([numbers["step"] / numbers["answers"] for numbers in replies], axis=0)
     made_up = _made_up(Config.load({**SETTINGS, **settings}), number)
     return likeliest.by_steps(*made_up, step_P, rounds=rounds)

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
@@ -54,7 +53,7 @@ class Predictor:
     the group answered is predicted from its other answers only.
 
     Attributes:
-        model: trained on an embedding of the same size; a UserError otherwise.
+        model: trained on an embedding of the same size.
         embedding: the public table of Q questions.
         trained_Q: the questions that the network was trained on. Only "residual" asks.
         num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
@@ -66,11 +65,6 @@ class Predictor:
     trained_Q: BoolArray
     num_context: int
     seed: int
-
-    def __post_init__(self) -> None:
-        size, expected = self.embedding.dim, self.model.embedding_dim
-        if size != expected:
-            raise UserError(f"PluralLLM was built for embeddings of {expected} features, the table has {size}")
 
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.

@@ -122,12 +122,11 @@ def local_update(
     *,
     learning_rate: float,
     generator: torch.Generator,
-    proximal: float = 0.0,
 ) -> float:
     """Train `model` in place on one group's answers, as one client does in one federated round.
 
     The model holds the server's weights on entry, the client's on return; the optimizer is a fresh one, as clients keep
-    no state. `proximal` is the mu of FedProx, which adds `mu / 2 |w - w_server|^2` to the loss.
+    no state.
 
     Returns:
         Mean loss over the steps.
@@ -136,7 +135,6 @@ def local_update(
         UserError: a group without answers.
     """
     parameters = list(model.parameters())
-    anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
     optimizer = torch.optim.Adam if settings.local_optimizer == "adam" else torch.optim.SGD
     update: torch.optim.Optimizer = optimizer(parameters, lr=learning_rate)
     episodes = EpisodeConfig.of(settings)
@@ -147,10 +145,6 @@ def local_update(
         value = model.loss(batch)
         update.zero_grad(set_to_none=True)
         torch.autograd.backward(value)
-        for parameter, start in zip(parameters, anchor, strict=False):
-            # the gradient of mu / 2 |w - w_server|^2, written out to spare a graph over every weight
-            gradient = 0.0 if parameter.grad is None else parameter.grad
-            parameter.grad = proximal * (parameter.detach() - start) + gradient
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         update.step()
         total += float(value.detach())

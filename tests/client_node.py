@@ -97,7 +97,7 @@ class Node:
         """The same node, deployed, with what it remembers."""
         kept = dict(self.memory)
         self.context.node_config, self.context.state = dict(node_config), RecordDict()
-        if node_config.keys() & {"ledger", "data"}:
+        if "data" in node_config:
             for name, value in kept.items():
                 self.memory[name] = value
         return self
@@ -112,7 +112,7 @@ def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object)
     """What the server would ask for."""
     arrays = {"weights": messages.join_weights(weights(config))}
     if kind == asks.UPDATE:
-        return Ask(kind, arrays, {"round": 1, "proximal": 0.0})
+        return Ask(kind, arrays, {"round": 1})
     if kind == asks.VALIDATION:
         return Ask(kind, arrays, {"size": len(choices(config.pluralllm.architecture))})
     if kind == asks.SCORES:

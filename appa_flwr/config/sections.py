@@ -19,8 +19,6 @@ Architecture = Literal["residual", "attention"]
 NGRAMS, MINILM = "ngrams", "minilm"
 SURVEY_QUESTIONS = "survey"
 """Value of `data.extra-questions`: the questions of the survey itself that none of the groups has answered."""
-AVERAGING = ("fedavg", "fedprox")
-"""Strategies without an optimizer at the server, so that clients use Adam."""
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
@@ -137,7 +135,7 @@ class PluralLLMSection(Section):
     num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)
     checkpoint: LocalPath = key("", "weights of an earlier run to use instead of pretraining")
     unseen_groups: str = key("", "names; they bring few-shot context only and never train the predictor")
-    strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi"] = key("fedavg", "federated strategy of pretraining")
+    strategy: Literal["fedavg", "fedadam", "fedyogi"] = key("fedavg", "federated strategy of pretraining")
     rounds: int = key(16, "federated pretraining rounds", ge=0)
     local_steps: int = key(24, "optimizer steps of a group in one round", ge=1)
     learning_rate: float = key(0.03, "step size of a group; 0 = 0.003 of Adam, 0.1 of SGD, by the strategy", ge=0)
@@ -150,7 +148,7 @@ class PluralLLMSection(Section):
     @property
     def local_optimizer(self) -> Literal["sgd", "adam"]:
         """A group's optimizer: SGD where the server has an adaptive optimizer."""
-        return "adam" if self.strategy in AVERAGING else "sgd"
+        return "adam" if self.strategy == "fedavg" else "sgd"
 
     @property
     def local_learning_rate(self) -> float:

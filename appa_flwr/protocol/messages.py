@@ -226,14 +226,9 @@ def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
-def numpy_arrays(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of `arrays_record`."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
 def _arrays(content: RecordDict) -> Ask:
     """A content's arrays, to be read with their types."""
-    return Ask("", numpy_arrays(content.array_records[_ARRAYS]))
+    return Ask("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
 
 
 @contextmanager

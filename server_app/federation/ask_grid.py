@@ -85,8 +85,7 @@ class AskGrid(Grid):
         weights = {"weights": join_weights(content.array_records["arrays"])}
         if sent[0].metadata.message_type == TRAIN:
             config, replied = content.config_records["config"], _trained
-            proximal = float(str(config.get("proximal-mu", 0.0)))
-            ask = Ask(asks.UPDATE, weights, {"round": int(str(config["server-round"])), "proximal": proximal})
+            ask = Ask(asks.UPDATE, weights, {"round": int(str(config["server-round"]))})
         else:
             size, replied = len(choices(self._groups.config.pluralllm.architecture)), _validated
             ask = Ask(asks.VALIDATION, weights, {"size": size})

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedYogi, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
 from appa_flwr.config import Config
@@ -30,12 +30,10 @@ LARGEST_STEP = 10.0  # of a group, in units of the round's median
 # ends up predicting the same answers for every group.
 TAU = 1e-6
 SERVER_LEARNING_RATE = 3e-3  # of FedAdam and FedYogi; Adam's usual step for a network of this size
-PROXIMAL_MU = 0.01  # pull of FedProx towards the server's weights: it only steadies groups whose steps are few
 
 _ADAPTIVE = {"eta": SERVER_LEARNING_RATE, "tau": TAU, "beta_1": BETAS[0], "beta_2": BETAS[1]}
 STRATEGIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "fedavg": (FedAvg, {}),
-    "fedprox": (FedProx, {"proximal_mu": PROXIMAL_MU}),
     "fedadam": (FedAdam, _ADAPTIVE),
     "fedyogi": (FedYogi, _ADAPTIVE),
 }

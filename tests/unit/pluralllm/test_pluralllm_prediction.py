@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from appa_flwr.core.errors import UserError
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.network import Questions
@@ -118,11 +117,6 @@ def test_a_group_without_answers_gets_the_prior(model, data, table):
     prior = of(model, table, 8).targets(data.first(0))
     found = of(model, table, 0, seed=5).targets(data)
     np.testing.assert_allclose(prior, found, atol=2e-6)
-
-
-def test_features_of_another_size_are_refused(table):
-    with pytest.raises(UserError, match="built for embeddings of 5 features, the table has 6"):
-        of(FewShotAttention(5, 16, num_blocks=2, num_heads=2), table, 4)
 
 
 @pytest.mark.parametrize("rows", [[], [3], [0, 5, 6, 7, 21, 39]])

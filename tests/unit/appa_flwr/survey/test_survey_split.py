@@ -52,5 +52,3 @@ def test_the_split_of_a_text_stays_what_it_was(fraction, held_out):
 def test_bad_input():
     refused("at least two different question texts; the survey has 1", split_questions, questions(["same", "Same "]))
     refused("the survey has 0", split_questions, ())
-    for fraction in (0.0, 1.0, -0.1, float("nan")):
-        refused("test_fraction", split_questions, MANY, test_fraction=fraction)

@@ -155,7 +155,7 @@ def test_votes_and_updates_add_up_to_the_same(parties):
     joined = {"weights": messages.join_weights(weights(parties[ROWS].config))}
     for ask in (
         asks.Ask(asks.VOTES),
-        asks.Ask(asks.UPDATE, joined, {"round": 1, "proximal": 0.0}),
+        asks.Ask(asks.UPDATE, joined, {"round": 1}),
     ):
         rows, *sums = (party.groups.ask(ask) for party in parties.values())
         for summed in sums:
@@ -198,8 +198,8 @@ def arrays_of(reply):
 
 
 def test_a_strategy_gets_a_reply_of_each_group_that_trains():
-    replies, (ask,) = asked("plain", **{"proximal-mu": 0.5})
-    assert (ask.kind, ask.settings) == (asks.UPDATE, {"round": 3, "proximal": 0.5})
+    replies, (ask,) = asked("plain")
+    assert (ask.kind, ask.settings) == (asks.UPDATE, {"round": 3})
     assert ask.arrays["weights"].tolist() == [2, 3, 1]  # by name
     assert [reply.content["metrics"] for reply in replies] == [
         {"num-examples": 2, "loss": 2.0},

@@ -208,7 +208,8 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     for side in request.sides:
         for metric, reward_J in score(request, group.side(side, request.draw), party.public.option_QK).items():
             known_J = ~np.isnan(reward_J)
-            readable_J = known_J & ~np.isnan(request.prediction_JK).all(axis=1)
+            answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
+            readable_J = known_J & ~np.isnan(answer_JK).any(axis=1)
             numbers[f"{metric} {side}"] = np.zeros(2)
             if _may_give_own_score(group, request.question_J[readable_J], task):
                 questions = np.unique(request.question_J[known_J])

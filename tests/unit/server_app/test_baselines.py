@@ -16,6 +16,7 @@ from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 from appa_flwr.analysis import group_differences
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
+from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.protocol import asks, messages, rewards
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
 from appa_flwr.survey.types import Question, Survey
@@ -66,7 +67,7 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
     rows = baselines(groups, CONFIG).rows
     found = {(row.method, row.metric): row for row in rows}
-    metrics = rewards.metrics_of("dpa")
+    metrics = TASK_METRICS["dpa"]
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
     solved = ("js", "wasserstein", "cosine")  # js-distance has no ceilings
     pairs += [("mean-prediction", metric) for metric in metrics]  # and no row of own predictions but in a simulation

@@ -22,14 +22,11 @@ from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
 from appa_flwr.secure.roster import LEAST_GROUPS
 from client_app.party import Group, Party
-from pluralllm.scores import COUNT, PREDICTOR, local_sums, mean_of_groups, summed
+from pluralllm.scores import COUNT, local_sums, mean_of_groups, summed
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Numbers = Mapping[str, FloatArray]
-
-MIN_TRAINING_ANSWERS = 10
-"""Sums over fewer training answers would tell what these answers are."""
 
 OWN_DECIMALS = 2
 """Of an own score that leaves a deployed node: what one question adds to a mean over many is less."""
@@ -100,22 +97,15 @@ def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
 
 def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """PluralLLM's scores, see `pluralllm.scores.local_sums`: a row of groups that train it, and a row of others."""
-    party, data, truth, least = group.party, group.data, group.held_out, group.party.policy.least_answers
-    others_QK = None
+    party, others_QK = group.party, None
     if party.ledger is None:
         others_QK = mean_of_groups(party.held_out, party.embedding, without=group.name)
-    parts = {asks.HELD_OUT_PART: (truth, least)}
-    if len(data) >= (fewest := max(MIN_TRAINING_ANSWERS, least)):
-        parts[asks.TRAINING_PART] = (data, fewest)
-    table_QK = group.targets()
-    sums = {
-        part: local_sums(table_QK, truth=answers, known=data, embedding=party.embedding, mean_of_others=others_QK)
-        for part, (answers, _) in parts.items()
-    }
+    sums = local_sums(
+        group.targets(), truth=group.held_out, known=group.data, embedding=party.embedding, mean_of_others=others_QK
+    )
     score_2L = np.zeros((2, len(summed())))
-    for place, (part, name, measure) in enumerate(summed()):
-        measures = sums.get(part, {}).get(name)
-        if measures is not None and _is_large(measures[COUNT], sums[part][PREDICTOR][COUNT], parts[part][1]):
+    for place, (name, measure) in enumerate(summed()):
+        if measures := sums.get(name):
             value = np.array(measures[measure])
             rounded = value if measure == COUNT else np.minimum(_rounded(value, party), measures[COUNT])
             score_2L[int(group.unseen), place] = rounded
@@ -124,11 +114,6 @@ def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
         few_2 = np.array([len(task.cohort) - len(unseen), len(unseen)]) < LEAST_GROUPS
         score_2L[few_2] = 0.0
     return {"scores": score_2L}
-
-
-def _is_large(count: float, every: float, least: int) -> bool:
-    """False for a sum over a part of the answers where it, or what is missing from it, are few answers."""
-    return count == every or least <= count <= every - least
 
 
 def _rewards(group: Group, ask: Ask, task: Task) -> Numbers:
@@ -223,7 +208,8 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     for side in request.sides:
         for metric, reward_J in score(request, group.side(side, request.draw), party.public.option_QK).items():
             known_J = ~np.isnan(reward_J)
-            readable_J = known_J & ~np.isnan(request.prediction_JK).all(axis=1)
+            answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
+            readable_J = known_J & ~np.isnan(answer_JK).any(axis=1)
             numbers[f"{metric} {side}"] = np.zeros(2)
             if _may_give_own_score(group, request.question_J[readable_J], task):
                 questions = np.unique(request.question_J[known_J])

@@ -65,14 +65,13 @@ class Party:
         """The groups this node speaks for.
 
         In a simulation node `partition-id` of `num-partitions` hosts every `num-partitions`-th group of the run's
-        survey; deployed, the node's own config names its group or groups (`group = "Kenya"`, several separated by
-        semicolons).
+        survey; deployed, the node's own config names its group (`group = "Kenya"`).
 
         Raises:
             UserError: the node's config names none, or the run's survey cannot be read.
         """
         if self.ledger is not None:
-            return tuple(name for part in str(self.node["group"]).split(";") if (name := part.strip()))
+            return (str(self.node["group"]).strip(),)
         if "partition-id" not in self.node:
             raise UserError(
                 'node-config lacks `group`: start the SuperNode with --node-config \'group="..." data="..."\''
@@ -87,11 +86,7 @@ class Party:
             UserError: it cannot be read.
             Refused: a simulated node has not been greeted.
         """
-        path = str(self.node.get("data", ""))
-        if self.ledger is None:
-            path = self.remembered("survey").decode()
-        elif not path:
-            raise UserError("node-config lacks `data`: name the group's own survey file, as `appa survey` writes it")
+        path = self.remembered("survey").decode() if self.ledger is None else str(self.node["data"])
         try:
             return _read(path, Path(path).stat().st_mtime_ns)
         except OSError as error:
@@ -165,16 +160,14 @@ class Party:
         """The node's one group as a member of the roster beside its data, if that is the one its owner has pinned.
 
         Raises:
-            Refused: no roster is pinned, or the node hosts several groups.
+            Refused: no roster is pinned.
             UserError: the roster or the private key cannot be used, or it is another roster.
         """
         if not self.policy.roster:
             raise Refused(refusals.NO_ROSTER)
-        if len(self.hosted) > 1:
-            raise Refused(refusals.SEVERAL_GROUPS)
-        data = Path(str(self.node.get("data", "")))
+        data = Path(str(self.node["data"]))
         path, key = data.with_name(ROSTER_FILE), own_key(data.with_suffix(KEY_SUFFIX))
-        roster = read_roster(read_file(path), source=str(path), pinned=self.policy.roster)
+        roster = read_roster(read_file(path), source=str(path))
         if roster.sha256 != self.policy.roster:
             raise UserError(f"{path}: is not the roster that the owner's policy pins; run appa group pin again")
         least = self.policy.least_cohort or max(LEAST_GROUPS, len(roster.names) - 1)

@@ -48,7 +48,7 @@ def train(
     torch.set_num_threads(1)
     settings, model = config.pluralllm, _model(config, weight_P)
     learning_rate = settings.local_learning_rate
-    if settings.strategy == "fedavg":  # of fedadam the server's own step falls
+    if settings.local_optimizer == "adam":  # else the server has an optimizer, whose step falls
         learning_rate *= step_size_factor(round_number - 1, settings.rounds)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number, *filter(None, [secret]))
     loss = local_update(

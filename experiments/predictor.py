@@ -29,7 +29,6 @@ from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol.asks import VALIDATION, Ask
 from appa_flwr.protocol.rewards import js, js_distance
 from appa_flwr.survey.generate import generate
@@ -146,12 +145,14 @@ def load_problem(name: str, *, seed: int, folder: Path | None, encoder_name: str
     else:
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
-    embedding = embed_questions(survey.questions, encoder=encoder(encoder_name, cache=cache_folder()))
+    embedding = embed_questions(survey.questions, encoder=encoder(encoder_name))
     split = split_questions(survey.questions, seed=seed)
 
     def answers(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:
+        kept = {group: {*question_ids} & survey.answers[group].keys() for group in groups}
         return tuple(
-            group_data(group, survey.answers[group], embedding=embedding, question_ids=question_ids) for group in groups
+            group_data(group, {key: survey.answers[group][key] for key in keys}, embedding=embedding)
+            for group, keys in kept.items()
         )
 
     unseen = [group for group in sorted(survey.groups) if group not in seen]
@@ -174,8 +175,8 @@ def train(problem: Problem, config: Config) -> PluralLLM:
             ours = predictor.load(config, weight_P, problem.embedding, problem.trained_Q)
             error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
             return {"answers": [len(held_out)], "error": error_V}
-        settings: dict[str, Any] = {"round_number": int(ask.number("round"))}
-        after_P, loss = predictor.train(config, weight_P, data, problem.embedding, **settings, secret="")
+        number = ask.count("round")
+        after_P, loss = predictor.train(config, weight_P, data, problem.embedding, round_number=number, secret="")
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 

@@ -130,7 +130,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
     """
     validates, mixes = kind == asks.VALIDATION, choices(nodes.config.pluralllm.architecture)
     settings = {"size": len(mixes if validates else summed())}
-    place = summed().index((asks.HELD_OUT_PART, PREDICTOR, COUNT))
+    place = summed().index((PREDICTOR, COUNT))
     nobody = GroupData("g0", np.arange(0), np.empty((0, OPTIONS), np.float32))
     reply_R, predicted = [], []
     for turn in range(turns):

@@ -81,7 +81,7 @@ class FewShotAttention(PluralLLM):
     """
 
     def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, num_heads: int) -> None:
-        super().__init__(embedding_dim)
+        super().__init__()
         self.option = nn.Linear(embedding_dim, dim)
         self.answer = nn.Linear(ANSWER_FEATURES, 2 * dim)
         self.answered = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim))

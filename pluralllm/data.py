@@ -7,7 +7,7 @@ Axis letters: Q questions, K answer options (padded to the widest question), E e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,26 +81,19 @@ class GroupData:
         return GroupData(self.group, self.question_N[:count], self.answer_NK[:count])
 
 
-def group_data(
-    group: str,
-    answers: Mapping[str, FloatArray],
-    *,
-    embedding: OptionEmbedding,
-    question_ids: Collection[str] | None = None,
-) -> GroupData:
+def group_data(group: str, answers: Mapping[str, FloatArray], *, embedding: OptionEmbedding) -> GroupData:
     """Pad one group's answers and tie them to the embedding table.
 
     Args:
         group: the group's name, for messages and seeds.
-        answers: question id -> distribution (K,) over that question's own options.
+        answers: question id -> distribution (K,) over that question's own options. Leave held-out questions out:
+            whatever is kept may become context.
         embedding: the public table; fixes the order of questions and the padding.
-        question_ids: keep only these questions. Pass the training split: whatever is kept may become context.
 
     Returns:
-        The kept answers in the table's order; N = 0 is possible.
+        The answers to the table's questions in its order; N = 0 is possible.
     """
-    kept = answers.keys() if question_ids is None else answers.keys() & set(question_ids)
-    rows = np.array([row for row, name in enumerate(embedding.question_ids) if name in kept], dtype=np.int64)
+    rows = np.array([row for row, name in enumerate(embedding.question_ids) if name in answers], dtype=np.int64)
     answer_NK = np.zeros((len(rows), embedding.option_QK.shape[1]), dtype=np.float32)
     for padded_K, row in zip(answer_NK, rows, strict=True):
         answer_K = answers[embedding.question_ids[row]]

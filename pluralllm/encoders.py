@@ -7,12 +7,7 @@ Axis letters: U unique texts, H features of the encoder.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import importlib.util
-import io
-import json
-import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +21,6 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file
 
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Encoder = Callable[[Sequence[str]], Matrix]
@@ -50,7 +44,7 @@ PLAIN_TEXT: dict[str, Any] = {
 }
 
 
-def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: None) -> Encoder:
+def encoder(name: str, *, progress: Progress = lambda done, of: None) -> Encoder:
     """The encoder that `pluralllm.encoder` names.
 
     A sentence-transformers model does what its own folder says; of any other model, such as a causal LM, the last
@@ -59,16 +53,15 @@ def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: Non
 
     Args:
         name: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a causal LM.
-        cache: folder that keeps what a pretrained model computed, on a CPU in minutes; made if it does not exist.
         progress: called with (texts done, texts) while a pretrained model computes.
 
     Raises:
         UserError: "minilm", and its package is not installed. The encoder itself raises one where there is no such
-            model, it cannot be used, or the cache cannot be written.
+            model or it cannot be used.
     """
     if name == NGRAMS:
         return hashed_ngrams
-    return partial(_vectors, _minilm_folder() if name == MINILM else name, cache, progress)
+    return partial(_vectors, _minilm_folder() if name == MINILM else name, progress)
 
 
 def _minilm_folder() -> str:
@@ -89,8 +82,8 @@ def hashed_ngrams(texts: Sequence[str]) -> sparse.csr_matrix:
     return sparse.hstack([words.transform(texts), characters.transform(texts)], format="csr")
 
 
-def _vectors(model: str, cache: Path, progress: Progress, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Vectors (U, H) by a pretrained model, or from the cache, which goes by the model's files and the texts."""
+def _vectors(model: str, progress: Progress, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Vectors (U, H) by a pretrained model."""
     wrong = f"pluralllm.encoder = {model}: "
     try:
         folder = Path(model).expanduser()
@@ -101,44 +94,22 @@ def _vectors(model: str, cache: Path, progress: Progress, texts: Sequence[str]) 
             f"{wrong}no such folder, and it cannot be fetched from the hub ({_first_line(error)}); "
             "give ngrams, minilm, a model folder or the name of a model on the hub"
         ) from error
-    files = [
-        (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted([*folder.glob("*"), *folder.glob("*/*")])
-        if path.is_file()
-    ]
-    content = [importlib.metadata.version("sentence-transformers"), str(folder.resolve()), files, list(texts)]
-    path = cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
-    vector_UH = _read(path)
-    if vector_UH is None:
-        try:
-            loaded, parts = _load(folder), []
-        except Exception as error:  # whatever the library raises over a file that is not as it expects
-            raise UserError(f"{wrong}cannot be loaded ({_first_line(error)})") from error
-        for done in range(0, len(texts), TEXTS_AT_ONCE):
-            progress(done, len(texts))
-            parts.append(loaded.encode(list(texts[done : done + TEXTS_AT_ONCE]), show_progress_bar=False))
-        progress(len(texts), len(texts))
-        vector_UH = np.concatenate(parts)
-        if not np.isfinite(vector_UH).all():
-            raise UserError(f"{wrong}its vectors are not finite; are its weights damaged?")
-        file = io.BytesIO()
-        np.savez(file, vector_UH=vector_UH)
-        replace_file(path, file.getvalue(), parents=True)
+    try:
+        loaded, parts = _load(folder), []
+    except Exception as error:  # whatever the library raises over a file that is not as it expects
+        raise UserError(f"{wrong}cannot be loaded ({_first_line(error)})") from error
+    for done in range(0, len(texts), TEXTS_AT_ONCE):
+        progress(done, len(texts))
+        parts.append(loaded.encode(list(texts[done : done + TEXTS_AT_ONCE]), show_progress_bar=False))
+    progress(len(texts), len(texts))
+    vector_UH: npt.NDArray[np.float32] = np.concatenate(parts)
+    if not np.isfinite(vector_UH).all():
+        raise UserError(f"{wrong}its vectors are not finite; are its weights damaged?")
     return vector_UH
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no reason given')}"
-
-
-def _read(path: Path) -> npt.NDArray[np.float32] | None:
-    """The vectors kept, or None where there are none or the file is damaged (the format has checksums)."""
-    try:
-        with np.load(path) as kept:
-            vector_UH: npt.NDArray[np.float32] = kept["vector_UH"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    return vector_UH
 
 
 def _load(folder: Path) -> Any:

@@ -156,15 +156,7 @@ def log_share(score_N: Tensor, option_BSK: Tensor) -> Tensor:
 
 
 class PluralLLM(nn.Module, ABC):
-    """A preference predictor, of either architecture; `pluralllm.training.build` makes one.
-
-    Attributes:
-        embedding_dim: features E of an option.
-    """
-
-    def __init__(self, embedding_dim: int) -> None:
-        super().__init__()
-        self.embedding_dim = embedding_dim
+    """A preference predictor, of either architecture; `pluralllm.training.build` makes one."""
 
     @abstractmethod
     def loss(self, episodes: Episodes) -> Tensor:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
@@ -28,9 +27,6 @@ from pluralllm.residual import VIEWS, ExactResidual, Shares
 HASH_BYTES = 8
 # a difference from the mean that a single answer shows may be chance
 MIN_ANSWERS = 2
-UNIFORM_TOLERANCE = 1e-4
-
-NOTHING_TO_TELL = "its answers are too few, or all alike, to say how it differs; it gets the mean of all groups"
 NOT_SOLVED = "its answers cannot be solved for; it gets the mean of all groups"
 
 log = logging.getLogger("appa.client")
@@ -57,7 +53,7 @@ class Predictor:
     the group answered is predicted from its other answers only.
 
     Attributes:
-        model: trained on an embedding of the same size; a UserError otherwise.
+        model: trained on an embedding of the same size.
         embedding: the public table of Q questions.
         trained_Q: the questions that the network was trained on. Only "residual" asks.
         num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
@@ -69,11 +65,6 @@ class Predictor:
     trained_Q: BoolArray
     num_context: int
     seed: int
-
-    def __post_init__(self) -> None:
-        size, expected = self.embedding.dim, self.model.embedding_dim
-        if size != expected:
-            raise UserError(f"PluralLLM was built for embeddings of {expected} features, the table has {size}")
 
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.
@@ -148,9 +139,7 @@ class Predictor:
 
         The context are the rows `shared` of `data`, ascending.
         """
-        if len(shared) < MIN_ANSWERS or self._constant(data, shared):
-            if len(data) and len(shared) >= min(MIN_ANSWERS, len(data)):  # not where a single one was asked for
-                log.warning("group %s: %s", data.group, NOTHING_TO_TELL)
+        if len(shared) < MIN_ANSWERS:
             shared = shared[:0]
         own_N = data.question_N[shared]
         context = self._questions(own_N[None], data.answer_NK[shared][None])
@@ -169,10 +158,3 @@ class Predictor:
                 view_RK[np.searchsorted(rows, own_N[own])] = conditioned.left_out()[own]
             answer_VRK += weight_VR[..., None] * view_RK
         return answer_VRK
-
-    def _constant(self, data: GroupData, shared: IntArray) -> bool:
-        """True if all these answers are one and the same, or all of them uniform."""
-        answer_CK, option_CK = data.answer_NK[shared], self.embedding.option_QK[data.question_N[shared]]
-        uniform_CK = option_CK / option_CK.sum(axis=1, keepdims=True)
-        same = bool((np.ptp(answer_CK, axis=0) == 0.0).all())
-        return same or bool(np.abs(answer_CK - uniform_CK).max() < UNIFORM_TOLERANCE)

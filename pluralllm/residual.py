@@ -146,7 +146,7 @@ class ExactResidual(PluralLLM):
     """
 
     def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, rank: int) -> None:
-        super().__init__(embedding_dim)
+        super().__init__()
         self.question_part, self.option_part = embedding_parts(embedding_dim)
         self.option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
         self.unread = nn.Parameter(torch.zeros(dim))

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.protocol.asks import HELD_OUT_PART, TRAINING_PART
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 
@@ -21,16 +20,15 @@ PREDICTOR, SHARED = "pluralllm", "pluralllm-shared"
 MEAN_OF_OTHERS = "mean-of-others"
 UNIFORM, NEAREST = "uniform", "nearest-question"
 PREDICTORS = (PREDICTOR, UNIFORM, NEAREST, MEAN_OF_OTHERS, SHARED)
-PARTS = (TRAINING_PART, HELD_OUT_PART)
 COUNT = "answers"
 """Of the answers that are scored, among the measures' sums."""
 # a mean of the others is then not a single one's answer
 MIN_GROUPS = 3
 
 
-def summed() -> list[tuple[str, str, str]]:
-    """The sums that a group gives: (part, predictor, measure), in their order."""
-    return [(part, name, measure) for part in PARTS for name in PREDICTORS for measure in (COUNT, *MEASURES)]
+def summed() -> list[tuple[str, str]]:
+    """The sums over held-out answers that a group gives: (predictor, measure), in their order."""
+    return [(name, measure) for name in PREDICTORS for measure in (COUNT, *MEASURES)]
 
 
 def local_sums(

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
+from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
-from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import predicted_rows, put, replace_rows
 from appa_flwr.run.records import (
     CEILINGS,
@@ -148,7 +148,7 @@ def baseline_scores(
         The methods, and the groups' predictions, which a server keeps of a simulation alone.
     """
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
-    metrics = metrics_of(config.task)
+    metrics = TASK_METRICS[config.task]
 
     def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> Scored:
         return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)

@@ -15,9 +15,9 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
+from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
-from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import Example, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
@@ -121,7 +121,7 @@ def evaluate(
 
 def metric_names(config: Config) -> list[str]:
     """What a model is scored by, the training metric first: the examples in the report show its rewards."""
-    return sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
+    return sorted(TASK_METRICS[config.task], key=lambda metric: metric != config.reward_metric)
 
 
 def in_words(row: SummaryRow) -> str:

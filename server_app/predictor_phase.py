@@ -16,12 +16,12 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import HELD_OUT_PART, SCORES, TRAINING_PART, Ask, Catalogue
+from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.cards import Card
 from appa_flwr.run.records import PartScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
-from pluralllm.scores import COUNT, MEAN_OF_OTHERS, PARTS, PREDICTORS, summed
+from pluralllm.scores import COUNT, MEAN_OF_OTHERS, PREDICTORS, summed
 from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
@@ -87,7 +87,7 @@ def _pretraining(run: RunInputs, start: ArrayRecord, checkpoint: Pretraining | N
 
 
 def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dict[str, Any]:
-    """The tables of a `Card`, whose parts tell groups and questions apart: "seen/held-out", "unseen/training".
+    """The tables of a `Card`, whose parts tell seen and unseen groups apart: "seen/held-out", "unseen/held-out".
 
     Args:
         groups: who are asked.
@@ -104,10 +104,10 @@ def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dic
     replies = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
     if not groups.plain:
         return {"scores": tables(replies.sum("scores")), "groups": {}}
-    sizes = {TRAINING_PART: int(catalogue.train_Q.sum()), HELD_OUT_PART: int(catalogue.held_out_Q.sum())}
+    size = int(catalogue.held_out_Q.sum())
     usable: dict[str, FloatArray] = {}
     for name, score_2L in zip(replies.groups, replies.each("scores"), strict=True):
-        if why := fault(score_2L, sizes, unseen=name in unseen):
+        if why := fault(score_2L, size, unseen=name in unseen):
             log.warning("group %s: its scores of PluralLLM are left out: %s", name, why)
         else:
             usable[name] = score_2L
@@ -115,17 +115,17 @@ def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dic
     return {"scores": tables(total_2L), "groups": {name: tables(score_2L) for name, score_2L in usable.items()}}
 
 
-def fault(score_2L: FloatArray, sizes: Mapping[str, int], *, unseen: bool) -> str | None:
-    """Fault in a group's sums, in words; None where they can be used. `sizes` is part -> its questions."""
-    by_measure = score_2L.reshape(2, len(PARTS), len(PREDICTORS), -1)
+def fault(score_2L: FloatArray, size: int, *, unseen: bool) -> str | None:
+    """Fault in a group's sums over at most `size` held-out questions, in words; None where they can be used."""
+    by_measure = score_2L.reshape(2, len(PREDICTORS), -1)
     if by_measure[int(not unseen)].any():
         return "they are not those of an unseen group" if unseen else "they are those of an unseen group"
     own = by_measure[int(unseen)]
     count, measures, alone = own[..., 0], own[..., 1:], PREDICTORS.index(MEAN_OF_OTHERS)
-    if (count != np.round(count)).any() or (count > np.array([[sizes[part]] for part in PARTS])).any():
+    if (count != np.round(count)).any() or (count > size).any():
         return "more answers than there are questions, or a part of one"
     # Scores are compared with each other, so they must be of the same answers.
-    if (count[:, :alone] != count[:, :1]).any() or (count[:, alone:] != count[:, alone : alone + 1]).any():
+    if (count[:alone] != count[0]).any() or (count[alone:] != count[alone]).any():
         return "predictors scored on different answers"
     if (measures > count[..., None] + ROUNDING).any():
         return "sums above the number of answers"
@@ -137,10 +137,10 @@ def tables(score_2L: FloatArray) -> PartScores:
     parts: PartScores = {}
     for kind, sum_L in zip((SEEN, UNSEEN), score_2L, strict=True):
         count = 0.0
-        for (part, name, measure), value in zip(summed(), sum_L.tolist(), strict=True):
+        for (name, measure), value in zip(summed(), sum_L.tolist(), strict=True):
             if measure == COUNT:
                 count = float(round(value))  # a masked sum is a little off
             if count:
-                means = parts.setdefault(f"{kind}/{part}", {}).setdefault(name, {})
+                means = parts.setdefault(f"{kind}/held-out", {}).setdefault(name, {})
                 means[measure] = count if measure == COUNT else value / count
     return parts

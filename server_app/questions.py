@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import cache_folder
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.records import QuestionCounts
@@ -82,7 +81,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    texts_to_vectors = encoder(config.pluralllm.encoder, cache=cache_folder(), progress=progress)
+    texts_to_vectors = encoder(config.pluralllm.encoder, progress=progress)
     table = embed_questions(questions, encoder=texts_to_vectors)
     return Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 

@@ -29,8 +29,6 @@ from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
-from client_app import numbers
-from pluralllm.scores import PREDICTOR, summed
 from server_app.questions import build_catalogue
 
 SMALL_RUN = {
@@ -159,15 +157,6 @@ def numbers_in(asked: Crossed, record: ArrayRecord, public: Catalogue) -> Iterat
         asks.flatten(own, shapes)
     except ValueError as error:
         yield str(error)
-    if ask.kind == asks.SCORES:
-        by_name = {
-            (part, name, what): score for (part, name, what), score in zip(summed(), own["scores"][0], strict=True)
-        }
-        for (part, name, what), count in by_name.items():
-            every = by_name[part, PREDICTOR, what]
-            few = {count, every - count if name != PREDICTOR else 0} & set(range(1, numbers.MIN_TRAINING_ANSWERS))
-            if what == numbers.COUNT and part == asks.TRAINING_PART and few:
-                yield f"a sum over {count:.0f} of {every:.0f} training answers"
     if ask.kind == asks.VOTES and not np.isin(own["votes"], np.arange(public.option_QK.shape[1] + 1)).all():
         yield "a vote that is none"
 

@@ -102,9 +102,7 @@ class DataSection(Section):
     num_groups: int = key(8, "groups of the generated survey", ge=2)
     disagreement: float = key(1.5, "of the generated survey: how far groups differ, 0 = not at all", ge=0)
     max_questions: int = key(0, "use at most this many questions; 0 = all", ge=0)
-    refusals: Literal["keep", "drop", "separate"] = key(
-        "keep", "refused answers: an option like others, removed, or removed with their rate reported"
-    )
+    refusals: Literal["keep", "drop"] = key("keep", "refused answers: an option like others, or removed")
     min_respondents: int = key(0, "leave out answers of fewer people, where the survey tells", ge=0)
     group_by: str = key("", "columns of a file with one row a respondent, separated by commas: each value is a group")
     weight: str = key("", "column of respondents' weights in such a file; empty = the only one named like it, or none")

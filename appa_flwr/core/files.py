@@ -139,7 +139,7 @@ def lock(path: Path) -> FileLock:
 
 
 def cache_folder() -> Path:
-    """Folder of built models and computed embeddings: the user's cache, which XDG_CACHE_HOME can move."""
+    """Folder of built models: the user's cache, which XDG_CACHE_HOME can move."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 

@@ -67,11 +67,10 @@ def _table(survey: Survey) -> Table:
 
     Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
     """
-    shown = Table("group", "questions", "respondents (median)", "refused (mean)")
+    shown = Table("group", "questions", "respondents (median)")
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
-        people, refused = (list(known.get(name, {}).values()) for known in (survey.respondents, survey.refusal_rates))
-        median, mean = f"{np.median(people):.0f}" if people else "", f"{np.mean(refused):.1%}" if refused else ""
-        shown.add_row(name, str(len(survey.answers[name])), median, mean)
+        people = list(survey.respondents.get(name, {}).values())
+        shown.add_row(name, str(len(survey.answers[name])), f"{np.median(people):.0f}" if people else "")
     return shown
 
 

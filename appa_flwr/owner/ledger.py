@@ -130,16 +130,15 @@ class Ledger:
 
 
 def ledger_of(node_config: Mapping[str, object]) -> Ledger | None:
-    """The ledger of a deployed node: `ledger` in its config, else beside its data file; a simulation has none.
+    """The ledger of a deployed node, beside its survey file; a simulation has none.
 
-    A UserError where the node's config names neither.
+    A UserError where the node's config names no survey file.
     """
     if not node_config.get("group"):
         return None
-    ledger, data = (str(node_config.get(name, "")) for name in ("ledger", "data"))
-    if ledger or data:
-        return Ledger(Path(ledger) if ledger else Path(data).with_suffix(SUFFIX))
-    raise UserError('node-config lacks `ledger`, the file where what leaves is written down: ledger="group.sqlite"')
+    if not (data := str(node_config.get("data", ""))):
+        raise UserError("node-config lacks `data`: name the group's own survey file, as `appa survey` writes it")
+    return Ledger(Path(data).with_suffix(SUFFIX))
 
 
 def digest(secret: bytes, *parts: bytes) -> bytes:

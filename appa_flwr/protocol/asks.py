@@ -36,9 +36,6 @@ PluralLLM; rewards of the policy's answers, what a rule adds up of them, and a g
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 """Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
 
-TRAINING_PART, HELD_OUT_PART = "training", "held-out"
-"""The parts of a group's own answers that PluralLLM is measured on."""
-
 MOST_ANSWERS = 20_000
 """In one request: each is a line of the group's ledger."""
 

@@ -14,8 +14,6 @@ from string import ascii_uppercase
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.core.errors import unknown_name
-
 FloatArray = npt.NDArray[np.float64]
 
 STYLES = ("full", "counted", "compact")
@@ -109,11 +107,8 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
     """The text that asks a model for an answer: Figures prob-prompt and rank-prompt, in other words.
 
     Everything that does not depend on the question comes first, so that all prompts of a task and style share one long
-    prefix. Line breaks of the question and its K options become spaces. A UserError for an unknown task or style.
+    prefix. Line breaks of the question and its K options become spaces.
     """
-    _check_task(task)
-    if style not in STYLES:
-        raise unknown_name("prompt style", style, valid=STYLES)
     if style != "full":
         cue = _CUES[task, style].format(K=len(options))
         return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), cue])
@@ -123,7 +118,7 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
 
 
 def parse(task: str, text: str, num_options: int) -> Parsed:
-    """Read a model's answer, whatever it wrote (Appendix "Format Scoring"); a UserError for an unknown task.
+    """Read a model's answer, whatever it wrote (Appendix "Format Scoring").
 
     Only the first `MAX_CHARACTERS` of the text count.
 
@@ -140,7 +135,6 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
     An answer is readable if it gives a prediction; without one its alignment is 0. In training an incomplete ranking
     still earns its part of the format score, a completely unparseable answer nothing (see `rewards.training_reward`).
     """
-    _check_task(task)
     labels = letters(num_options)
     return _parse_distribution(text, num_options) if task == "dpa" else _parse_ranking(text, labels)
 
@@ -156,13 +150,9 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.rand
         rng: DPA only; rounds up or down at random instead, so that the mean of many answers is the distribution.
 
     Raises:
-        UserError: an unknown task.
-        ValueError: scores that are no finite vector, or no distribution for DPA, or a step that does not fit.
+        ValueError: for DPA, scores that are no distribution, or a step that does not fit.
     """
-    _check_task(task)
     scores_K = np.asarray(scores, dtype=np.float64)
-    if scores_K.ndim != 1 or not np.isfinite(scores_K).all():
-        raise ValueError(f"scores must be finite numbers (K,), got {scores_K!r}")
     labels = letters(scores_K.size)
     if task == "opa":
         return ",".join(labels[index] for index in np.argsort(-scores_K, kind="stable"))
@@ -240,8 +230,3 @@ def _listed(options: Sequence[str]) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _check_task(task: str) -> None:
-    if task not in _FULL_INSTRUCTIONS:
-        raise unknown_name("task", task, valid=_FULL_INSTRUCTIONS)

@@ -79,7 +79,6 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
     arrays = {
         "train": np.asarray(catalogue.train_Q, dtype=np.bool_),
         "embedding": np.asarray(catalogue.embedding_QKE, dtype=np.float32),
-        "option": np.asarray(catalogue.option_QK, dtype=np.bool_),
         "unanswered": np.asarray(catalogue.unanswered_Q, dtype=np.bool_),
     }
     return RecordDict({_ARRAYS: arrays_record(arrays), _HEAD: ConfigRecord({"questions": json.dumps(questions)})})
@@ -91,14 +90,20 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         arrays = _arrays(content)
         train_Q, unanswered_Q = (arrays.array(name, np.bool_, axes=1) for name in ("train", "unanswered"))
         embedding_QKE = arrays.array("embedding", np.float32, axes=3)
-        option_QK = arrays.array("option", np.bool_, axes=2)
         questions = tuple(
             Question(str(key), str(text), tuple(options), None if ordinal is None else tuple(ordinal))
             for key, text, options, ordinal in json.loads(str(content.config_records[_HEAD]["questions"]))
         )
-        shapes = {train_Q.shape, unanswered_Q.shape, option_QK.shape[:1], (len(questions),)}
-        if len(shapes) > 1 or embedding_QKE.shape[:2] != option_QK.shape:
+        if {train_Q.shape, unanswered_Q.shape, embedding_QKE.shape[:1]} != {(len(questions),)}:
             raise ValueError("questions and arrays of different length")
+        # A sum over many answers could else be that of one: to one question under many positions, or to the only one
+        # of several options. So which options count is not taken from the message.
+        if len({question.question_id for question in questions}) < len(questions):
+            raise ValueError("a question twice")
+        size_Q = np.array([len(question.options) for question in questions])
+        if size_Q.max() > embedding_QKE.shape[1]:
+            raise ValueError("more options than features of options")
+        option_QK = np.arange(embedding_QKE.shape[1]) < size_Q[:, None]
         if (train_Q & unanswered_Q).any():
             raise ValueError("a training question that nobody answered")
         if not all(q.question_id.isprintable() and len(q.question_id) <= LONGEST_ID for q in questions):
@@ -221,14 +226,9 @@ def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
-def numpy_arrays(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of `arrays_record`."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
 def _arrays(content: RecordDict) -> Ask:
     """A content's arrays, to be read with their types."""
-    return Ask("", numpy_arrays(content.array_records[_ARRAYS]))
+    return Ask("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from appa_flwr.core.errors import UserError
 
 FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(111, 117)
-ONLY_SUMS, NO_ROSTER, OTHER_WORLD, SEVERAL_GROUPS, LOW_TEMPERATURE, FEW_OWN, BAD_REQUEST = range(117, 124)
+ONLY_SUMS, NO_ROSTER, OTHER_WORLD, LOW_TEMPERATURE, FEW_OWN, BAD_REQUEST = range(117, 123)
 MAY_NOT_LEAVE = {
     name: code for code, name in enumerate(("votes", "training", "rewards", "predictions", "answers"), 130)
 }
@@ -31,7 +31,6 @@ REFUSALS = {
     ONLY_SUMS: "its owner's policy names a roster: no number of it leaves but in secure sums",
     NO_ROSTER: "its owner's policy names no roster (appa group pin): it takes part in no secure sum",
     OTHER_WORLD: "the request is of another catalogue, other target tables or another config than it was sent",
-    SEVERAL_GROUPS: "secure sums need one node a group, and it hosts several",
     LOW_TEMPERATURE: "appa.temperature is under the least that its owner's policy allows (least-temperature): the sum"
     " would be nearly the worst-off group's own",
     FEW_OWN: "fewer than three groups might have numbers of their own in the sum (pluralllm.unseen-groups)",

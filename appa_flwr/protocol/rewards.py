@@ -19,8 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config import ranges
-from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, TASK_METRICS
+from appa_flwr.config.ranges import ALIGNMENT_WEIGHT
 from appa_flwr.core.errors import unknown_name
 
 FloatArray = npt.NDArray[np.float64]
@@ -133,17 +132,6 @@ METRICS: dict[str, Metric] = {
 """Metrics by the name they have in config and reports."""
 
 
-def metrics_of(task: str) -> tuple[str, ...]:
-    """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
-
-    Raises:
-        UserError: an unknown task.
-    """
-    if task not in TASK_METRICS:
-        raise unknown_name("task", task, valid=TASK_METRICS)
-    return TASK_METRICS[task]
-
-
 def find(name: str) -> Metric:
     """The metric of that name, one of `METRICS`; a UserError for another name."""
     if name not in METRICS:
@@ -165,7 +153,7 @@ def training_reward(
     ranking is none: its alignment is 0, and it earns (1 - omega) s_fmt.
 
     Raises:
-        ValueError: shapes that do not fit, or a weight outside its range (`appa_flwr.config.ranges`).
+        ValueError: shapes that do not fit.
     """
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     format_score_J = np.asarray(format_score_J, dtype=np.float64)
@@ -173,7 +161,6 @@ def training_reward(
     if reward_GJ.ndim != 2 or not reward_GJ.shape[1:] == format_score_J.shape == parsed_J.shape:
         shapes = f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
         raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
-    ranges.check("alignment_weight", alignment_weight, ranges.AlignmentWeight)
     mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
     # A missing group must stay NaN for every rollout, also for those that nobody could parse.
     return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.core.errors import UserError
-
 FloatArray = npt.NDArray[np.float64]
 
 BALLOTS = {"dpa": "mode", "opa": "ranking"}
@@ -24,7 +22,7 @@ def cast(opinion_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, kind: str)
         opinion_QK: distributions, or votes; axes before Q are let pass.
         option_QK: True for real options.
         kind: "mode": 1 on the most frequent option (ties: the first); "ranking": K for the most frequent down to 1;
-            "distribution": the opinion itself. Another one is a UserError.
+            "distribution": the opinion itself.
 
     Returns:
         As `opinion_QK`, 0 on padding.
@@ -35,6 +33,4 @@ def cast(opinion_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, kind: str)
     place_QK = np.argsort(order_QK, axis=-1, kind="stable")
     if kind == "mode":
         return np.where(place_QK == 0, 1.0, 0.0)
-    if kind == "ranking":
-        return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)
-    raise UserError(f"unknown kind of vote '{kind}'; use 'mode', 'ranking' or 'distribution'")
+    return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)

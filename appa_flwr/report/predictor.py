@@ -22,8 +22,8 @@ PREDICTORS = {
 HELD_OUT = "/held-out"
 CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
-    "themselves and sent sums. Training questions are predicted from the group's other answers. The mean of the other "
-    "groups knows the very answers that these gave to the question; it is there in simulations only."
+    "themselves and sent sums. The mean of the other groups knows the very answers that these gave to the question; it "
+    "is there in simulations only."
 )
 
 

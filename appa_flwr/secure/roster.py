@@ -37,10 +37,8 @@ class Roster:
         return tuple(self.key_of)
 
 
-def read_roster(data: bytes, *, source: str = ROSTER_FILE, pinned: str = "") -> Roster:
+def read_roster(data: bytes, *, source: str = ROSTER_FILE) -> Roster:
     """The roster in the bytes of a TOML file: one line a group, name = "public key, 64 hexadecimal digits".
-
-    `pinned` is the SHA-256 of a roster that has been read before, whose keys need no second trial.
 
     Raises:
         UserError: it is none, a key stands there twice or cannot be used, or there are too few or too many groups.
@@ -52,15 +50,15 @@ def read_roster(data: bytes, *, source: str = ROSTER_FILE, pinned: str = "") -> 
         raise UserError(f'{source}: must hold lines name = "public key, 64 hexadecimal digits" ({error})') from None
     if not LEAST_GROUPS <= len(key_of) <= MOST_GROUPS:
         raise UserError(f"{source}: has {len(key_of)} groups; secure sums are over {LEAST_GROUPS} to {MOST_GROUPS}")
-    sha256, trial = hashlib.sha256(data).hexdigest(), X25519PrivateKey.generate()
-    for name, key in key_of.items() if sha256 != pinned else ():
+    trial = X25519PrivateKey.generate()
+    for name, key in key_of.items():
         try:  # some points of low order agree with every key on the same secret
             trial.exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError:
             raise UserError(f"{source}: {name}: no public key that can be used") from None
     if len(set(key_of.values())) < len(key_of):  # one party under two names would count twice for the least cohort
         raise UserError(f"{source}: two groups have the same key")
-    return Roster(key_of, sha256)
+    return Roster(key_of, hashlib.sha256(data).hexdigest())
 
 
 def roster_file(key_of: Mapping[str, bytes]) -> str:

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -35,15 +35,6 @@ UNASKED = 2  # texts that nobody was asked, to each that was
 TOPIC_LOADING, FRAME_LOADING = 0.45, 0.45
 
 
-class Population(TypedDict):
-    """Arguments of a population: those of `ground_truth`."""
-
-    num_questions: int
-    num_groups: int
-    disagreement: float
-    seed: int
-
-
 @dataclass(frozen=True)
 class Frame:
     """A question's wording, asked of many topics."""
@@ -60,11 +51,9 @@ TOPICS: tuple[str, ...] = tuple(_DATA["topics"])
 FRAMES = tuple(Frame(**{**frame, "options": tuple(frame["options"])}) for frame in _DATA["frames"])
 
 
-def population(data: DataSection, seed: int) -> Population:
-    """The population of a run's keys."""
-    return Population(
-        num_questions=data.num_questions, num_groups=data.num_groups, disagreement=data.disagreement, seed=seed
-    )
+def population(data: DataSection, seed: int) -> dict[str, Any]:
+    """The arguments of `generate` by a run's keys."""
+    return {"seed": seed, **data.model_dump(include={"num_questions", "num_groups", "disagreement"})}
 
 
 def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: float = 1.5, seed: int = 0) -> Survey:
@@ -80,7 +69,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
         A survey in which each group answered about three quarters of the questions, with sampling noise.
 
     Raises:
-        UserError: more questions than the frames and topics can form, or fewer than two groups.
+        UserError: fewer than two questions or more than the frames and topics can form.
     """
     questions, truth = ground_truth(
         num_questions=num_questions, num_groups=num_groups, disagreement=disagreement, seed=seed
@@ -99,11 +88,10 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     return Survey(questions, answers)
 
 
-def unasked_questions(given: Population) -> tuple[Question, ...]:
-    """Questions of a population that nobody was asked: twice as many as were, or all that are left."""
-    num_asked = given["num_questions"]
-    every: Population = {**given, "num_questions": min(len(TOPICS) * len(FRAMES), (1 + UNASKED) * num_asked)}
-    return ground_truth(**every)[0][num_asked:]
+def unasked_questions(*, num_questions: int, **others: Any) -> tuple[Question, ...]:
+    """Questions that nobody was asked, of `generate`'s arguments: twice as many as were, or all that are left."""
+    every = min(len(TOPICS) * len(FRAMES), (1 + UNASKED) * num_questions)
+    return ground_truth(num_questions=every, **others)[0][num_questions:]
 
 
 def ground_truth(
@@ -117,8 +105,6 @@ def ground_truth(
     most = len(TOPICS) * len(FRAMES)
     if not 2 <= num_questions <= most:
         raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
-    if num_groups < 2:
-        raise UserError(f"data.num-groups = {num_groups}: a federation needs at least 2 groups")
     rng = np.random.default_rng([seed, 0])
     pairs = rng.permutation(most)[:num_questions]
     rounds = (divmod(g, len(GROUP_NAMES)) for g in range(num_groups))

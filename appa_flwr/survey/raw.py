@@ -1,19 +1,30 @@
-"""An answer as a source has it, how the source is read, and what is noted about it.
+"""Answers as a source has them, and one survey made of them: one spelling of each name, every number checked.
+
+A single bad answer is left out with its reason; a code that may be no answer is an error. The first row of a question
+decides its text, options and scale.
 
 Axis letters: K answer options.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from appa_flwr.core.text import clean
-from appa_flwr.survey.nonanswers import NUM_SHOWN, Missing
+import numpy as np
 
-Refusals = Literal["keep", "drop", "separate"]
+from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.text import clean
+from appa_flwr.survey.nonanswers import NUM_SHOWN, Kind, Missing
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
+
+Refusals = Literal["keep", "drop"]
 
 SEPARATOR: Final = "/"  # between what a group is defined by and its name
 # Pew and the World Values Survey spell these differently, and Pew changed some over the years.
@@ -21,6 +32,13 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
 )
 LEFT_OUT: Final = "left out, "
+SUM_TOLERANCE: Final = 0.02
+_ID_CHARS: Final = 12  # of a hash
+# A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
+_ROUNDING: Final = 1e-9
+# A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
+_ALREADY_ONE: Final = 1e-12
+_NOBODY: Final = "nobody gave an answer that counts"
 
 
 class Unusable(Exception):
@@ -52,7 +70,6 @@ class RawAnswer(NamedTuple):
     ordinal: tuple[float | None, ...] | None = None  # places of the options on a scale, None for one that has none
     people: Sequence[float] = ()  # (K,) respondents who chose each option, where each is known
     n: float | None = None  # respondents behind the shares, where `people` is not known
-    refusal_rate: float | None = None  # where refusals are not among the options
 
 
 class Notes:
@@ -92,3 +109,148 @@ def group_name(group: str, attribute: str = "") -> str:
 def same(name: str) -> str:
     """What two spellings of one name share: case, blanks and a final full stop do not count."""
     return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
+
+
+class _Plan(NamedTuple):
+    """What becomes of the options of a question's rows."""
+
+    question: Question  # with the options that are left
+    place_K: list[int | None]  # of each of the source's options among them; None where it is left out
+    kind_K: list[Kind]
+    labels: dict[str, str]  # code -> label of the answers
+    problem: str  # why no row of the question can be used
+
+
+def settle(
+    source: str, reading: Reading, raws: Sequence[RawAnswer], groups: Sequence[str] | None, notes: Notes
+) -> Survey:
+    """Every usable answer of these groups, or of all; what was decided and left out goes to the notes.
+
+    Raises:
+        UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
+            answer.
+    """
+    rows: dict[str, list[RawAnswer]] = {}
+    names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
+    for raw in raws:
+        key = clean(raw.question_id) or _question_hash(raw)
+        rows.setdefault(key, []).append(raw._replace(question_id=key))
+        if raw.group:
+            _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
+    firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
+    plans = {key: _plan(key, first, reading, notes) for key, first in firsts.items()}
+    asked = {key: plan.question for key, plan in plans.items() if not plan.problem}
+    reading.missing.check(source, {key: plans[key].labels for key in asked})
+    # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
+    wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
+    for name in wanted:
+        if name not in names.values():
+            raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
+    answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted}
+    respondents: dict[str, dict[str, float]] = {name: {} for name in wanted}
+    for key, mine in rows.items():
+        for raw in mine:
+            group = names.get(same(raw.group), "")
+            if group and group not in answers:
+                continue
+            try:
+                _check(raw, firsts[key], plans[key], notes)
+                if group and key in answers[group]:
+                    raise Unusable("question already answered by this group")
+                if group:
+                    answers[group][key], n = _answer(raw, plans[key], reading)
+                    respondents[group] |= {} if n is None else {key: n}
+            except Unusable as reason:
+                notes.leave_out(raw, reason)
+    causes = "; ".join(notes.lines(LEFT_OUT))
+    if groups is not None and (without := [name for name in wanted if not answers[name]]):
+        raise UserError(f"{source}: group {without[0]!r} has no usable answer ({causes})")
+    answers = {name: mine for name, mine in answers.items() if mine}
+    if not asked or (names and not answers):
+        raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
+    answered = {key for mine in answers.values() for key in mine} if names else set(asked)
+    questions = tuple(question for key, question in asked.items() if key in answered)
+    extra = tuple(question for key, question in asked.items() if key not in answered)
+    return Survey(questions, answers, {name: respondents[name] for name in answers}, extra)
+
+
+def _question_hash(raw: RawAnswer) -> str:
+    """An id for a question that has none: the same wherever text, options and their order are."""
+    return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
+
+
+def _note_spelling(notes: Notes, name: str, first: str) -> None:
+    if name != first:
+        notes.add("options and groups that are one", f"{name!r} is {first!r}")
+
+
+def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
+    """What becomes of the options of a question, by its first row that has options."""
+    options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
+    place_K: list[int | None] = []
+    kind_K: list[Kind] = []
+    labels: dict[str, str] = {}
+    policy = {"keep": "kept as options", "drop": "dropped"}[reading.refusals]
+    sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
+    cleaned = [*map(clean, first.options)]
+    for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
+        kind = reading.missing.kind(first.question_id, code, label)
+        kind_K.append(kind)
+        if kind == "answer":
+            labels[code] = label
+        else:
+            notes.add(sentences[kind], label)
+        if kind == "none" or (kind == "refusal" and reading.refusals == "drop"):
+            place_K.append(None)
+            continue
+        if (ours := options.setdefault(same(label), (label, place))[0]) != label:
+            _note_spelling(notes, label, ours)
+        elif [*options].index(same(label)) in place_K:
+            notes.add("options and groups that are one", f"several codes are {label!r}")
+        place_K.append([*options].index(same(label)))
+    problem = ""
+    if not clean(first.text) or not all(cleaned):
+        problem = "empty question or option text"
+    elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+        problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
+    # No scale where one of the options left is not on it, or all share one place on it.
+    known = tuple(place for _, place in options.values() if place is not None)
+    scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+    question = Question(key, clean(first.text), tuple(label for label, _ in options.values()), scale)
+    return _Plan(question, place_K, kind_K, labels, problem)
+
+
+def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
+    """Raise `Unusable` if a row cannot be used, or has other text or options than its question's first row."""
+    if problem := raw.problem or plan.problem:
+        raise Unusable(problem)
+    if same(raw.text) != same(first.text):
+        raise Unusable("question text differs from the question's first row")
+    if raw.options != first.options:
+        if [*map(same, raw.options)] != [*map(same, first.options)]:
+            raise Unusable("options differ from the question's first row")
+        for label, ours in zip(map(clean, raw.options), map(clean, first.options), strict=True):
+            _note_spelling(notes, label, ours)
+
+
+def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> tuple[FloatArray, float | None]:
+    """Shares over the options that are left, and respondents; or raise `Unusable`."""
+    if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
+        raise Unusable("distribution is not a list of numbers, one for each option")
+    if min(raw.shares) < 0.0:
+        raise Unusable("negative share in the distribution")
+    if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
+        raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
+    n = raw.n
+    if raw.people:  # who refused is not counted, whatever becomes of the refusals
+        n = float(sum(count for count, kind in zip(raw.people, plan.kind_K, strict=True) if kind == "answer"))
+    if n is not None and n < reading.min_respondents:
+        raise Unusable("fewer respondents than the minimum")
+    shares = np.zeros(len(plan.question.options))
+    for share, place in zip(raw.shares, plan.place_K, strict=True):
+        if place is not None:
+            shares[place] += share
+    total = math.fsum(shares)
+    if total <= 0.0:
+        raise Unusable(_NOBODY)
+    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n

@@ -15,8 +15,7 @@ from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.survey import generate, respondents, store, tables
 from appa_flwr.survey.frames import read_frame
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.raw import Reading, Refusals
-from appa_flwr.survey.settle import settle
+from appa_flwr.survey.raw import Reading, Refusals, settle
 from appa_flwr.survey.types import About, Survey
 
 
@@ -38,8 +37,7 @@ def read_survey(
         group_by: columns of groups, of a file with one row a respondent.
         weight: column of respondents' weights; "" = the only one that looks like it, "none" = none.
         missing: codes that are no answers (`nonanswers.Missing`).
-        refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out and renormalises the rest;
-            "separate" does the same and gives the share they had in `refusal_rates`.
+        refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out and renormalises the rest.
         min_respondents: answers of fewer people are left out; those without a number stay.
 
     Returns:
@@ -126,7 +124,7 @@ def _generated(config: Config) -> Survey:
         if name not in drawn.groups:
             raise unknown_name("group", name, valid=drawn.groups)
     answers = {name: drawn.answers[name] for name in config.group_names or drawn.groups}
-    extra = generate.unasked_questions(population)
+    extra = generate.unasked_questions(**population)
     return Survey(drawn.questions, answers, extra=extra, about=About(GENERATED_SURVEY))
 
 

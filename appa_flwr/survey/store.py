@@ -1,8 +1,8 @@
 """Our own survey file, JSON lines, which every node reads and no other: written from a survey, and read strictly.
 
 The first line says where the survey comes from (`About`). Each other line is one group's answer to one question,
-`question_id, question, options, ordinal, group, distribution` with `n` and `refusal_rate` where they are known, or a
-question without an answer; `extra` marks one that no group has answered.
+`question_id, question, options, ordinal, group, distribution` with `n` where it is known, or a question without an
+answer; `extra` marks one that no group has answered.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -14,6 +14,7 @@ import math
 import os
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, count
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file, writing
-from appa_flwr.survey.types import About, Answer, Question, Survey
+from appa_flwr.survey.types import About, FloatArray, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER: Final = "appa-survey"
@@ -37,8 +38,6 @@ _TOLERANCE: Final = 1e-6
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
 _Share = Annotated[float, Field(ge=0)]
 _NAMELESS: Final = "group"
-# Names that some systems keep for devices, with any extension.
-_DEVICE: Final = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 
 
 class Exported(NamedTuple):
@@ -100,7 +99,6 @@ class _Row(BaseModel):
     group: _Text | None = None
     distribution: list[_Share] = []
     n: _Share | None = None
-    refusal_rate: _Share | None = None
     extra: bool = False
 
     @model_validator(mode="after")
@@ -135,7 +133,8 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     about, questions, asked = About(), dict[str, Question](), dict[str, Question]()
-    answers: dict[str, dict[str, Answer]] = {}
+    answers: dict[str, dict[str, FloatArray]] = {}
+    respondents: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -155,14 +154,17 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
             if row.group is not None:
                 if row.question_id in answers.setdefault(row.group, {}):
                     raise ValueError(f"group {row.group!r} has answered question {row.question_id!r} before")
-                answers[row.group][row.question_id] = Answer(np.array(row.distribution), row.n, row.refusal_rate)
+                answers[row.group][row.question_id] = np.array(row.distribution)
+                if row.n is not None:
+                    respondents[row.group][row.question_id] = row.n
         except (ValueError, TypeError) as error:
             cause = first_problem(error) if isinstance(error, ValidationError) else error
             raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
     if not asked:
         raise UserError(f"{path}: holds no survey rows")
     mine = {name: rows for name, rows in answers.items() if rows and (groups is None or name in groups)}
-    return Survey.of(asked.values(), mine, (questions[key] for key in questions if key not in asked), about)
+    extra = tuple(questions[key] for key in questions if key not in asked)
+    return Survey(tuple(asked.values()), mine, {name: respondents[name] for name in mine}, extra, about)
 
 
 def read_about(file: Path) -> About:
@@ -189,7 +191,6 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
         slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or _NAMELESS
-        slug = f"{_NAMELESS}-{slug}" if _DEVICE.fullmatch(slug) else slug
         candidates = chain([slug], (f"{slug}-{number}" for number in count(2)))
         taken[next(candidate for candidate in candidates if candidate not in taken)] = name
     return {name: slug for slug, name in taken.items()}
@@ -201,8 +202,8 @@ def _public(question: Question) -> dict[str, object]:
 
 
 def _answer(survey: Survey, group: str, question_id: str) -> dict[str, object]:
-    numbers = {"n": survey.respondents, "refusal_rate": survey.refusal_rates}
-    known = {column: mine[group][question_id] for column, mine in numbers.items() if question_id in mine.get(group, {})}
+    n = survey.respondents.get(group, {}).get(question_id)
+    known = {} if n is None else {"n": n}
     return {"group": group, "distribution": survey.answers[group][question_id].tolist(), **known}
 
 

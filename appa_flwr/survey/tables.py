@@ -1,7 +1,7 @@
 """Tables of shares or counts, as raw answers: our own columns, GlobalOpinionQA's, and one row an option.
 
 Our columns: `question, options, group, distribution`, optionally `question_id`, `attribute` (what a group is defined
-by), `ordinal` (scale position of each option), `n` (people behind the distribution), and `refusal_rate` or `refusals`.
+by), `ordinal` (scale position of each option) and `n` (people behind the distribution).
 One row an option: `question, group, option` and one of `share`, `percent` or `count`, optionally `question_id`,
 `attribute` and `ordinal`. Lists in cells are JSON or Python literals; nothing in a cell is executed.
 
@@ -121,11 +121,8 @@ def _answer(raw: RawAnswer, cells: Mapping[str, Any]) -> RawAnswer:
             if len(places := read_numbers(cells, "ordinal", empty=None)) != len(raw.options):
                 raise Unusable("ordinal: not one number, or null, for each option")
             raw = raw._replace(ordinal=tuple(places))
-        n, refused, rate = (_number(cells, name) for name in ("n", "refusals", "refusal_rate"))
-        if rate is None and refused is not None and n:
-            rate = refused / (n + refused)
         shares = read_numbers(cells, "distribution", empty=math.nan) if is_answer else ()
-        return raw._replace(shares=shares, n=n, refusal_rate=rate)
+        return raw._replace(shares=shares, n=_number(cells, "n"))
     except Unusable as error:
         return raw._replace(problem=str(error))
 

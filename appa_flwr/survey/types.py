@@ -5,9 +5,8 @@ Axis letters: G groups, Q questions, K answer options.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,18 +61,6 @@ class About:
         return "; ".join((*parts, *self.notes))
 
 
-class Answer(NamedTuple):
-    """A group's answer to one question."""
-
-    shares: FloatArray  # (K,), >= 0, sum 1
-    n: float | None = None  # respondents, where the source tells it
-    refusal_rate: float | None = None  # in [0, 1], where refusals are kept apart and the source tells it
-
-
-Asked = Iterable[Question]
-Answers = Mapping[str, Mapping[str, Answer]]
-
-
 @dataclass(frozen=True)
 class Survey:
     """Questions and, per group, the answer distributions that group has.
@@ -83,8 +70,6 @@ class Survey:
         answers: group name -> question id -> distribution over that question's options, shape (K,), >= 0, sums to 1.
             Sparse: a group has only the questions it was asked.
         respondents: group -> question id -> people behind a distribution, >= 0, where the source tells it.
-        refusal_rates: group -> question id -> share of people who refused, in [0, 1], where refusals are kept
-            apart from the distribution and the source tells it.
         extra: questions that none of the groups has answered; the policy learns them from predictions.
         about: the source, and what was decided about it.
     """
@@ -92,19 +77,8 @@ class Survey:
     questions: tuple[Question, ...]
     answers: Mapping[str, Mapping[str, FloatArray]]
     respondents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    refusal_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     extra: tuple[Question, ...] = ()
     about: About = About()
-
-    @classmethod
-    def of(cls, questions: Asked, answers: Answers, extra: Asked, about: About = About()) -> Survey:
-        """A survey of groups' answers by question id."""
-
-        def each(name: str) -> dict[str, dict[str, Any]]:
-            fields = {group: {key: getattr(mine[key], name) for key in mine} for group, mine in answers.items()}
-            return {group: {key: x for key, x in mine.items() if x is not None} for group, mine in fields.items()}
-
-        return cls(tuple(questions), each("shares"), each("n"), each("refusal_rate"), tuple(extra), about)
 
     @property
     def groups(self) -> tuple[str, ...]:

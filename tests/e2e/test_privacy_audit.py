@@ -14,7 +14,6 @@ from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from in_process import Crossed, InProcessGrid, cross, cross_records
 
 from appa_flwr.protocol import asks, messages, refusals
-from pluralllm.scores import summed
 from server_app.questions import build_catalogue
 
 Change = Callable[[RecordDict, np.ndarray], None]
@@ -56,10 +55,6 @@ def share(row: np.ndarray) -> float:
     return float(row[0])
 
 
-def score(part: str, name: str, measure: str, value: float) -> Change:
-    return at(summed().index((part, name, measure)), lambda row: np.array([value]))
-
-
 SCORES, VOTES, REWARDS, UPDATE = asks.SCORES, asks.VOTES, asks.REWARDS, asks.UPDATE
 LEAKS = [
     (REWARDS, put("", "notes", ConfigRecord({"x": 1})), "records"),
@@ -70,7 +65,6 @@ LEAKS = [
     (messages.CATALOGUE, put("head", "answered", lambda row: [share(row)]), "a private share in head"),
     (messages.CATALOGUE, put("head", "may", ["a yes"]), "fields"),
     (SCORES, at(1, lambda row: row[:1]), "a private share in arrays"),
-    (SCORES, score("training", "uniform", "answers", 1.0), "a sum over 1 of"),
     (asks.VALIDATION, at(1, lambda row: row[:1]), "a private share in arrays"),
     (UPDATE, at(7, whole), "a private answer in arrays"),
     (REWARDS, at(3, whole), "a private answer in arrays"),

@@ -77,7 +77,7 @@ def test_a_file_in_another_format_is_named_in_the_groups_own_log(caplog, tmp_pat
 def owned(folder, owner_policy):
     """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
     store.write(run_survey(config_of()), folder / "avaria.jsonl", groups=["Avaria"])
-    node_config = {"group": "Avaria", "data": str(folder / "avaria.jsonl"), "ledger": str(folder / "ledger.sqlite")}
+    node_config = {"group": "Avaria", "data": str(folder / "avaria.jsonl")}
     if owner_policy is not None:
         (folder / "policy.toml").write_text(owner_policy)
         node_config["policy"] = str(folder / "policy.toml")
@@ -108,7 +108,7 @@ def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_d
         return
     code = refusals.MAY_NOT_LEAVE[name]
     assert (reply.error.code, reply.error.reason) == (code, refusals.REFUSALS[code])
-    (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
+    (line,) = Ledger(tmp_path / "avaria.ledger.sqlite").releases()
     assert (line.numbers, line.sha256, line.refused) == (0, "", refusals.REFUSALS[code])
 
 
@@ -132,8 +132,8 @@ def test_a_run_that_the_owner_does_not_allow_does_not_start(target, owner_policy
 BROKEN = {
     "run config": (None, {}, {"surprise": 1}),
     "owner's policy": ("this is = not toml [", {}, {}),
-    "no ledger": (None, {"data": "", "ledger": ""}, {}),
-    "no place for a ledger": (None, {"ledger": "no/such/folder/ledger.sqlite"}, {}),
+    "no ledger": (None, {"data": ""}, {}),
+    "no place for a ledger": (None, {"data": "no/such/folder/avaria.jsonl"}, {}),
 }
 
 

@@ -29,7 +29,7 @@ def test_few_held_out_answers_count_as_none(tmp_path):
         assert validation["answers"] == 4 * enough
         assert (validation["error"].max() > 0) == enough
         score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"][0]
-        assert set(score_L) >= ({4.0, 12.0} if enough else {0.0, 12.0})
+        assert score_L.max() == 4 * enough
 
 
 def test_target_tables_are_made_once_in_a_run(tmp_path):
@@ -82,7 +82,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(
     ("training_count", "held_out_count", "allowed"),
-    [(20, 10, True), (29, 10, False), (30, 10, True), (20, 9, False), (19, 10, False)],
+    [(20, 10, True), (29, 10, False), (30, 10, True), (20, 9, False)],
 )
 def test_two_runs_ask_about_the_same_answers_or_about_quite_other_ones(
     training_count, held_out_count, allowed, tmp_path

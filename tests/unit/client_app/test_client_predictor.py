@@ -1,12 +1,9 @@
-"""A group's round of PluralLLM, its validation, and which scores of it may leave.
+"""A group's round of PluralLLM, and its validation.
 
 Axis letters: P weights, N answered questions.
 """
 
 from __future__ import annotations
-
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,18 +13,13 @@ from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
-from client_app import numbers, predictor
+from client_app import predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
-from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
 from pluralllm.training import build
-from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue, run_survey
 
 CONFIG = config_of(
@@ -37,7 +29,6 @@ CONFIG = config_of(
     pluralllm__rounds=100,  # from round 5 on steps no longer rise, and they do not fall yet
     pluralllm__learning_rate=0.01,
 )
-ATTENTION = {"pluralllm.architecture": "attention"}
 ARCHITECTURE = CONFIG.pluralllm.architecture
 
 
@@ -110,101 +101,20 @@ def test_where_the_server_only_averages_the_groups_own_steps_fall_at_the_end(str
     np.testing.assert_allclose(at_the_end, share * halfway, atol=1e-6)
 
 
-def loaded(embedding, given, *, train_Q=None, **changes) -> Predictor:
-    """A predictor with these weights; every question is for training unless `train_Q` says otherwise."""
-    every_Q = np.ones(len(embedding.option_QK), dtype=bool)
-    return predictor.load(
-        Config.load({**CONFIG.flat(), **changes}), given, embedding, every_Q if train_Q is None else train_Q
-    )
-
-
-# --- which sums of scores may leave ---------------------------------------------------------------------------------
-
-
-def counts(start, embedding, answers: GroupData, *, count: int, least: int = 1, others_QK=None):
-    """(part, predictor) -> number of answers that a score is a sum over, where all but `count` are held out."""
-    option_QK = embedding.option_QK
-    train_Q = np.zeros(len(option_QK), dtype=bool)
-    train_Q[answers.question_N] = True
-    rows, data = np.flatnonzero(~train_Q), answers.first(count)
-    others_QK = np.zeros(option_QK.shape) if others_QK is None else others_QK
-    known_N = np.flatnonzero(others_QK.any(axis=1))
-    party = SimpleNamespace(
-        policy=OwnerPolicy(least_answers=least),
-        ledger=None,
-        embedding=embedding,
-        held_out=[GroupData(name, known_N, others_QK[known_N].astype(np.float32)) for name in "BCD"],
-    )
-    table_QK = loaded(embedding, start, train_Q=train_Q).targets(data)
-    held_out = GroupData("A", rows, np.repeat(answers.answer_NK[:1], len(rows), axis=0))
-    group = SimpleNamespace(name="A", party=party, data=data, held_out=held_out, targets=lambda: table_QK, unseen=True)
-    score_L = numbers.KINDS[asks.SCORES][1](group, Ask(asks.SCORES), Task())["scores"][1]
-    return {
-        (part, name): score for (part, name, what), score in zip(summed(), score_L, strict=True) if what == "answers"
-    }
-
-
-def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
-    tell = partial(counts, start, embedding, groups[1])
-    for count, least in ((9, 1), (10, 11)):
-        assert tell(count=count, least=least)["training", PREDICTOR] == 0
-    enough = tell(count=10)
-    assert enough["training", PREDICTOR] == enough["training", UNIFORM] == 10
-    assert enough["held-out", PREDICTOR] == len(embedding.option_QK) - len(groups[1])
-
-
-def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
-    """The sum over 16 answers less that over 15 of them would be one answer's score."""
-    answers = groups[1]
-    mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
-    for unknown, sent in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
-        known_QK = mean_QK.copy()
-        known_QK[answers.question_N[:unknown]] = 0.0
-        told = counts(start, embedding, answers, count=len(answers), others_QK=known_QK)
-        assert (told["training", MEAN_OF_OTHERS] > 0, told["training", SHARED] > 0) == (sent, sent), unknown
-        assert told["held-out", MEAN_OF_OTHERS] > 0
-
-
-def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:
-    """Its first answers as those it trains with, the others as held out."""
-    rest = slice(num_training, None)
-    return whole.first(num_training), GroupData(whole.group, whole.question_N[rest], whole.answer_NK[rest])
-
-
-def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
-    """Natural Jensen-Shannon distances."""
-    rows = truth.question_N
-    return (1 - js_distance(prediction_QK[rows], truth.answer_NK, embedding.option_QK[rows], base=np.e)).tolist()
-
-
-@pytest.mark.parametrize(("architecture", "num_choices"), [("attention", 1), ("residual", 7)])
-def test_a_round_is_validated_by_its_distance_to_held_out_answers(architecture, num_choices, embedding, groups):
-    # by hand: a fresh network answers uniformly, and a kernel of nothing says that all groups are alike
-    mine, truth = split(groups[1], 8)
-    changes = {"pluralllm.architecture": architecture}
-    fresh = initial_weights(Config.load({**CONFIG.flat(), **changes}))
-    nothing = {key: Array(array.numpy() - 9) for key, array in fresh.items() if key in ("log_weight", "log_feature")}
-    uniform_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
-    expected = sum(distances(uniform_QK, truth, embedding))
-    train_Q = np.zeros(len(uniform_QK), dtype=bool)
-    ours = loaded(embedding, join_weights(ArrayRecord({**fresh, **nothing})), train_Q=train_Q, **changes)
-    tell = partial(predictor.errors, ours, mine, architecture=architecture)
-    np.testing.assert_allclose(tell(truth), [expected] * num_choices, atol=1e-5)
-    np.testing.assert_array_equal(tell(truth.first(0)), np.zeros(num_choices))
-
-
 def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding, groups):
-    mine, truth = split(groups[1], 8)
+    whole = groups[1]
+    mine, truth = whole.first(8), GroupData(whole.group, whole.question_N[8:], whole.answer_NK[8:])
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[mine.question_N] = True
     given = named_weights(CONFIG)
 
     def predicted(shares):
         chosen = ArrayRecord({**given, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
-        return loaded(embedding, join_weights(chosen), train_Q=train_Q).targets(mine)
+        return predictor.load(CONFIG, join_weights(chosen), embedding, train_Q).targets(mine)[truth.question_N]
 
-    expected = [sum(distances(predicted(shares), truth, embedding)) for shares in SHARES]
+    case = truth.answer_NK, embedding.option_QK[truth.question_N]
+    expected = [(1 - js_distance(predicted(shares), *case, base=np.e)).sum() for shares in SHARES]
     assert np.ptp(expected) > 1e-3
-    ours = loaded(embedding, join_weights(given), train_Q=train_Q)
+    ours = predictor.load(CONFIG, join_weights(given), embedding, train_Q)
     np.testing.assert_allclose(predictor.errors(ours, mine, truth, ARCHITECTURE), expected, atol=1e-5)
     assert ours.model.shares == START_SHARES  # as it came

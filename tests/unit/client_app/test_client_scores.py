@@ -71,7 +71,8 @@ def test_an_own_score_is_a_mean_over_questions_that_can_be_read(tmp_path):
     corner, even = shares(node, [1.0], [0.5, 0.5])
     nothing = [np.nan] * len(corner)
     assert own_score(node, [corner, even], [0, 1]) == [0.0, 0.0]
-    assert own_score(node, [corner, nothing, nothing], [0, 1, 2]) == [0.0, 0.0]
+    for unreadable in (nothing, [0.5, np.nan, *corner[2:]]):  # all of it, or a part
+        assert own_score(node, [corner, unreadable, unreadable], [0, 1, 2]) == [0.0, 0.0]
     many = own_score(node, [*[corner] * 50, even, even], [*[0] * 50, 1, 2])
     single = own_score(node, [corner, even, even], [0, 1, 2])
     assert many == single

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from client_node import Node, asked_of, config_of, home_files, uniform_request, weights
+from client_node import Node, asked_of, catalogue_once, config_of, home_files, uniform_request, weights
 from in_process import FEW, pinned
 from small import AS_OWNERS_ASK
 
@@ -17,7 +17,6 @@ from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.secure import masks, rule_sums
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
 from appa_flwr.survey.generate import generate
-from server_app.questions import build_catalogue
 
 SURVEY = generate(num_questions=60, num_groups=5, seed=3)
 EVERYBODY = SURVEY.groups
@@ -32,7 +31,7 @@ class Circle:
         self.config = Config.load({**config.flat(), **AS_OWNERS_ASK})
         contexts = pinned(self.config, self.files, owner_policy=owner_policy)
         self.nodes = dict(zip(self.files, map(Node, contexts.values()), strict=True))
-        self.catalogue, self.round = build_catalogue(self.config), 0
+        self.catalogue, self.round = catalogue_once(self.config), 0
         for node in self.nodes.values():
             node.prepared(self.catalogue)
         self.world = asks.world_of(
@@ -118,35 +117,6 @@ def test_a_roster_that_the_server_has_made_is_refused(tmp_path):
     assert circle.mask(asked, circle.task(asked, (group, *others[:2])), group) == refusals.FAILED
     path.write_text(before)
     assert circle.mask(asked, circle.task(asked, (group, "Nobody", others[0])), group) == refusals.STRANGERS
-
-
-def test_an_opened_request_is_masked_again_for_the_same_groups_only(tmp_path):
-    """Otherwise the sum over all, and then over all but one, is that one's numbers; in another run too."""
-    circle = Circle(tmp_path)
-    asked = asked_of(asks.REWARDS, circle.catalogue, circle.config)
-    circle.sums(asked)
-    fewer = EVERYBODY[1:]
-    for run in ("run", "another"):
-        task = circle.task(asked, fewer, run=run)
-        assert {circle.mask(asked, task, group) for group in fewer} == {refusals.OTHER_COHORT}
-    again = circle.sums(asked)
-    assert again["js targets reward"].any()
-
-
-def test_rounds_rise_and_only_the_last_one_is_opened(tmp_path):
-    circle = Circle(tmp_path)
-    first, second = Ask(asks.VOTES), asked_of(asks.REWARDS, circle.catalogue, circle.config)
-    group = EVERYBODY[0]
-    task = circle.task(first)
-    assert not isinstance(circle.mask(first, task, group), int)
-    assert circle.nodes[group].hello().fields["round"] == 1
-    for number in (1, 0):
-        replayed = Task(task.run, number, task.cohort, task.request, task.roster)
-        assert circle.mask(first, replayed, group) in (refusals.MASKED_BEFORE, refusals.ONLY_SUMS)
-    later = circle.task(second)
-    assert not isinstance(circle.mask(second, later, group), int)
-    assert circle.open(task, group) == refusals.NOT_LAST
-    assert circle.open(later, group) == circle.open(later, group)  # asked again, the same
 
 
 def test_a_runs_sums_are_over_groups_as_the_owner_says(tmp_path):

@@ -36,13 +36,6 @@ def test_order_of_nominal_options_leaves_no_trace():
     np.testing.assert_allclose(embed_questions((TAXES, WARMTH, turned)).value_QKE[2, ::-1], straight[2], atol=1e-6)
 
 
-def test_both_question_and_option_matter():
-    value = embed_questions(QUESTIONS, dim=16).value_QKE.astype(np.float64)
-    yes, no, other_yes, cold = value[0, 0], value[0, 1], value[2, 1], value[1, 0]
-    assert np.linalg.norm(yes - no) > 0.5
-    assert 0.0 < np.linalg.norm(yes - other_yes) < np.linalg.norm(yes - cold)
-
-
 def test_ordinal_features_by_hand():
     # positions 1, 2, 5 on [-1, 1]: 2 (x - 1) / 4 - 1 = -1, -0.5, 1; distance from the middle 1, 0.5, 1
     table = embed_questions(QUESTIONS, dim=16)
@@ -55,14 +48,13 @@ def test_text_without_a_word_is_embedded_as_zero_not_nan():
     assert np.isfinite(embed_questions((TAXES, Question("blank", "", ("", "?"))), dim=8).value_QKE).all()
 
 
-def test_group_data_pads_in_the_order_of_the_table_and_keeps_only_the_split():
+def test_group_data_pads_in_the_order_of_the_table():
     table = embed_questions(QUESTIONS, dim=8)
-    answers = {"tax2": np.array([0.2, 0.3, 0.5]), "tax": np.array([0.6, 0.4]), "heat": np.array([1.0, 0.0, 0.0])}
-    data = group_data("Here", answers, embedding=table, question_ids=("tax", "tax2"))
+    answers = {"tax2": np.array([0.2, 0.3, 0.5]), "tax": np.array([0.6, 0.4]), "none": np.array([1.0, 0.0, 0.0])}
+    data = group_data("Here", answers, embedding=table)
     assert data.question_N.tolist() == [0, 2]
     np.testing.assert_allclose(data.answer_NK, [[0.6, 0.4, 0.0], [0.2, 0.3, 0.5]])
-    assert len(group_data("Here", answers, embedding=table)) == 3
-    assert len(group_data("Here", answers, embedding=table, question_ids=())) == 0
+    assert len(group_data("Here", {}, embedding=table)) == 0
 
 
 def test_what_all_texts_share_is_taken_out():

@@ -103,7 +103,3 @@ def test_the_mean_of_the_other_groups_by_hand() -> None:
     assert mean(*everyone, least=3) == [[0.5, 0.5], [0, 0], [0, 0]]
     assert mean(*everyone, without="Here", least=3) == [[0.25, 0.75], [0, 0], [0, 0]]
     assert mean(*everyone, without="Away", least=3) == [[0.75, 0.25], [0, 0], [0, 0]]
-
-
-def test_nobody_else_has_no_mean() -> None:
-    assert mean(group("Here", a=1 / 3), group("Here", b=0.5), without="Here") == [[0, 0]] * 3

@@ -115,16 +115,6 @@ def test_a_tenth_of_the_views_is_plain_and_the_others_are_drawn_equally_often():
     assert (off.abs() < torch.tensor([75, 75, 75, 75, 54])).all()
 
 
-@pytest.mark.parametrize(
-    ("architecture", "num_context", "most", "least", "num_episodes"),
-    [("attention", 16, 16, 16, 4), ("residual", 512, 100, 8, 1), ("residual", 40, 40, 8, 1), ("residual", 4, 4, 4, 1)],
-)
-def test_episodes_of_a_run_by_its_architecture(architecture, num_context, most, least, num_episodes):
-    keys = {"pluralllm.architecture": architecture, "pluralllm.num-context-questions": num_context}
-    found = EpisodeConfig.of(Config.load(keys).pluralllm)
-    assert (found.num_context, found.least_context, found.num_episodes) == (most, least, num_episodes)
-
-
 def test_a_small_group_keeps_targets():
     for size, parts in ((5, (2, 3)), (1, (0, 1))):
         batch = drawn(random_group(size), num_context=16, num_targets=32, num_episodes=1)
@@ -144,11 +134,6 @@ def test_the_cross_entropy_by_hand_where_padding_neither_adds_nor_divides():
     (gradient,) = torch.autograd.grad(value, log_p)
     assert gradient.isfinite().all()
     assert (gradient[~options] == 0).all()
-
-
-def test_the_loss_of_an_untrained_attention_network_is_that_of_a_uniform_answer():
-    batch = drawn(random_group(20), num_context=4, num_targets=16, num_episodes=2)
-    assert float(small_model().loss(batch).detach()) == pytest.approx(math.log(3), abs=1e-5)
 
 
 def test_steps_rise_and_then_fall_to_nothing():
@@ -196,7 +181,7 @@ def test_the_network_learns_to_read_the_group_from_its_context():
     config = shape(4, num_targets=8, num_episodes=4)
     generator = torch.Generator().manual_seed(0)
     update = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(60):
+    for _ in range(40):
         update.zero_grad()
         for data in groups:
             (model.loss(sample_episodes(data, table, config=config, generator=generator)) / len(groups)).backward()
@@ -209,3 +194,13 @@ def test_the_network_learns_to_read_the_group_from_its_context():
         with torch.no_grad():
             predicted = model(batch.context, batch.target)
             assert 0.32 < float(soft_cross_entropy(predicted, batch.target.answer, batch.target.options)) < 0.40
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_context", "most", "least", "num_episodes"),
+    [("attention", 16, 16, 16, 4), ("residual", 512, 100, 8, 1), ("residual", 40, 40, 8, 1), ("residual", 4, 4, 4, 1)],
+)
+def test_episodes_of_a_run_by_its_architecture(architecture, num_context, most, least, num_episodes):
+    keys = {"pluralllm.architecture": architecture, "pluralllm.num-context-questions": num_context}
+    drawn_by = EpisodeConfig.of(Config.load(keys).pluralllm)
+    assert (drawn_by.num_context, drawn_by.least_context, drawn_by.num_episodes) == (most, least, num_episodes)

@@ -15,6 +15,7 @@ from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J
 
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
+from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.protocol import asks, messages, rewards
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
 from appa_flwr.survey.types import Question
@@ -54,7 +55,7 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
     rows, _ = baselines(groups, CONFIG)
     found = {(row.method, row.metric): row for row in rows}
-    metrics = rewards.metrics_of("dpa")
+    metrics = TASK_METRICS["dpa"]
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
     solved = ("js", "wasserstein", "cosine")  # js-distance has no ceilings
     pairs += [("mean-prediction", metric) for metric in metrics]

@@ -24,25 +24,24 @@ from server_app.predictor_phase import fault, scores, tables
 from server_app.questions import build_catalogue, run_survey
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
-SIZES = {"training": 20, "held-out": 5}
+SIZE = 5
 PLACES = {name: place for place, name in enumerate(summed())}
 
 
-def sums(*parts, unseen=False):
-    """A group's sums (2, L) from (part, answers, its mean JS): the other measures and predictors follow from that."""
+def sums(answers=0, js=0.0, *, unseen=False):
+    """A group's sums (2, L) from its answers and their mean JS: the other measures and predictors follow from that."""
     score_2L = np.zeros((2, len(PLACES)))
-    for part, answers, js in parts:
-        for name, less in (("pluralllm", 0.0), ("uniform", 0.2), ("nearest-question", 0.1)):
-            means = {"answers": 1.0, "js": js - less, "js_distance": js - less - 0.1, "wasserstein": js - less}
-            for measure, mean in means.items():
-                score_2L[int(unseen), PLACES[part, name, measure]] = answers * mean
+    for name, less in (("pluralllm", 0.0), ("uniform", 0.2), ("nearest-question", 0.1)):
+        means = {"answers": 1.0, "js": js - less, "js_distance": js - less - 0.1, "wasserstein": js - less}
+        for measure, mean in means.items():
+            score_2L[int(unseen), PLACES[name, measure]] = answers * mean
     return score_2L
 
 
 BY_GROUP = {
-    "A": sums(("held-out", 4, 0.9)),
-    "B": sums(("held-out", 1, 0.4), ("training", 20, 0.95)),
-    "C": sums(("held-out", 3, 0.5), unseen=True),
+    "A": sums(4, 0.9),
+    "B": sums(1, 0.4),
+    "C": sums(3, 0.5, unseen=True),
     "D": sums(),  # has answered no held-out question
 }
 
@@ -61,7 +60,7 @@ def scored(by_group, **keys):
 @pytest.mark.parametrize("run_sums", ["plain", "secure"])
 def test_means_are_over_answers_and_unseen_groups_stand_apart(run_sums):
     found = scored(BY_GROUP, **{"run.sums": run_sums})
-    assert found["scores"].keys() == {"seen/held-out", "seen/training", "unseen/held-out"}
+    assert found["scores"].keys() == {"seen/held-out", "unseen/held-out"}
     assert found["scores"]["seen/held-out"].keys() == {"pluralllm", "uniform", "nearest-question"}
     seen = found["scores"]["seen/held-out"]["pluralllm"]
     # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
@@ -70,7 +69,7 @@ def test_means_are_over_answers_and_unseen_groups_stand_apart(run_sums):
     if run_sums == "secure":
         assert found["groups"] == {}
         return
-    assert found["groups"]["B"]["seen/training"]["pluralllm"]["js"] == pytest.approx(0.95)
+    assert found["groups"]["B"]["seen/held-out"]["pluralllm"]["js"] == pytest.approx(0.4)
     assert found["groups"]["C"].keys() == {"unseen/held-out"}
     assert found["groups"]["D"] == {}
 
@@ -80,9 +79,9 @@ def test_a_masked_sum_s_count_is_a_whole_number():
     assert tables(np.full((2, len(PLACES)), 1e-9)) == {}
 
 
-def changed(measure, value, part="held-out", name="uniform", unseen=False):
+def changed(measure, value, name="uniform"):
     score_2L = BY_GROUP["A"].copy()
-    score_2L[int(unseen), PLACES[part, name, measure]] = value
+    score_2L[0, PLACES[name, measure]] = value
     return score_2L
 
 
@@ -93,14 +92,13 @@ def changed(measure, value, part="held-out", name="uniform", unseen=False):
         changed("answers", 2.0, name="pluralllm-shared"),  # of mean-of-others 0
         changed("js", 4.1),
         changed("wasserstein", 0.1, name="mean-of-others"),  # of no answer
-        sums(("held-out", 6, 0.5)),
-        sums(("held-out", 3.5, 0.5)),
-        sums(("training", 21, 0.5)),
-        sums(("held-out", 4, 0.5), unseen=True),
+        sums(6, 0.5),
+        sums(3.5, 0.5),
+        sums(4, 0.5, unseen=True),
     ],
 )
 def test_a_group_whose_sums_cannot_be_is_left_out_and_named(score_2L, caplog):
-    assert fault(score_2L, SIZES, unseen=False)
+    assert fault(score_2L, SIZE, unseen=False)
     found = scored({**BY_GROUP, "A": score_2L})
     assert "A" not in found["groups"]
     assert found["scores"]["seen/held-out"]["pluralllm"]["answers"] == 1
@@ -108,9 +106,9 @@ def test_a_group_whose_sums_cannot_be_is_left_out_and_named(score_2L, caplog):
 
 
 def test_sums_that_can_be_are_taken():
-    for part in [("held-out", 5, 1.0)], [("training", 20, 1.0), ("held-out", 4, 0.9)], []:
-        assert fault(sums(*part), SIZES, unseen=False) is None
-        assert fault(sums(*part, unseen=True), SIZES, unseen=True) is None
+    for part in (5, 1.0), (4, 0.9), ():
+        assert fault(sums(*part), SIZE, unseen=False) is None
+        assert fault(sums(*part, unseen=True), SIZE, unseen=True) is None
 
 
 SMALL = {"data.num-questions": 40, "data.num-groups": 6, "run.min-groups": 1, **SMALL_PREDICTOR, **VOTES}
@@ -145,8 +143,8 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
     found, catalogue = card_scores(config, 6)
     held_out = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.held_out_Q)}
     everyone = [
-        group_data(name, answers, embedding=option_embedding(catalogue), question_ids=held_out)
-        for name, answers in survey.answers.items()
+        group_data(name, {key: mine[key] for key in mine.keys() & held_out}, embedding=option_embedding(catalogue))
+        for name, mine in survey.answers.items()
     ]
     seen = [data for data in everyone if data.group != unseen]
     count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))

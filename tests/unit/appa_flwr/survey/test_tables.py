@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from surveys import ids, refused, row, write
 
 from appa_flwr.survey.sources import read_survey
@@ -44,10 +41,9 @@ def test_our_own_columns_in_every_format(tmp_path, extension):
     assert (ids(survey.questions), survey.groups) == (["q1", "q2"], ("A", "B"))
     assert survey.answers["A"]["q1"].tolist() == [0.5, 0.3, 0.2]
     assert survey.respondents["A"] == {"q1": 100.0, "q2": 7.0}
-    dropped = read_survey(write(tmp_path / f"x{extension}", rows), refusals="separate", groups=["B"])
+    dropped = read_survey(write(tmp_path / f"x{extension}", rows), refusals="drop", groups=["B"])
     assert dropped.answers["B"]["q1"].tolist() == [0.5, 0.5]
     assert dropped.questions[0].ordinal == (1.0, 2.0)
-    assert dropped.refusal_rates == {"B": {"q1": 0.5}}
     assert ids(dropped.extra) == ["q2"]
 
 
@@ -197,14 +193,3 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
     utf_16 = "question;group;option;count\nQ?;Ägypten;Yes;1\nQ?;Ägypten;No;3\n".encode("utf-16")
     (tmp_path / "x.csv").write_bytes(utf_16)
     assert only(read_survey(tmp_path / "x.csv"), "Ägypten") == [0.25, 0.75]
-
-
-@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12), st.integers(0, 1_000_000))
-def test_shares_are_normalised_and_kept_to_the_bit_where_they_are(tmp_path_factory, weights, seed):
-    total = sum(weights)
-    given = row("q", "A", [w / total for w in weights], options=[f"option {k}" for k in range(len(weights))])
-    path = tmp_path_factory.mktemp("x") / "x.jsonl"
-    path.write_text(json.dumps(given))
-    shares = read_survey(path).answers["A"]["q"]
-    assert abs(shares.sum() - 1.0) < 1e-12
-    assert shares.tolist() == pytest.approx(given["distribution"], abs=1e-12)

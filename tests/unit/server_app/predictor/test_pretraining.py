@@ -86,7 +86,7 @@ def test_groups_weigh_as_many_answers_as_they_trained_on(plain):
     np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
     assert MEAN.tolist() == [0.0, -0.34375]
     assert [ask.kind for ask in asked] == [UPDATE, UPDATE, VALIDATION]
-    assert [ask.number("round") for ask in asked[:2]] == [1, 2]
+    assert [ask.count("round") for ask in asked[:2]] == [1, 2]
 
 
 # What Flower's fedadam corrects the first and the second step by: sqrt(1 - .99^(t+1)) / (1 - .9^(t+1))

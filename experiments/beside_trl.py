@@ -1,7 +1,6 @@
 """Beside TRL: our PPO and TRL 1.12's PPOTrainer, our SFT and TRL's SFTTrainer, in CPU seconds of one thread.
 
-    python -m experiments.beside_trl --trl-python TRL_ENVIRONMENT/bin/python
-    python -m experiments.beside_trl --case sft  # needs no other environment
+    python -m experiments.beside_trl --trl-python TRL_ENVIRONMENT/bin/python    # without it SFT alone
 
 Both sides of a case get the same random model, prompts, answer lengths and optimizer steps, in a process each: memory
 that one gives back cannot hide what the other takes. TRL's PPO runs without our packages: our sides import them.
@@ -33,7 +32,6 @@ import tokenizers
 import torch
 import transformers
 import typer
-from click import Choice
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -70,7 +68,7 @@ class Workload:
     longest: int = 70
     rollouts: int = 96
     ends: bool = False
-    updates: int = 2
+    updates: int = 1
     vocabulary: int = 1024
     sizes: dict[str, Any] = field(default_factory=lambda: QWEN3)
     folder: str = ""
@@ -272,16 +270,12 @@ def run_side(python: str, side: Callable[..., dict[str, float]], work: Workload,
 
 
 def main(
-    trl_python: Annotated[str, typer.Option(help="Python of an environment with trl==1.12.0.")] = "",
-    case: Annotated[str | None, typer.Option(click_type=Choice(list(CASES)), help="Else all.")] = None,
-    updates: Annotated[int, typer.Option(min=1, help="Counted updates, after one to warm up.")] = 2,
+    trl_python: Annotated[str, typer.Option(help="Python of an environment with trl==1.12.0; else SFT alone.")] = "",
 ) -> None:
     """Compare PPO with TRL's PPOTrainer and SFT with its SFTTrainer."""
-    if not trl_python and case != "sft":
-        raise UserError("PPO's cases need --trl-python, of an environment with trl==1.12.0; --case sft does not")
-    for name in [case] if case else CASES:
+    for name, case in CASES.items() if trl_python else (("sft", CASES["sft"]),):
         with tempfile.TemporaryDirectory() as folder:
-            work = replace(CASES[name], updates=updates, folder=folder)
+            work = replace(case, folder=folder)
             work.save_model()
             if name == "sft":
                 ours, trl = (run_side(sys.executable, sft, work, ours=side) for side in (True, False))

@@ -17,19 +17,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 import typer
 from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.owner_policy import SUM_ROUNDING, Leaving
+from appa_flwr.owner.owner_policy import SUM_ROUNDING
 from appa_flwr.protocol import asks, messages, rewards
-from appa_flwr.secure.rule_sums import SumState, combine, first
+from appa_flwr.secure.rule_sums import combine, first
 from appa_flwr.survey.types import Question, Survey
 from client_app import predictor
 from experiments import entry, likeliest, study
@@ -41,12 +42,8 @@ from pluralllm.training import WARM_UP_STEPS, choices
 from server_app.predictor.pretraining import initial_weights
 
 GROUPS, OPTIONS, TRAINING, COPIES, MADE_UP = 5, 3, 10, 2000, 300
-POLICIES: Mapping[str, Mapping[str, object]] = {
-    "no limits": {"may-leave": get_args(Leaving), "least-answers": 1, "training-replies": 0, "own-score": 10**6},
-    "owner's defaults": {},
-}
-COLUMNS = [f"{sums}, {limits}" for sums in ("plain", "secure") for limits in POLICIES]
-"""Columns of the table: the run's `run.sums`, and the keys of every owner's policy."""
+SUMS = ("plain", "secure")
+"""Columns of the table: the run's `run.sums`."""
 UNIFORM = "uniform guess"
 
 SETTINGS: Mapping[str, Scalar] = {
@@ -84,7 +81,6 @@ class Nodes(Deployed):
 
     def __init__(self, folder: Path, answer_GNK: FloatArray, policy: Mapping[str, object], config: Config) -> None:
         self.answer_GNK, self.compared = answer_GNK, 0
-        self.limited = False  # True once they have given less than an attack has asked for
         self.asked = _questions(answer_GNK.shape[1])
         answers = {f"g{g}": {f"q{n}": a_K for n, a_K in enumerate(a_NK)} for g, a_NK in enumerate(answer_GNK)}
         super().__init__(Survey(tuple(self.asked), answers), folder, policy, config)
@@ -153,7 +149,6 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         mean_NK = ours.targets(nobody)[:number]
         plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
         predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]
-    nodes.limited = len(reply_R) < turns * (len(mixes) if validates else len(MEASURES))
     distance: Callable[..., FloatArray] = partial(rewards.js_distance, base=np.e)
     measures = [distance] if validates else [rewards.js, distance, rewards.wasserstein]  # of the second, `MEASURES`
 
@@ -200,7 +195,6 @@ def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArr
         request = asks.ScoreRequest(question_J, prediction_NK[question_J], metrics)
         score, leaves = nodes.ask(request.ask(asks.OWN_SCORES))["cosine targets"]
         reply_R += [score] * int(leaves)
-    nodes.limited = len(reply_R) < len(option_RN)
 
     def parts(answer_NK: FloatArray) -> FloatArray:
         reward_NK = 0.5 + answer_NK / np.linalg.norm(answer_NK, axis=1, keepdims=True) / 2.0
@@ -210,20 +204,13 @@ def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArr
     return likeliest.by_sums(parts, np.array(reply_R), (number, OPTIONS), noise=0.01 * ROUNDING)
 
 
-def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray:
-    """From rule appa's sums, once scores of one answer have given nearly all weight to the worst-off group.
-
-    At last it may lie: ask for the iteration before by another "reference", or name no sum of the groups' "history".
-    """
+def by_terms(nodes: Nodes, *, iterations: int = 20) -> FloatArray:
+    """From rule appa's sums, once scores of one answer have given nearly all weight to the worst-off group."""
     corners, groups, appa = _corners(nodes), len(nodes.answer_GNK), nodes.config.appa
     nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
     state, sums = first("appa", appa, groups), dict[str, FloatArray]()
     single = asks.ScoreRequest(corners.question_J[:1], corners.prediction_JK[:1], corners.metrics)
     for request in [single] * (iterations - 1) + [corners]:
-        if request is corners and lie == "reference":
-            state = SumState(state.reference + 1.0, state.completed[:-1])
-        if request is corners and lie == "history":
-            state = replace(state, completed=("no sum",) * len(state.completed))
         number = len(request.question_J)
         arrays = {"format": np.ones(number), "parsed": np.ones(number, dtype=np.bool_)}
         stands = {**vars(state), "completed": list(state.completed)}
@@ -234,75 +221,63 @@ def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray
     return _from_corners(1.0 - (1.0 - training_J) / appa.alignment_weight)
 
 
-ALONE = np.kron(np.eye(10, dtype=int), np.arange(1, OPTIONS + 1)[:, None]) - 1
 RANDOM = np.random.default_rng(0).integers(OPTIONS, size=(100, 10))
-_validation, _scores = (partial(by_errors, kind=kind) for kind in (asks.VALIDATION, asks.SCORES))
 ATTACKS: Mapping[str, tuple[int, Attack]] = {
-    "training: one question, 20 steps of SGD": (1, partial(by_training, rounds=20, strategy="fedadam", steps=1)),
-    "training: ten questions, one round of 16 steps": (10, partial(by_training, rounds=1)),
-    "training: ten questions, 50 such rounds": (10, partial(by_training, rounds=50)),
-    "validation: one question, ten replies": (1 + TRAINING, partial(_validation, number=1, turns=10)),
-    "validation: ten questions, 50 replies": (10 + TRAINING, partial(_validation, number=10, turns=50)),
-    "scores of PluralLLM: one question, five runs": (1 + TRAINING, partial(_scores, number=1, turns=5)),
-    "scores of PluralLLM: ten questions, 20 runs": (10 + TRAINING, partial(_scores, number=10, turns=20)),
-    "rewards: each option of ten questions": (10, by_rewards),
-    "rewards: a second sum, without the group": (10, partial(by_rewards, change=0.0)),
-    "rewards: the same, of answers 0.001 apart": (10, partial(by_rewards, change=1e-3)),
-    "own scores: one question, nine unreadable answers": (10, partial(by_own_scores, option_RN=ALONE)),
-    "own scores: ten questions, 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
+    "training: 50 rounds of 16 steps": (10, partial(by_training, rounds=50)),
+    "validation: 50 replies": (10 + TRAINING, partial(by_errors, kind=asks.VALIDATION, number=10, turns=50)),
+    "scores of PluralLLM: 20 runs": (10 + TRAINING, partial(by_errors, kind=asks.SCORES, number=10, turns=20)),
+    "rewards: each option": (10, by_rewards),
+    "rewards: a second sum without the group, of answers 0.001 apart": (10, partial(by_rewards, change=1e-3)),
+    "own scores: 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
     "terms of appa: of the worst-off group, unnamed": (10, by_terms),
-    "terms of appa: a second reference": (10, partial(by_terms, lie="reference")),
-    "terms of appa: withheld histories": (10, partial(by_terms, lie="history")),
 }
-"""Attack -> how many questions the groups have answered, and what reads the answers to the first of them."""
+"""Attack -> how many questions the groups have answered, and what reads the answers to the first ten of them."""
 
 
-def learned(setting: study.Setting, seed: int) -> dict[str, float]:
-    """Mean total variation distance of what an attack finds to the answers, by column; NaN where it is refused."""
-    number, read = ATTACKS[setting[0]]
-    answer_GNK = np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=(GROUPS, number))
-    distances = {UNIFORM: _distance(np.full((number, OPTIONS), 1.0 / OPTIONS), answer_GNK[0])}
-    for sums, groups in (("plain", 1), ("secure", GROUPS)):
-        config, limited = Config.load({**SETTINGS, "run.sums": sums}), True
-        for limits in reversed([*POLICIES]):  # the owner's defaults first: where they cost no reply, no limits add none
-            if limited:
-                distance, limited = _attacked(read, answer_GNK[:groups], config, limits)
-            distances[f"{sums}, {limits}"] = distance
-    return distances
+def guess(nodes: Nodes) -> FloatArray:
+    """The uniform answers, which need no message."""
+    return np.full(nodes.answer_GNK.shape[1:], 1.0 / OPTIONS)
 
 
-def _attacked(read: Attack, answer_GNK: FloatArray, config: Config, limits: str) -> tuple[float, bool]:
-    """The distance of what is read, NaN where that is refused; whether the owner's policy cost the server a reply."""
+def learned(number: int, read: Attack, *, sums: str, seed: int, policy: Mapping[str, object]) -> float:
+    """Mean total variation distance of what an attack reads to the answers; NaN where it is refused.
+
+    Args:
+        number: of questions that the groups have answered.
+        read: the attack.
+        sums: the run's `run.sums`.
+        seed: of the answers.
+        policy: keys of every owner's policy.
+    """
+    groups = GROUPS if sums == "secure" else 1
+    answer_GNK = np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=(GROUPS, number))[:groups]
     with tempfile.TemporaryDirectory() as folder, flower_task():
-        nodes = Nodes(Path(folder), answer_GNK, POLICIES[limits], config)
+        nodes = Nodes(Path(folder), answer_GNK, policy, Config.load({**SETTINGS, "run.sums": sums}))
         try:
-            return _distance(read(nodes), answer_GNK[nodes.compared]), nodes.limited
+            read_NK = read(nodes)
         except UserError:
-            return np.nan, True
-
-
-def _distance(read_NK: FloatArray, answer_NK: FloatArray) -> float:
-    return float(np.abs(read_NK - answer_NK[: len(read_NK)]).sum(axis=1).mean() / 2.0)
+            return np.nan
+    return float(np.abs(read_NK - answer_GNK[nodes.compared, : len(read_NK)]).sum(axis=1).mean() / 2.0)
 
 
 def main(
     seeds: Annotated[int, typer.Option(help="Sets of groups.", min=1)] = 2,
     output: Annotated[Path, typer.Option(help="Folder of the table and single numbers.")] = Path("runs/privacy"),
 ) -> None:
-    """Measure what chosen messages tell of a group's answers; 0 is exact."""
+    """Measure what chosen messages tell of a group's answers under the owner's defaults; 0 is exact."""
     torch.set_num_threads(1)
     logging.getLogger("appa").setLevel(logging.CRITICAL)  # of refusals, which the table has
-    show = partial(study.spread, absent="refused")
+
+    def measure(setting: study.Setting, seed: int) -> dict[str, float]:
+        number, read = ATTACKS[setting[0]]
+        at = partial(learned, number, seed=seed, policy={})
+        return {UNIFORM: at(guess, sums="plain"), **{sums: at(read, sums=sums) for sums in SUMS}}
+
+    def columns(numbers: pd.DataFrame) -> study.Columns:
+        return {name: (numbers[name], partial(study.spread, absent="refused")) for name in (*SUMS, UNIFORM)}
+
     attacks = [(name,) for name in ATTACKS]
-    study.study(
-        "privacy",
-        ("attack",),
-        attacks,
-        range(seeds),
-        learned,
-        lambda numbers: {name: (numbers[name], show) for name in (*COLUMNS, UNIFORM)},
-        output=output,
-    )
+    study.study("privacy", ("attack",), attacks, range(seeds), measure, columns, output=output)
 
 
 if __name__ == "__main__":

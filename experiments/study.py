@@ -1,4 +1,4 @@
-"""A study: settings x seeds -> single scores -> means and paired differences with intervals -> table, picture, files.
+"""A study: settings x seeds -> single scores -> means and paired differences with intervals -> table and files.
 
 Every setting is measured with the same seeds, so that any two of them are pairs.
 """
@@ -25,11 +25,6 @@ Show = Callable[["pd.Series[float]"], str]
 """The numbers of all seeds as text."""
 Columns = Mapping[str, tuple["pd.Series[float]", Show]]
 """Title -> numbers, indexed by what the table's rows are called and by seed, and how they are shown."""
-
-
-def mean(values: pd.Series[float]) -> str:
-    """The mean over seeds; empty where one has none."""
-    return "" if values.isna().any() else f"{values.mean():.3f}"
 
 
 def spread(values: pd.Series[float], *, form: str = ".3f", absent: str = "nan") -> str:
@@ -69,9 +64,8 @@ def study(
     columns: Callable[[pd.DataFrame], Columns],
     *,
     output: Path,
-    picture: Callable[[pd.DataFrame], bytes] | None = None,
 ) -> None:
-    """Measure every setting with every seed; write NAME.csv, NAME.md and NAME.png, and print the table.
+    """Measure every setting with every seed; write NAME.csv and NAME.md, and print the table.
 
     Args:
         name: of the files.
@@ -81,7 +75,6 @@ def study(
         measure: a setting's numbers with a seed.
         columns: of the table, from the numbers, which are indexed by `names` and "seed".
         output: folder of the files.
-        picture: of the numbers, a row a setting and seed.
     """
     places = track([*itertools.product(settings, seeds)], name, console=Console(stderr=True))
     numbers = pd.DataFrame(
@@ -90,8 +83,6 @@ def study(
     text = table(columns(numbers.set_index([*names, "seed"]))) + "\n"
     replace_file(output / f"{name}.csv", numbers.to_csv(index=False).encode(), parents=True)
     replace_file(output / f"{name}.md", text.encode())
-    if picture is not None:
-        replace_file(output / f"{name}.png", picture(numbers))
     print(text)
 
 

@@ -1,7 +1,7 @@
 """Every message of a run searched for private values, and what a reply may hold.
 
-`audit` holds each reply against what its request asks for, and looks for the private answers, as numbers of any
-precision, as text and as raw bytes, and for the private texts of the files.
+`audit` holds each reply against what its request asks for and against the ledger, and looks for the private answers, as
+numbers of any precision, as text and as raw bytes, and for the private texts of the files.
 
 Axis letters: Q public questions, K options.
 """
@@ -9,6 +9,7 @@ Axis letters: Q public questions, K options.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
-from flwr.common.serde import message_to_proto
+from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, deployed
 from talk import TINY, talk
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.survey.generate import generate
@@ -112,7 +114,28 @@ def audit(grid: InProcessGrid, world: World) -> list[str]:
         group = group_of[asked.message.metadata.dst_node_id]
         wrong = [*structure(asked, reply, group=group, public=public), *private_values(asked, reply, world)]
         findings += [f"{group}, {asked_for(asked)}: {finding}" for finding in wrong]
-    return findings
+    return findings + [f"{group}: its ledger differs" for group in unaccounted(grid, world)]
+
+
+def unaccounted(grid: InProcessGrid, world: World) -> Iterator[str]:
+    """Groups whose ledger has not each reply in its order: kind, how many numbers and hash, or that it was refused."""
+    refused = ("", 0, "")
+    for node, (group, path) in zip(grid.contexts, world.files.items(), strict=True):
+        left = []
+        for asked, reply in zip(grid.requests, grid.replies, strict=True):
+            if reply.message.metadata.src_node_id != node:
+                continue
+            if reply.message.has_error():
+                left.append(refused)
+                continue
+            kind = f"ask {asked_for(asked)}" if asked.kind == messages.ASK else asked.kind
+            content = reply.message.content
+            numbers = sum(array.numpy().size for record in content.array_records.values() for array in record.values())
+            data = recorddict_to_proto(content).SerializeToString(deterministic=True)
+            left.append((kind, numbers, hashlib.sha256(data).hexdigest()))
+        lines = Ledger(path.with_suffix(".ledger.sqlite")).releases()
+        if [refused if line.refused else (line.kind, line.numbers, line.sha256) for line in lines] != left:
+            yield group
 
 
 def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) -> Iterator[str]:

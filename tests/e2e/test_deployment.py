@@ -9,9 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
-import os
 import re
-import signal
 import socket
 import ssl
 from collections import Counter
@@ -102,12 +100,13 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
     }
 
 
-def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until_it_is_back(deployment, survey):
+def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deployment, survey):
     names = survey.groups
-    gone = names[-1]
-    deployment.submit(groups=";".join(names), run__min_groups=1)
-    deployment.wait(lambda: bool(deployment.iterations), seconds=400)
-    for process in deployment.processes("flower-supernode"):
+    deployment.submit(groups=";".join(names), ppo__num_iterations=1)
+    deployment.wait(lambda: "pluralllm" in deployment.phases(), seconds=400)  # each node has answered
+    nodes = deployment.processes("flower-supernode")
+    assert len(nodes) >= len(names)
+    for process in nodes:
         # Another user of a group's machine reaches the node's port too, and would get a task and what belongs to it.
         arguments = process.cmdline()
         port = arguments[arguments.index("--port") + 1]
@@ -119,30 +118,18 @@ def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until
         )
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             bystander.AcquireTask(AcquireTaskRequest(supported_task_types=["clientapp"]))
-    node = deployment.started.nodes[gone]
-    os.killpg(node.pid, signal.SIGTERM)
-    deployment.wait(lambda: deployment.iterations[-1]["missing_groups"] == [gone], seconds=240)
-    node.wait(timeout=60)
-    deployment.started.start_node(gone)
-    deployment.wait(lambda: "report" in deployment.phases(), seconds=400)
+    deployment.wait(lambda: "report" in deployment.phases(), seconds=500)
     deployment.wait(lambda: deployment.status() == COMPLETED, seconds=60)
 
-    iterations = deployment.iterations
-    assert [line["iteration"] for line in iterations] == list(range(1, 5))
-    assert all(set(line["rewards"]) == set(names) for line in iterations)
-    assert iterations[0]["missing_groups"] == []
-    said = [line["message"] for line in deployment.lines("progress.jsonl") if line["phase"] == "ppo"][1:]
-    for line, message in zip(iterations, said, strict=True):
-        assert line["missing_groups"] in ([], [gone])
-        assert message.endswith(f"; MISSING: {gone}") == bool(line["missing_groups"])
-        there = [name for name in names if name not in line["missing_groups"]]
-        assert all((line["rewards"][name] is None) == (name not in there) for name in names)
-        assert all(0 <= line["rewards"][name] <= 1 for name in there)
+    (line,) = deployment.iterations
+    assert line["missing_groups"] == []
+    assert set(line["rewards"]) == set(names)
+    assert all(0 <= reward <= 1 for reward in line["rewards"].values())
     rows = json.loads((deployment.run / "summary.json").read_text())
     assert {row["method"] for row in rows} == {"base", "sft", "ppo", "uniform", "majority"}
     for row in rows:
-        present = {name for name, score in row["per_group"].items() if not math.isnan(score)}
-        assert present == set(names), row
+        assert set(row["per_group"]) == set(names)
+        assert not any(map(math.isnan, row["per_group"].values())), row
     assert (deployment.run / "report.html").exists()
 
     # The search does find a group's answers where they are, and nowhere at the others.

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from deployment import REPO, TINY_LOOP, Deployment, deployed
 from in_process import FEW
-from real_run import APPA, SHORT_WAITS, TINY_RUN, kill_all, small_environment
+from real_run import APPA, TINY_RUN, kill_all, small_environment
 
 from appa_flwr.core.ports import free_port
 from appa_flwr.launch.bundle import bundle_hash
@@ -34,32 +34,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
 ALL = {"groups": ";".join(SURVEY.groups)}
-# What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
-LIAR = f"""
-import runpy, sys
-runpy.run_path({str(SHORT_WAITS / "sitecustomize.py")!r})  # Python runs the first file of this name alone
-if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
-    import numpy as np
-    from flwr.app import Array
-    from flwr.clientapp import ClientApp
-
-    def lie(app):
-        honest = app.__call__
-
-        def lying(self, message, context):
-            reply = honest(self, message, context)
-            head = message.content.config_records.get("head", {{}})
-            if not reply.has_error() and head.get("kind") == "rewards":
-                arrays = reply.content["arrays"]
-                arrays["numbers"] = Array(np.ones_like(arrays["numbers"].numpy()))
-            return reply
-
-        app.__call__ = lying
-
-    ClientApp.__init_subclass__ = classmethod(lie)
-"""
-
-
 ACTIVATED = "[Fleet.ActivateNode] Activated node_id="
 
 
@@ -137,10 +111,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         assert f"back: {C}" in warnings(deployment)
 
 
-def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tmp_path):
-    lies = tmp_path / "lies"
-    lies.mkdir()
-    (lies / "sitecustomize.py").write_text(LIAR)
+def test_an_impostor_an_unregistered_node_and_a_second_node_of_one_key(tmp_path):
     with deployed(SURVEY, tmp_path, nodes=False) as deployment:
         started, sites = deployment.started, deployment.sites
         make_node_key(tmp_path / "impostor")
@@ -154,7 +125,6 @@ def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tm
 
         impostor = node_of_a(A, tmp_path / "impostor")
         unregistered = node_of_a(A, tmp_path / "unregistered")
-        started.parties[C].more["PYTHONPATH"] = os.pathsep.join((str(lies), small_environment()["PYTHONPATH"]))
         for name in SURVEY.groups:
             started.start_node(name)
         deployment.submit(groups=";".join(SURVEY.groups))
@@ -165,10 +135,7 @@ def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tm
         for refused in (unregistered, second):
             assert refused.wait(timeout=60) != 0
         assert "has the key of no group; it is left out" in warnings(deployment)
-        # this policy writes answers that nobody can read, and the liar rewards these too
-        assert [C] in [line["missing_groups"] for line in deployment.iterations]
-        assert all(set(line["missing_groups"]) <= {C} for line in deployment.iterations)
-        assert f"group {C} counts as missing: js rewards above 0 for answers that nobody can" in warnings(deployment)
+        assert all(line["missing_groups"] == [] for line in deployment.iterations)
         for name in ("unregistered", "node.key"):
             assert "could not establish a connection to the SuperLink" in (tmp_path / f"{name}.log").read_text()
 

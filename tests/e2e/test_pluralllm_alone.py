@@ -144,26 +144,9 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
     assert card(second) == card(first)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"seed": 1}, "was trained on another table of 60 questions, and this run has 60"),
-        (
-            {"data.test-fraction": 0.4},
-            r"trained on \d+ of this run's \d+ held-out questions.*use its seed = 0 and data.test-fraction = 0.2",
-        ),
-        ({"pluralllm.architecture": "attention"}, r"pluralllm\.architecture = residual, and this run has attention"),
-        ({"pluralllm.unseen-groups": "Avaria"}, "group 'Avaria' has trained it"),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone, changes, says, tmp_path):
+def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone, tmp_path):
     path = alone[0].run_folder / FILE
-    with pytest.raises(UserError, match=says):
-        run(tmp_path, "refused", **{"pluralllm.checkpoint": str(path)}, **changes)
+    with pytest.raises(UserError, match="was trained on another table of 60 questions, and this run has 60"):
+        run(tmp_path, "refused", **{"pluralllm.checkpoint": str(path), "seed": 1})
     assert "pluralllm.checkpoint" in (tmp_path / "refused" / "error.txt").read_text()
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()
-
-
-def test_a_misspelt_unseen_group_does_not_train_unnoticed(tmp_path):
-    with pytest.raises(UserError, match=r"unseen-groups.*Avria.*Avaria"):
-        run(tmp_path, "misspelt", **{"pluralllm.unseen-groups": "Avria"})

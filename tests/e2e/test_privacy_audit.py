@@ -28,31 +28,16 @@ def put(record: str, key: str, value: object) -> Change:
     return change
 
 
-def edit(alter: Callable[[np.ndarray, np.ndarray], None]) -> Change:
-    """Alter the numbers in place, given a private answer."""
+def at(start: int, value: Callable[[np.ndarray], np.ndarray] | float) -> Change:
+    """Replace the group's numbers from a place on; functions are given a private answer."""
 
     def change(content: RecordDict, row: np.ndarray) -> None:
-        value = content.array_records["arrays"]["numbers"].numpy().copy()
-        alter(value[0], row)
-        content.array_records["arrays"]["numbers"] = Array(value)
+        arrays = content.array_records["arrays"]
+        changed, numbers = arrays["numbers"].numpy().copy(), np.ravel(value(row) if callable(value) else value)
+        changed[0, start : start + len(numbers)] = numbers
+        arrays["numbers"] = Array(changed)
 
     return change
-
-
-def at(start: int, value: Callable[[np.ndarray], np.ndarray]) -> Change:
-    def alter(number_N: np.ndarray, row: np.ndarray) -> None:
-        numbers = np.ravel(value(row))
-        number_N[start : start + len(numbers)] = numbers
-
-    return edit(alter)
-
-
-def whole(row: np.ndarray) -> np.ndarray:
-    return row
-
-
-def share(row: np.ndarray) -> float:
-    return float(row[0])
 
 
 SCORES, VOTES, REWARDS, UPDATE = asks.SCORES, asks.VOTES, asks.REWARDS, asks.UPDATE
@@ -62,15 +47,15 @@ LEAKS = [
     (messages.HELLO, put("head", "share", lambda row: row.tolist()), "fields"),
     (messages.HELLO, put("head", "groups", ["Avaria", f"{DIARY}-1"]), "the private text"),
     (VOTES, put("head", "groups", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
-    (messages.CATALOGUE, put("head", "answered", lambda row: [share(row)]), "a private share in head"),
+    (messages.CATALOGUE, put("head", "answered", lambda row: [float(row[0])]), "a private share in head"),
     (messages.CATALOGUE, put("head", "may", ["a yes"]), "fields"),
     (SCORES, at(1, lambda row: row[:1]), "a private share in arrays"),
     (asks.VALIDATION, at(1, lambda row: row[:1]), "a private share in arrays"),
-    (UPDATE, at(7, whole), "a private answer in arrays"),
-    (REWARDS, at(3, whole), "a private answer in arrays"),
-    (REWARDS, at(3, lambda row: np.array([1.5])), "js targets reward outside"),
-    (VOTES, at(0, whole), "a private answer in arrays"),
-    (VOTES, at(0, lambda row: np.array([0.5])), "a vote that is none"),
+    (UPDATE, at(7, np.copy), "a private answer in arrays"),
+    (REWARDS, at(3, np.copy), "a private answer in arrays"),
+    (REWARDS, at(3, 1.5), "js targets reward outside"),
+    (VOTES, at(0, np.copy), "a private answer in arrays"),
+    (VOTES, at(0, 0.5), "a vote that is none"),
 ]
 
 
@@ -99,6 +84,7 @@ def test_a_client_that_leaks_is_caught(kind, change, finding, honest):
     grid.replies = [leaking(*pair) for pair in zip(recorded.requests, recorded.replies, strict=True)]
     lines = audit(grid, world)
     assert any(f"{kind}: {finding}" in line for line in lines), lines
+    assert [line.split(":")[0] for line in lines if "ledger" in line] == [*world.files]
 
 
 def test_an_error_in_its_own_words_is_caught(honest):

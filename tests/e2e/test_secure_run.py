@@ -10,7 +10,6 @@ from audit import asked_for, audit, make_world
 from flwr.app import Context, RecordDict
 from in_process import FEW, InProcessGrid, flower_task, pinned
 
-from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages
 from appa_flwr.secure.masks import Member
 from server_app import main as server
@@ -74,21 +73,3 @@ def test_the_run_has_its_results_and_says_what_is_not_known(whole_run):
     assert not (folder / "scores.parquet").exists()
     page = (folder / "report.html").read_text()
     assert "only sums over the groups" in page
-
-
-def test_every_ledger_accounts_for_every_word(whole_run):
-    world, grid, _ = whole_run
-    for node, path in zip(grid.contexts, world.files.values(), strict=True):
-        pairs = [
-            (asked, reply)
-            for asked, reply in zip(grid.requests, grid.replies, strict=True)
-            if reply.message.metadata.src_node_id == node
-        ]
-        written = Ledger(path.with_suffix(".ledger.sqlite")).releases()
-        kinds = [f"ask {asked_for(asked)}" if asked.kind == messages.ASK else asked.kind for asked, _ in pairs]
-        assert [line.kind for line in written] == kinds
-        sizes = [
-            sum(a.numpy().size for a in reply.message.content.array_records.get("arrays", {}).values())
-            for _, reply in pairs
-        ]
-        assert [line.numbers for line in written] == sizes

@@ -1,4 +1,4 @@
-"""TRL's trainers on a served run."""
+"""TRL's GRPO on a served run; its RLOO calls rewards in the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from served import CATALOGUE, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client
@@ -18,7 +18,6 @@ from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
 
-TRAINERS = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
 STEPS, BATCH = 2, 4
 
 
@@ -36,11 +35,10 @@ class Dressed(RemoteGroupRewards):
         return self.returned[-1]
 
 
-def train(folder: Path, name: str) -> tuple[Dressed, object]:
+def train(folder: Path) -> tuple[Dressed, GRPOTrainer]:
     """Train the model of the folder."""
-    trainer, settings = TRAINERS[name]
-    rewards = Dressed(run=name)
-    arguments = settings(
+    rewards = Dressed(run="grpo")
+    arguments = GRPOConfig(
         output_dir=str(folder / "out"),
         max_steps=STEPS,
         per_device_train_batch_size=BATCH,
@@ -56,8 +54,8 @@ def train(folder: Path, name: str) -> tuple[Dressed, object]:
         use_cpu=True,
     )
     rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
-    running = trainer(
-        str(folder / "model") if name == "rloo" else AutoModelForCausalLM.from_pretrained(folder / "model"),
+    running = GRPOTrainer(
+        str(folder / "model"),
         rewards.group_reward,
         arguments,
         Dataset.from_list(rows * BATCH),
@@ -79,11 +77,10 @@ def folder(tmp_path, monkeypatch):
         yield tmp_path
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
-def test_two_steps_in_one_process(folder, name):
+def test_two_steps_in_one_process(folder):
     before = dict(AutoModelForCausalLM.from_pretrained(folder / "model").named_parameters())
-    rewards, running = train(folder, name)
-    found = read_rounds(folder)[name]
+    rewards, running = train(folder)
+    found = read_rounds(folder)["grpo"]
     assert [line.round for line in found] == [1, 1001]
     assert [line.size for line in found] == [BATCH] * STEPS
     # The trainer's own log holds what came from the groups.

@@ -5,37 +5,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import privacy
+from appa_flwr.owner.owner_policy import Leaving
+from experiments import likeliest, privacy
 
 READ, GUESS, REFUSED = "read", "guess", "refused"
+NO_LIMITS = {"may-leave": get_args(Leaving), "least-answers": 1, "training-replies": 0, "own-score": 10**6}
 WEAK = partial(privacy.by_training, rounds=1, strategy="fedadam", steps=1)
 VALIDATION = partial(privacy.by_errors, number=1, turns=10, kind="validation")
 SCORES = partial(privacy.by_errors, number=1, turns=5, kind="scores")
 FEW_SCORES = partial(privacy.by_errors, number=10, turns=4, kind="scores")
 OWN = partial(privacy.by_own_scores, option_RN=privacy.RANDOM[:10])
-# Name -> answered questions, attack; plain with no limits, plain by the owner's defaults, the same under secure sums.
+ALONE = np.kron(np.eye(10, dtype=int), np.arange(1, privacy.OPTIONS + 1)[:, None]) - 1
+# Name -> answered questions, attack; what it finds by the owner's defaults and, if that differs, without limits:
+# in plain replies, in secure sums.
 EXPECTED = {
-    "one weak step": (1, WEAK, (REFUSED, REFUSED, GUESS, REFUSED)),
-    "a training round": (2, partial(privacy.by_training, rounds=1), (GUESS, REFUSED, GUESS, REFUSED)),
-    "errors of one answer": (11, VALIDATION, (READ, REFUSED, GUESS, REFUSED)),
-    "scores of one answer": (11, SCORES, (READ, REFUSED, GUESS, REFUSED)),
-    "few scores of ten answers": (20, FEW_SCORES, (GUESS,) * 4),  # as many as training-replies = 40 allows
-    "rewards": (10, privacy.by_rewards, (READ, READ, GUESS, GUESS)),
-    "a second sum": (10, partial(privacy.by_rewards, change=0.0), (READ, READ, REFUSED, REFUSED)),
-    "another second sum": (10, partial(privacy.by_rewards, change=1e-3), (READ,) * 4),
+    "one weak step": (1, WEAK, ((REFUSED,), (REFUSED, GUESS))),
+    "a training round": (2, partial(privacy.by_training, rounds=1), ((REFUSED, GUESS), (REFUSED, GUESS))),
+    "errors of one answer": (11, VALIDATION, ((REFUSED, READ), (REFUSED, GUESS))),
+    "scores of one answer": (11, SCORES, ((REFUSED, READ), (REFUSED, GUESS))),
+    "few scores of ten answers": (20, FEW_SCORES, ((GUESS,), (GUESS,))),  # as many as training-replies = 40 allows
+    "rewards": (10, privacy.by_rewards, ((READ,), (GUESS,))),
+    "a second sum": (10, partial(privacy.by_rewards, change=0.0), ((READ,), (REFUSED,))),
+    "another second sum": (10, partial(privacy.by_rewards, change=1e-3), ((READ,), (READ,))),
     "own scores of one question": (
         10,
-        partial(privacy.by_own_scores, option_RN=privacy.ALONE),
-        (READ, REFUSED, READ, REFUSED),
+        partial(privacy.by_own_scores, option_RN=ALONE),
+        ((REFUSED, READ), (REFUSED, READ)),
     ),
-    "few own scores": (10, OWN, (GUESS,) * 4),
-    "a second reference": (10, partial(privacy.by_terms, iterations=3, lie="reference"), (REFUSED,) * 4),
-    "withheld histories": (10, partial(privacy.by_terms, iterations=3, lie="history"), (REFUSED,) * 4),
+    "few own scores": (10, OWN, ((GUESS,), (GUESS,))),
 }
 
 
@@ -55,12 +58,13 @@ def verdict(distance: float, uniform: float) -> str:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_attack_reads_what_it_may_and_nothing_else(monkeypatch, name):
+def test_an_attack_reads_what_it_may_and_nothing_else(name):
     number, read, expected = EXPECTED[name]
-    monkeypatch.setattr(privacy, "ATTACKS", {name: (number, read)})
-    distances = privacy.learned((name,), 0)
-    verdicts = tuple(verdict(distances[column], distances[privacy.UNIFORM]) for column in privacy.COLUMNS)
-    assert verdicts == expected
+    uniform = privacy.learned(number, privacy.guess, sums="plain", seed=0, policy={})
+    for sums, verdicts in zip(privacy.SUMS, expected, strict=True):
+        for policy, right in zip(({}, NO_LIMITS), verdicts, strict=False):
+            distance = privacy.learned(number, read, sums=sums, seed=0, policy=policy)
+            assert verdict(distance, uniform) == right, (sums, policy)
 
 
 def test_the_table_says_what_was_refused_and_reads_of_the_worst_off_group(monkeypatch, tmp_path):
@@ -68,26 +72,41 @@ def test_the_table_says_what_was_refused_and_reads_of_the_worst_off_group(monkey
     privacy.main(seeds=1, output=tmp_path)
     distances = pd.read_csv(tmp_path / "privacy.csv").iloc[0]
     row = [cell.strip() for cell in (tmp_path / "privacy.md").read_text().splitlines()[2].strip("|").split("|")]
-    sums = [f"{distances[column]:.3f}" for column in (*privacy.COLUMNS[2:], privacy.UNIFORM)]
-    assert row == ["terms", REFUSED, REFUSED, *sums]
-    assert distances["secure, owner's defaults"] < 0.7 * distances[privacy.UNIFORM]
+    assert row == ["terms", REFUSED, f"{distances['secure']:.3f}", f"{distances[privacy.UNIFORM]:.3f}"]
+    assert distances["secure"] < 0.7 * distances[privacy.UNIFORM]
 
 
 @pytest.mark.parametrize(
     ("name", "policy"), [("another second sum", {"cohort-changes": 0}), ("few own scores", {"own-score": 0})]
 )
-def test_an_owner_can_stop_an_attack_that_the_defaults_allow(monkeypatch, name, policy):
-    monkeypatch.setattr(privacy, "ATTACKS", {name: EXPECTED[name][:2]})
-    assert not np.isnan(privacy.learned((name,), 0)["secure, owner's defaults"])
-    monkeypatch.setitem(privacy.POLICIES, "owner's defaults", policy)
-    assert np.isnan(privacy.learned((name,), 0)["secure, owner's defaults"])
+def test_an_owner_can_stop_an_attack_that_the_defaults_allow(name, policy):
+    number, read, _ = EXPECTED[name]
+    assert np.isnan(privacy.learned(number, read, sums="secure", seed=0, policy=policy))
 
 
-def test_as_many_scores_as_the_defaults_allow_tell_ten_answers(monkeypatch):
+def test_as_many_scores_as_the_defaults_allow_tell_ten_answers():
     many = partial(privacy.by_errors, number=10, turns=20, kind="scores")
-    monkeypatch.setattr(privacy, "ATTACKS", {"many scores": (20, many)})
-    distances = privacy.learned(
-        ("many scores",), 1
-    )  # with seed 0 the search ends beside them: a test's network is small
-    assert distances["plain, owner's defaults"] < 0.03
-    assert distances["secure, owner's defaults"] > 0.6 * distances[privacy.UNIFORM]
+    # with seed 0 the search ends beside them: a test's network is small
+    learned = partial(privacy.learned, 20, seed=1, policy={})
+    assert learned(many, sums="plain") < 0.03
+    assert learned(many, sums="secure") > 0.6 * learned(privacy.guess, sums="plain")
+
+
+def test_the_mean_of_many_noisy_steps_tells_more_than_one():
+    rng = np.random.default_rng(0)
+    known_SNK, secret_NK = rng.dirichlet(np.ones(3), size=(100, 2)), rng.dirichlet(np.ones(3), size=2)
+    slope_MP = rng.normal(size=(6, 500))
+    clean_SP, clean_P = known_SNK.reshape(100, 6) @ slope_MP, secret_NK.ravel() @ slope_MP
+    np.testing.assert_allclose(likeliest.by_steps(known_SNK, clean_SP, clean_P, rounds=1), secret_NK, atol=1e-3)
+    noisy_SP = clean_SP + rng.normal(scale=0.5, size=clean_SP.shape)
+    off = {
+        rounds: np.mean(
+            [
+                np.abs(likeliest.by_steps(known_SNK, noisy_SP, clean_P + noise_P, rounds=rounds) - secret_NK).mean()
+                for noise_P in rng.normal(scale=0.5 / np.sqrt(rounds), size=(10, 500))
+            ]
+        )
+        for rounds in (1, 100)
+    }
+    assert off[100] < 0.5 * off[1]
+    assert off[1] < np.abs(1 / 3 - secret_NK).mean()

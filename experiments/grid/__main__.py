@@ -1,6 +1,6 @@
 """Run a grid file, and write its tables and pictures.
 
-    python -m experiments.grid experiments/small.toml
+    python -m experiments.grid experiments/default.toml
 
 Killed and started again it repeats no trial that is done, and goes on with the one it was in.
 """

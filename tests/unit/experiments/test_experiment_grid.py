@@ -165,6 +165,6 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert len(list((out / "plots").iterdir())) == 4 * 4  # two groups are too few for a spider plot
 
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
-    for name, count in {"tiny": 2, "default": 5, "small": 20, "paper": 12}.items():
+    for name, count in {"tiny": 2, "default": 5, "blocs": 10, "paper": 12}.items():
         file = Path(plan.__file__).parents[1] / f"{name}.toml"
         assert len(plan.trials(plan.read_grid(file), out, here=tmp_path)) == count

@@ -50,7 +50,7 @@ ITERATIONS = [1, 2, 3]
 KEYS = {
     "survey": "poll.sav",
     "data__group_by": "region",
-    "baseline_rule": SECOND,
+    "baseline_rules": SECOND,
     "appa__fairness_threshold": THRESHOLD,
     "appa__ema_decay": DECAY,
     "appa__temperature": TEMPERATURE,

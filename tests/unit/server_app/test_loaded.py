@@ -108,7 +108,7 @@ def test_the_command_shows_shares_and_says_what_cannot_be_read(run, monkeypatch)
     monkeypatch.setattr(public.Run, "policy", lambda self: Said())
     shown = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes; No, never; Perhaps"])
     assert asked == [(QUESTION, ("Yes", "No, never", "Perhaps"))]
-    assert re.search(r"No, never\W+0\.30", shown.output)
+    assert re.search(r"this policy\W+0\.200\W+0\.300\W+0\.500", shown.output)
     assert "it wrote 'what it wrote'\n" in shown.output
     unread = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes,No"])
     assert "it wrote 'what it wrote', which cannot be read" in unread.output

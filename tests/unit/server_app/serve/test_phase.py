@@ -155,7 +155,7 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
         assert len(asked) == build_catalogue(running.config).held_out_Q.sum()
         by_prompt = {row["prompt"]: uniform[row["question_id"]] for row in asked}
         for name in ("flat", "silent"):
-            found = evaluation.evaluate(client, name, model=name, say=print)
+            found = evaluation.evaluate(client, name, model=name)
         answers = {row["question_id"]: "" for row in asked}
         for name, body in {
             "flat": {"no such": ""},

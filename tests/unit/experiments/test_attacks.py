@@ -46,6 +46,7 @@ EXPECTED = {
 def _fewer_rounds(monkeypatch) -> Iterator[None]:
     """The study also silences the log of refusals, which other tests read."""
     monkeypatch.setattr(privacy, "MADE_UP", 40)
+    monkeypatch.setattr(likeliest, "STARTS", 6)
     level = logging.getLogger("appa").level
     yield
     logging.getLogger("appa").setLevel(level)

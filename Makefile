@@ -1,5 +1,5 @@
-# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`, `make wheel`,
-# `make docs`. Only Python has to be there before.
+# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make conformance`, `make format`,
+# `make wheel`, `make docs`. Only Python has to be there before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

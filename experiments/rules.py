@@ -31,7 +31,6 @@ from appa_flwr.analysis.aggregation import Rule, make
 from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.analysis.destinations import destination
-from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import ground_truth
 from experiments import entry, study
@@ -41,13 +40,7 @@ QUESTIONS, GROUPS = 60, 8  # of a population
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 """Distances of the groups from their mean, as a multiple of the default population's distance."""
-RULES: Mapping[str, Rule] = {
-    "average": make("average"),
-    "min": make("min"),
-    "appa-printed": make("appa", temperature=PAPER_TEMPERATURE, fairness_threshold=PAPER_FAIRNESS_THRESHOLD),
-    "appa": make("appa"),
-    "mix": make("mix"),
-}
+RULES: Mapping[str, Rule] = {name: make(name) for name in ("average", "min", "appa-printed", "appa", "mix")}
 BEST = "best possible"
 TITLES = {"avg_as": "Avg AS", "min_as": "Min AS"}
 

@@ -129,7 +129,7 @@ def in_words(row: SummaryRow) -> str:
     words = [f"Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
     if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
         words.append(f"WITHOUT {', '.join(missing)}")
-    if row.readable is not None and row.readable < 1:
+    if row.readable < 1:
         words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
     if row.format_score is not None:
         words.append(f"format {row.format_score:.3f}")

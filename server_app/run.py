@@ -63,7 +63,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         app.check(config)
     # Before the questions are embedded, which may take minutes.
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
-    embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
+    embedded = folder.timed("embedding", "embedding the questions")
     run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     checkpoint = read_checkpoint(config, run.catalogue, start)

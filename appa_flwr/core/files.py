@@ -144,7 +144,7 @@ def cache_folder() -> Path:
 
 
 def check_cache() -> None:
-    """See that the user's cache can be written, where built models and embeddings are kept.
+    """See that the user's cache can be written, where built models are kept.
 
     Raises:
         UserError: it cannot.

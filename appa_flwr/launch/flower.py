@@ -58,7 +58,8 @@ def launch(config: Config) -> Path:
     """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
 
     Args:
-        config: with absolute paths: of `appa_flwr.config.assemble`, or of `appa_flwr.run.resume.resumable` to go on.
+        config: with absolute paths: of `appa_flwr.config.sources.assemble`, or of `appa_flwr.run.resume.resumable` to
+            go on.
 
     Raises:
         UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and

@@ -48,7 +48,7 @@ LARGEST_STEP, LARGEST_LOSS = 16.0, 64.0
 MOST_MEASURES = 1000
 """Of a validation, or of PluralLLM's scores: the server names their number."""
 
-_NOT_OF_GROUPS = ("run-name", "run", "policy", "lora", "sft", "rollout", "ppo", "eval", "serve")
+_NOT_OF_GROUPS = ("run-name", "run", "policy", "sft", "ppo", "eval", "serve")
 """Keys and sections of the config that no group's number depends on; `sft.target` decides which votes it casts."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)

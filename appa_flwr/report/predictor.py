@@ -19,7 +19,6 @@ PREDICTORS = {
     SHARED: "PluralLLM, same answers",
 }
 """In the order of tables. The last is PluralLLM on the answers where the mean of the other groups is known."""
-HELD_OUT = "/held-out"
 CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
     "themselves and sent sums. The mean of the other groups knows the very answers that these gave to the question; it "
@@ -46,7 +45,6 @@ def by_group(card: Card) -> pd.DataFrame:
         | {name: means["js"] for name, means in _ordered(predictors)}
         for group, parts in card.groups.items()
         for part, predictors in parts.items()
-        if part.endswith(HELD_OUT)
     ]
     by = ["unseen", *(name for name in (PREDICTORS[ALONE],) if rows and name in rows[0])]
     return pd.DataFrame(rows).sort_values(by, kind="stable").drop(columns="unseen") if rows else pd.DataFrame()

@@ -136,14 +136,14 @@ class ScoreRecord(Record):
 
     Attributes:
         fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
-            takes for perfectly fair. NaN where none could; None in runs that did not measure it.
+            takes for perfectly fair. NaN where none could.
     """
 
     fi: float
     avg_as: float
     min_as: float
     per_group: dict[str, float]
-    fi_readable: float | None = None
+    fi_readable: float
 
 
 class SummaryRow(ScoreRecord, _Evaluated):
@@ -152,12 +152,12 @@ class SummaryRow(ScoreRecord, _Evaluated):
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
         survey: scores against the groups' real survey answers, None where no group has any.
-        readable: share of answers in [0, 1] that give a prediction; None in runs that did not measure it.
+        readable: share of answers in [0, 1] that give a prediction.
     """
 
     format_score: float | None
     survey: ScoreRecord | None
-    readable: float | None = None
+    readable: float
 
 
 class QuestionCounts(Record):

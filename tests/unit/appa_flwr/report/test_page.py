@@ -102,12 +102,13 @@ def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
 def test_all_text_is_escaped(tmp_path):
     evil = "<script>alert('x')</script>&\"q\""
     run = {"a": 0.5, evil: 0.6, "c": 0.7}
-    scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run}
+    scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run, "fi_readable": 0.9}
     write_run(
         tmp_path,
         config=CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"},
         summary=[
-            {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for method in METHODS
+            {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores, "readable": 1.0}
+            for method in METHODS
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],

@@ -282,7 +282,7 @@ class PPOEngine:
         with torch.no_grad():
             for name, parameters in trained.items():
                 for parameter, saved in zip(parameters, state[name], strict=True):
-                    parameter.copy_(saved)
+                    parameter.view(saved.shape).copy_(saved)  # no broadcast
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         self._generator.set_state(state["generator"].cpu())

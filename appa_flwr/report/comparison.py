@@ -61,8 +61,8 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
         raise UserError(f"{first.folder} and the others: have no group and held-out question in common")
     scores = scores.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
     rows, (base, *others) = scores.drop_duplicates(["method", "against"]), runs
-    found = intervals(rows, scores, metric=first.metric, pairs=[(name, base) for name in others])
-    levels, minus = (spans(found[found["less"] == less], "method") for less in ("", base))
+    differences = intervals(rows, scores, metric=first.metric, pairs=[(name, base) for name in others])
+    levels, minus = (spans(differences[differences["less"] == less], "method") for less in ("", base))
     levels.insert(0, ("", "Rule"), [run.config.rule for run in runs.values()])
     levels.insert(1, ("", "Seed"), [run.config.seed for run in runs.values()])
     return levels.rename_axis("Run").reset_index(), minus.rename_axis(f"Minus {base}").reset_index()

@@ -1,7 +1,7 @@
 """A grid file, and the trials it asks for: which runs, with which keys.
 
 A grid is datasets x tasks x models x seeds; each trial is a run that trains a policy by every rule. The first trial of
-a dataset and seed trains PluralLLM, and the others take its weights.
+a dataset and seed trains PluralLLM, and the others with the same keys of PluralLLM take its weights.
 """
 
 from __future__ import annotations
@@ -164,13 +164,16 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     rules: dict[str, Scalar] = {"rule": rule, "baseline-rules": ",".join(baselines)}
     planned: list[Trial] = []
     for seed in grid.seeds:
-        first: dict[str, Trial] = {}
+        first: dict[object, Trial] = {}
         for names in product(grid.datasets, grid.tasks, grid.models):
-            label, needs = "-".join([*names, f"s{seed}"]), first.get(names[0])
+            label = "-".join([*names, f"s{seed}"])
             own = {"run.output-dir": str(output.absolute() / TRIALS), "seed": seed, **rules}
             keys = [grid.keys, *(grid.axes[axis][name] for axis, name in zip(AXES, names, strict=True)), grid.last, own]
             try:
-                config = assemble([], folder=here, beneath={key: own for table in keys for key, own in table.items()})
+                config = assemble(
+                    [], folder=here, beneath={key: value for table in keys for key, value in table.items()}
+                )
+                needs = first.get(predictor := (names[0], config.pluralllm))
                 made = {"run-name": f"{label}-{_hash(config, needs)}"}
                 if needs is not None:
                     made[CHECKPOINT] = str(needs.folder / WEIGHTS_FILE)
@@ -178,7 +181,7 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
             except UserError as error:
                 raise UserError(f"{grid.path}: trial {label}: {error}") from None
             planned.append(Trial(*names, seed, config, needs=needs))
-            first.setdefault(names[0], planned[-1])
+            first.setdefault(predictor, planned[-1])
     return planned
 
 

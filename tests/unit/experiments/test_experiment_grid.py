@@ -92,6 +92,10 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     assert (config.data.num_questions, config.sft.steps, config.ppo.num_iterations) == (50, 30, 7)
     assert config.pluralllm.checkpoint == str(first_trial.folder / "pluralllm.safetensors")
 
+    # A model with other keys of PluralLLM trains its own.
+    apart = planned(TEXT.replace("other = { sft.steps = 30 }", "other = { sft.steps = 30, pluralllm.rounds = 3 }"))
+    assert all(trial.needs is None for trial in apart)
+
     # A trial's name changes with its keys, with what it needs and with the code; a mistake is one line.
     first = names(trials)
     assert len(set(first.values())) == 8

@@ -114,13 +114,15 @@ def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
 def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> tuple[pd.DataFrame, ...]:
     """Do the groups of a survey tell rules apart? Two tables on their own answers, by one metric.
 
-    - a row: how many questions there are, how many compare groups, and on how many of these, drawn by the seed, rules
-      were tried.
-    - a row a rule: Avg AS and Min AS of the free answers that follow it, Min AS minus `average`'s as an `Interval`, and
-      the share of plain means, see `Destination`. Two more are the best shared answers, "ceiling-average" and
-      "ceiling-min", where the metric has these: what `ceiling-min` has more in Min AS is the most that a rule can win.
+    The first has one row: the number of questions, of questions that two groups or more have answered, and of those
+    on which rules were tried, which the seed draws.
 
-    `rules` are named, `average` among them, as the function of that name does.
+    The second has a row for each rule: Avg AS and Min AS of the free answers that follow it, Min AS minus that of
+    `average` as an `Interval`, and the share of plain means (see `Destination`). Where the metric has ceilings, rows
+    "ceiling-average" and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is
+    the most that a rule can win.
+
+    `rules` must hold `average`; the function `rules` makes them of a config.
 
     Raises:
         UserError: no question was answered by two groups.

@@ -51,7 +51,7 @@ class Config(Section):
     )
     rule: RuleName = key("appa", "how group rewards become one reward; MODULE:CLASS is one of your own")
     baseline_rules: str = key(
-        "average", "rules, separated by commas: each trains a policy from the same SFT model, and `rule` is compared"
+        "average", "more rules, separated by commas: each trains a policy from the same SFT model"
     )
     metric: MetricName = key(
         "auto",

@@ -74,7 +74,7 @@ def serve(words: Words = None, resume: Resume = None) -> None:
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Option(help="What the endpoint calls it; without one, a folder or a hub id.")],
-    name: Annotated[str, typer.Option(help="Of the model in the tables.")],
+    name: Annotated[str, typer.Option(help="The model's name in the tables.")],
     endpoint: Annotated[str, typer.Option(help="OpenAI-compatible address, up to /v1; its key: APPA_EVAL_KEY.")] = "",
     plain: Annotated[
         bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")

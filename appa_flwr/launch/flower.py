@@ -172,7 +172,7 @@ class Flower:
 
 
 def _listens(port: int) -> bool:
-    """Whether a server's program has come so far as to take connections, which is the last that it begins with."""
+    """True once the port takes connections, which a SuperLink opens last."""
     with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
         return True
     return False

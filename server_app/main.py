@@ -16,7 +16,6 @@ from appa_flwr.analysis.aggregation import check_methods
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
-from appa_flwr.run.run_files import AUTO
 from server_app import quiet
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
@@ -52,14 +51,9 @@ def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
     check_methods(config, config.group_names)
     # Half a minute of imports on a busy machine, before which a run whose folder is another's has failed.
     quiet()
-    from server_app.policy.base import with_dtype
     from server_app.run import run_phases
 
-    resolved = with_dtype(config)
-    if resolved != config:
-        chosen: dict[str, str] = {"policy.compute-dtype": resolved.policy.compute_dtype}
-        folder.write(AUTO, chosen)
-    run_phases(OverlapGrid(grid), resolved, folder)
+    run_phases(OverlapGrid(grid), config, folder)
 
 
 @contextmanager

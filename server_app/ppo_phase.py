@@ -20,7 +20,6 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.run.records import Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import (
-    AUTO,
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -49,7 +48,7 @@ from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # What the policies by all rules have in common, and each one's report shows.
-_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PREDICTIONS_FILE)
+_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PREDICTIONS_FILE)
 
 
 @contextmanager

@@ -161,9 +161,7 @@ class PolicySection(Section):
         "generated survey, counted for others",
     )
     max_sequence_length: int = key(500, "tokens of prompt and response together (SFT table)", ge=1)
-    compute_dtype: Literal["float32", "bfloat16", "auto"] = key(
-        "float32", "number format (SFT and PPO tables); auto = bfloat16 where GPU or processor computes in it"
-    )
+    compute_dtype: Literal["float32", "bfloat16"] = key("float32", "number format (SFT and PPO tables)")
     tuning: Literal["full", "lora", "qlora"] = key(
         "full", "train all weights, or adapters on a frozen base, which is in 4-bit nf4 with qlora (PPO table)"
     )

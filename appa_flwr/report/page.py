@@ -120,9 +120,8 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
 
 
 def shown_config(run: RunFiles) -> dict[str, str]:
-    """Every key with its value, and with what the run chose where the key leaves that open."""
-    values = run.config.flat()
-    return {key: f"{values[key]}" + (f" (here {run.auto[key]})" if key in run.auto else "") for key in sorted(values)}
+    """Every key with its value."""
+    return {key: str(value) for key, value in sorted(run.config.flat().items())}
 
 
 def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:

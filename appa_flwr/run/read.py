@@ -43,7 +43,6 @@ class RunFiles:
         predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
             keeps none, as in a deployment.
         served: trainer's run -> a row a round that was served to it.
-        auto: what keys that leave a choice to the machine came to.
         made_by: version and machine; empty where the run has not written them.
         survey: where its survey comes from, and how it was read.
     """
@@ -59,7 +58,6 @@ class RunFiles:
     pluralllm: Card | None
     examples: tuple[records.Example, ...]
     questions: records.QuestionCounts | None
-    auto: Mapping[str, str]
     made_by: str
     survey: str
 
@@ -107,7 +105,6 @@ def read_run(folder: Path) -> RunFiles:
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),
         questions=run_files.QUESTIONS.read(folder),
-        auto=run_files.AUTO.read(folder) or {},
         made_by=_made_by(folder),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
     )

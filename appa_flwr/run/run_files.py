@@ -9,7 +9,6 @@ answers/               the groups' numbers, by the hash of what they were asked
 pluralllm.json         the card of PluralLLM's weights: its training and its error
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
-auto.json              what keys that leave a choice to the machine came to
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
@@ -96,7 +95,6 @@ PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 PHASES = JsonFile("phases.json", tuple[records.Phase, ...])
 CARD = JsonFile("pluralllm.json", cards.Card)
-AUTO = JsonFile("auto.json", dict[str, str])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])

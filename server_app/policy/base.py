@@ -43,9 +43,6 @@ for it. Llama-3.2 tells the model the date: today's would change the prompts fro
 
 MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
 
-PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
-
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest logit; two kernels of a 16-bit model differ by so much at most
 
 log = logging.getLogger("appa.server")
@@ -155,25 +152,6 @@ def _tiny_recipe(config: Config) -> tiny.TinyRecipe:
     return tiny.TinyRecipe(config.task, steps=steps, counted=counted, seed=config.seed)
 
 
-def with_dtype(config: Config) -> Config:
-    """The config with `policy.compute-dtype = "auto"` resolved, for the machine that this runs on.
-
-    It is bfloat16 where the GPU, or without one the processor, computes in it: emulated it is slower than float32.
-    Full fine-tuning takes float32: weights of 16 bits lose most of its steps.
-    """
-    if config.policy.compute_dtype != "auto":
-        return config
-    if config.policy.tuning == "full":
-        native = False
-    elif torch.cuda.is_available():
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = not BFLOAT16_FLAGS.isdisjoint(PROCESSOR_FILE.read_text(encoding="utf-8").split())
-    dtype = "bfloat16" if native else "float32"
-    log.info("policy.compute-dtype = auto: %s", dtype)
-    return Config.load({**config.flat(), "policy.compute-dtype": dtype})
-
-
 def threads(config: Config) -> int:
     """CPU threads of the policy's passes: OMP_NUM_THREADS if the user sets it, else all cores; the tiny model's one.
 
@@ -234,7 +212,7 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """The causal LM in a folder, in the config's number format, which `with_dtype` has resolved.
+    """The causal LM in a folder, in the number format of `policy.compute-dtype`.
 
     If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
 

@@ -166,8 +166,8 @@ def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]
     return Dataset.from_dict(rows)
 
 
-def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False) -> SFTConfig:
-    """The trainer's settings (SFT table); `autocast` to bfloat16 is for a trainer that does not run our pass."""
+def arguments(config: Config, folder: Path, *, cpu: bool) -> SFTConfig:
+    """The trainer's settings (SFT table)."""
     batch_size = config.sft.batch_size
     pass_size = next(size for size in range(min(batch_size, MAX_PASS), 0, -1) if batch_size % size == 0)
     settings = SFTConfig(
@@ -182,7 +182,7 @@ def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False
         max_steps=config.sft.steps or -1,
         max_length=config.policy.max_sequence_length,
         completion_only_loss=True,
-        bf16=autocast,  # ours computes in the weights' own format
+        bf16=False,  # the trainer computes in the weights' own format
         use_cpu=cpu,
         gradient_checkpointing=False,
         seed=config.seed,

@@ -23,22 +23,7 @@ from in_process import flower_task
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages
-from appa_flwr.run.run_files import read_config
 from server_app import main, run
-from server_app.policy import base
-
-
-def test_the_number_format_is_resolved_for_the_server_s_machine(tmp_path, monkeypatch):
-    seen = []
-    (flags_file := tmp_path / "cpuinfo").write_text("avx512_bf16")
-    monkeypatch.setattr(base, "PROCESSOR_FILE", flags_file)
-    monkeypatch.setattr(base.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: seen.append(config))
-    keys = {"policy.compute-dtype": "auto", "policy.tuning": "lora", "run-name": "r", "run.output-dir": str(tmp_path)}
-    config = Config.load(keys)
-    begun(FakeGrid({}), config)
-    assert [of.policy.compute_dtype for of in seen] == ["bfloat16"]
-    assert read_config(config.run_folder) == config  # as it was asked for: a resumed run must have the same keys
 
 
 def begun(grid, config):

@@ -68,13 +68,13 @@ def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_r
     with RunFolder(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
         logprobs.log.warning("out of memory")
-        base.log.info("policy.compute-dtype = auto: %s", "float32")
+        base.log.info("unpacking %s", "a model")
         base.log.debug("nothing worth a line")
     groups.log.warning("of another run")
     assert [line.partition("] ")[2] for line in (folder.path / "run.log").read_text().splitlines()] == [
         "warning: group Avaria counts as missing: no votes",
         "warning: out of memory",
-        "policy.compute-dtype = auto: float32",
+        "unpacking a model",
     ]
 
 

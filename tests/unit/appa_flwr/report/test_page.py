@@ -242,17 +242,6 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
     assert (tmp_path / "report.html").read_text() == "old"
 
 
-def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
-    config = {"task": "opa", "policy.compute-dtype": "auto"}
-    page = page_of(write_run(tmp_path, config=config, auto={"policy.compute-dtype": "bfloat16"}))
-    for key, shown in (
-        ("policy.compute-dtype", "auto (here bfloat16)"),
-        ("policy.tuning", "full"),
-    ):
-        assert cells(page, key) == [key, shown]
-    assert "<dt>Metric</dt><dd>borda</dd>" in page
-
-
 def test_of_many_groups_those_with_most_weight_at_the_end_have_a_name_and_plain_means_are_grey(tmp_path):
     groups = tuple(f"g{number}" for number in range(10))
     metrics = [line(i, planned=2, fell_back=i == 2, groups=groups) for i in (1, 2)]

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
-from appa_flwr.survey.nonanswers import code_text, number
-from appa_flwr.survey.raw import Notes, some
+from appa_flwr.survey.nonanswers import NUM_SHOWN, code_text, number
 from appa_flwr.survey.store import HEADER
 
 if TYPE_CHECKING:
@@ -26,6 +25,29 @@ if TYPE_CHECKING:
 
 EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
 _IMPORT_ID: Final = '{"ImportId"'
+
+
+class Notes:
+    """What was decided about a source, and what was left out of it: sentences, and the names that each is about."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, sentence: str, *names: str) -> None:
+        """Say a sentence once, whatever the number of names."""
+        self._names.setdefault(sentence, []).extend(names)
+
+    def lines(self, start: str = "") -> tuple[str, ...]:
+        """The sentences that start so, each with the first few names."""
+        pairs = [(sentence, names) for sentence, names in self._names.items() if sentence.startswith(start)]
+        return tuple(f"{sentence}: {some(names)}" if names else sentence for sentence, names in pairs)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of these different names, and how many more there are."""
+    listed = list(dict.fromkeys(names))
+    rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
+    return ", ".join(listed[:NUM_SHOWN]) + rest
 
 
 @dataclass

@@ -11,20 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from appa_flwr.config.sections import DataSection
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.text import clean
-from appa_flwr.survey.nonanswers import NUM_SHOWN, Kind, Missing
+from appa_flwr.survey.frames import Frame, Notes
+from appa_flwr.survey.nonanswers import Kind, Missing
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray, Question, Survey
-
-Refusals = Literal["keep", "drop"]
 
 SEPARATOR: Final = "/"  # between what a group is defined by and its name
 # Pew and the World Values Survey spell these differently, and Pew changed some over the years.
@@ -45,17 +44,6 @@ class Unusable(Exception):
     """An answer cannot be used; the text says why."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a source is read: the keys of [data] that concern it."""
-
-    group_by: tuple[str, ...] = ()
-    weight: str = ""
-    missing: Missing = field(default_factory=Missing)
-    refusals: Refusals = "keep"
-    min_respondents: int = 0
-
-
 class RawAnswer(NamedTuple):
     """One group's answer to one question, as a source has it."""
 
@@ -70,33 +58,6 @@ class RawAnswer(NamedTuple):
     ordinal: tuple[float | None, ...] | None = None  # places of the options on a scale, None for one that has none
     people: Sequence[float] = ()  # (K,) respondents who chose each option, where each is known
     n: float | None = None  # respondents behind the shares, where `people` is not known
-
-
-class Notes:
-    """What was decided about a source, and what was left out of it: sentences, and the names that each is about."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
-
-    def add(self, sentence: str, *names: str) -> None:
-        """Say a sentence once, whatever the number of names."""
-        self._names.setdefault(sentence, []).extend(names)
-
-    def leave_out(self, raw: RawAnswer, reason: Unusable) -> None:
-        """Record an answer that cannot be used."""
-        self.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({', '.join(filter(None, (raw.group, raw.question_id)))})")
-
-    def lines(self, start: str = "") -> tuple[str, ...]:
-        """The sentences that start so, each with the first few names."""
-        pairs = [(sentence, names) for sentence, names in self._names.items() if sentence.startswith(start)]
-        return tuple(f"{sentence}: {some(names)}" if names else sentence for sentence, names in pairs)
-
-
-def some(names: Iterable[str]) -> str:
-    """The first few of these different names, and how many more there are."""
-    listed = list(dict.fromkeys(names))
-    rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
-    return ", ".join(listed[:NUM_SHOWN]) + rest
 
 
 def group_name(group: str, attribute: str = "") -> str:
@@ -122,14 +83,15 @@ class _Plan(NamedTuple):
 
 
 def settle(
-    source: str, reading: Reading, raws: Sequence[RawAnswer], groups: Sequence[str] | None, notes: Notes
+    frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
 ) -> Survey:
-    """Every usable answer of these groups, or of all; what was decided and left out goes to the notes.
+    """Every usable answer of these groups, or of all; what was decided and left out goes to the frame's notes.
 
     Raises:
         UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
             answer.
     """
+    source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
     for raw in raws:
@@ -138,9 +100,9 @@ def settle(
         if raw.group:
             _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
     firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
-    plans = {key: _plan(key, first, reading, notes) for key, first in firsts.items()}
+    plans = {key: _plan(key, first, data, missing, notes) for key, first in firsts.items()}
     asked = {key: plan.question for key, plan in plans.items() if not plan.problem}
-    reading.missing.check(source, {key: plans[key].labels for key in asked})
+    missing.check(source, {key: plans[key].labels for key in asked})
     # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
@@ -158,10 +120,11 @@ def settle(
                 if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
                 if group:
-                    answers[group][key], n = _answer(raw, plans[key], reading)
+                    answers[group][key], n = _answer(raw, plans[key], data.min_respondents)
                     respondents[group] |= {} if n is None else {key: n}
             except Unusable as reason:
-                notes.leave_out(raw, reason)
+                place = ", ".join(filter(None, (raw.group, raw.question_id)))
+                notes.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({place})")
     causes = "; ".join(notes.lines(LEFT_OUT))
     if groups is not None and (without := [name for name in wanted if not answers[name]]):
         raise UserError(f"{source}: group {without[0]!r} has no usable answer ({causes})")
@@ -184,23 +147,23 @@ def _note_spelling(notes: Notes, name: str, first: str) -> None:
         notes.add("options and groups that are one", f"{name!r} is {first!r}")
 
 
-def _plan(key: str, first: RawAnswer, reading: Reading, notes: Notes) -> _Plan:
+def _plan(key: str, first: RawAnswer, data: DataSection, missing: Missing, notes: Notes) -> _Plan:
     """What becomes of the options of a question, by its first row that has options."""
     options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
     place_K: list[int | None] = []
     kind_K: list[Kind] = []
     labels: dict[str, str] = {}
-    policy = {"keep": "kept as options", "drop": "dropped"}[reading.refusals]
+    policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
     sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
     cleaned = [*map(clean, first.options)]
     for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
-        kind = reading.missing.kind(first.question_id, code, label)
+        kind = missing.kind(first.question_id, code, label)
         kind_K.append(kind)
         if kind == "answer":
             labels[code] = label
         else:
             notes.add(sentences[kind], label)
-        if kind == "none" or (kind == "refusal" and reading.refusals == "drop"):
+        if kind == "none" or (kind == "refusal" and data.refusals == "drop"):
             place_K.append(None)
             continue
         if (ours := options.setdefault(same(label), (label, place))[0]) != label:
@@ -233,7 +196,7 @@ def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
             _note_spelling(notes, label, ours)
 
 
-def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> tuple[FloatArray, float | None]:
+def _answer(raw: RawAnswer, plan: _Plan, least: int) -> tuple[FloatArray, float | None]:
     """Shares over the options that are left, and respondents; or raise `Unusable`."""
     if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
         raise Unusable("distribution is not a list of numbers, one for each option")
@@ -244,7 +207,7 @@ def _answer(raw: RawAnswer, plan: _Plan, reading: Reading) -> tuple[FloatArray, 
     n = raw.n
     if raw.people:  # who refused is not counted, whatever becomes of the refusals
         n = float(sum(count for count, kind in zip(raw.people, plan.kind_K, strict=True) if kind == "answer"))
-    if n is not None and n < reading.min_respondents:
+    if n is not None and n < least:
         raise Unusable("fewer respondents than the minimum")
     shares = np.zeros(len(plan.question.options))
     for share, place in zip(raw.shares, plan.place_K, strict=True):

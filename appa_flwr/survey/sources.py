@@ -9,61 +9,61 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from appa_flwr.config import GENERATED_SURVEY, Config, split_names
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.config.sections import DataSection
+from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.survey import generate, respondents, store, tables
 from appa_flwr.survey.frames import read_frame
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.raw import Reading, Refusals, settle
+from appa_flwr.survey.raw import settle
 from appa_flwr.survey.types import About, Survey
 
 
-def read_survey(
-    source: str | Path,
-    *,
-    groups: Sequence[str] | None = None,
-    group_by: Sequence[str] = (),
-    weight: str = "",
-    missing: str = "",
-    refusals: Refusals = "keep",
-    min_respondents: int = 0,
-) -> Survey:
+def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **keys: Any) -> Survey:
     """A survey as questions and answers of all groups, or of some.
 
     Args:
         source: a file of shares, counts or respondents (docs/surveys.md), or a folder in OpinionQA's layout.
         groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
-        group_by: columns of groups, of a file with one row a respondent.
-        weight: column of respondents' weights; "" = the only one that looks like it, "none" = none.
-        missing: codes that are no answers (`nonanswers.Missing`).
-        refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out and renormalises the rest.
-        min_respondents: answers of fewer people are left out; those without a number stay.
+        keys: those of section [data] that say how a source is read: `group_by`, `weight`, `missing`, `refusals`,
+            `min_respondents`.
 
     Returns:
         Questions with at least one usable answer, in the order of the source; the others as `extra`; what was decided
         and left out, with rows and reasons, in `about.notes`.
 
     Raises:
-        UserError: the source cannot be read, has codes or weights that a person must decide about, or has no usable
-            answer.
+        UserError: a key is unknown or wrong; the source cannot be read, has codes or weights that a person must decide
+            about, or has no usable answer.
     """
-    path = str(source)
-    reading = Reading(tuple(group_by), weight, Missing.parse(missing), refusals, min_respondents)
-    if Path(path).is_dir():
-        raws, frame = respondents.opinionqa(Path(path), reading)
+    try:
+        return _read(str(source), DataSection(**keys), groups)
+    except ValidationError as error:
+        raise UserError(first_problem(error)) from None
+
+
+def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Survey:
+    path, group_by, missing = Path(source), split_names(data.group_by), Missing.parse(data.missing)
+    if path.is_dir():
+        raws, frame = respondents.opinionqa(path, group_by, data.weight, missing)
     else:
-        frame = read_frame(path)
-        raws = tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading)
-    survey = settle(path, reading, raws, groups, frame.notes)
-    earlier = store.about_of(frame.header)
+        frame = read_frame(source)
+        if tables.is_table(frame):
+            raws = tables.raw_answers(frame)
+        else:
+            raws = respondents.raw_answers(frame, group_by, data.weight, missing)
+    survey, earlier = settle(frame, raws, data, missing, groups), store.about_of(frame.header)
     about = About(
-        source=Path(path).name,
-        sha256=sha256_of(path),
+        source=path.name,
+        sha256=sha256_of(source),
         group_by=",".join(group_by) or earlier.group_by,
         weight=frame.weight or earlier.weight,
-        missing=missing or earlier.missing,
-        refusals=refusals,
+        missing=data.missing or earlier.missing,
+        refusals=data.refusals,
         notes=(*earlier.notes, *frame.notes.lines()),
     )
     return replace(survey, about=about)
@@ -79,15 +79,7 @@ def read_run(config: Config) -> Survey:
     if config.survey == GENERATED_SURVEY:
         survey = _generated(config)
     else:
-        survey = read_survey(
-            config.survey,
-            groups=config.group_names or None,
-            group_by=split_names(data.group_by),
-            weight=data.weight,
-            missing=data.missing,
-            refusals=data.refusals,
-            min_respondents=data.min_respondents,
-        )
+        survey = _read(config.survey, data, config.group_names or None)
     if not data.extra_questions:
         return replace(survey, extra=())
     extra = survey.extra
@@ -118,14 +110,12 @@ def kept_survey(config: Config, file: Path) -> Survey | None:
 
 
 def _generated(config: Config) -> Survey:
-    population = generate.population(config.data, config.seed)
-    drawn = generate.generate(**population)
+    drawn = generate.generate(**generate.population(config.data, config.seed))
     for name in config.group_names:
         if name not in drawn.groups:
             raise unknown_name("group", name, valid=drawn.groups)
     answers = {name: drawn.answers[name] for name in config.group_names or drawn.groups}
-    extra = generate.unasked_questions(**population)
-    return Survey(drawn.questions, answers, extra=extra, about=About(GENERATED_SURVEY))
+    return replace(drawn, answers=answers, about=About(GENERATED_SURVEY))
 
 
 def sha256_of(source: str) -> str:

@@ -13,16 +13,10 @@ from appa_flwr.survey.sources import read_survey
 
 CASES = Path(__file__).parents[3] / "cases"
 EXPECTED = json.loads((CASES / "expected.json").read_text())
-NAMES = {"data.weight": "weight", "data.missing": "missing", "data.refusals": "refusals"}
-
-
-def options(keys):
-    chosen = {NAMES[key]: value for key, value in keys.items() if key in NAMES}
-    return chosen | {"group_by": tuple(filter(None, keys.get("data.group-by", "").split(",")))}
 
 
 def read(name, keys=None):
-    return read_survey(CASES / name, **options(keys or {}))
+    return read_survey(CASES / name, **{key.removeprefix("data."): value for key, value in (keys or {}).items()})
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -54,7 +54,7 @@ def check(ask: Ask, task: Task, party: Party) -> None:
     # Within a sum over groups that the owner knows a prediction tells no more than a vote.
     if not policy.may(key) and not (masked and key == "predictions" and policy.may("votes")):
         raise Refused(refusals.MAY_NOT_LEAVE[key])
-    appa = ask.kind == asks.TERMS and ask.text("rule") == "appa"
+    appa = ask.kind == asks.TERMS and ask.setting("rule", str) == "appa"
     if appa and party.config.appa.temperature < policy.least_temperature:
         raise Refused(refusals.LOW_TEMPERATURE)
     trains = set(task.cohort) - set(party.config.unseen_group_names)

@@ -99,8 +99,6 @@ def read_frame(path: str) -> Frame:
         frame = reader(file)
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or in_words(error)})") from None
     except ModuleNotFoundError as missing:
         raise UserError(f"{path}: reading {file.suffix} needs the package {missing.name}: {EXTRAS}") from None
     except Exception as error:  # whatever the libraries make of a broken file

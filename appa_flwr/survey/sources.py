@@ -47,7 +47,7 @@ def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **ke
 
 
 def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Survey:
-    path, group_by, missing = Path(source), split_names(data.group_by), Missing.parse(data.missing)
+    path, group_by, missing = Path(source), split_names(data.group_by), Missing(data.missing)
     if path.is_dir():
         raws, frame = respondents.opinionqa(path, group_by, data.weight, missing)
     else:

@@ -72,16 +72,6 @@ def same(name: str) -> str:
     return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
 
 
-class _Plan(NamedTuple):
-    """What becomes of the options of a question's rows."""
-
-    question: Question  # with the options that are left
-    place_K: list[int | None]  # of each of the source's options among them; None where it is left out
-    kind_K: list[Kind]
-    labels: dict[str, str]  # code -> label of the answers
-    problem: str  # why no row of the question can be used
-
-
 def settle(
     frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
 ) -> Survey:
@@ -99,10 +89,9 @@ def settle(
         rows.setdefault(key, []).append(raw._replace(question_id=key))
         if raw.group:
             _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
-    firsts = {key: next((raw for raw in mine if raw.options), mine[0]) for key, mine in rows.items()}
-    plans = {key: _plan(key, first, data, missing, notes) for key, first in firsts.items()}
-    asked = {key: plan.question for key, plan in plans.items() if not plan.problem}
-    missing.check(source, {key: plans[key].labels for key in asked})
+    read = {key: _ReadQuestion(mine, data, missing, notes) for key, mine in rows.items()}
+    asked = {key: question.left for key, question in read.items() if not question.problem}
+    missing.check(source, {key: read[key].labels for key in asked})
     # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
@@ -116,11 +105,11 @@ def settle(
             if group and group not in answers:
                 continue
             try:
-                _check(raw, firsts[key], plans[key], notes)
+                read[key].check(raw)
                 if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
                 if group:
-                    answers[group][key], n = _answer(raw, plans[key], data.min_respondents)
+                    answers[group][key], n = read[key].answer(raw)
                     respondents[group] |= {} if n is None else {key: n}
             except Unusable as reason:
                 place = ", ".join(filter(None, (raw.group, raw.question_id)))
@@ -147,73 +136,79 @@ def _note_spelling(notes: Notes, name: str, first: str) -> None:
         notes.add("options and groups that are one", f"{name!r} is {first!r}")
 
 
-def _plan(key: str, first: RawAnswer, data: DataSection, missing: Missing, notes: Notes) -> _Plan:
-    """What becomes of the options of a question, by its first row that has options."""
-    options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
-    place_K: list[int | None] = []
-    kind_K: list[Kind] = []
-    labels: dict[str, str] = {}
-    policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
-    sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
-    cleaned = [*map(clean, first.options)]
-    for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
-        kind = missing.kind(first.question_id, code, label)
-        kind_K.append(kind)
-        if kind == "answer":
-            labels[code] = label
-        else:
-            notes.add(sentences[kind], label)
-        if kind == "none" or (kind == "refusal" and data.refusals == "drop"):
-            place_K.append(None)
-            continue
-        if (ours := options.setdefault(same(label), (label, place))[0]) != label:
-            _note_spelling(notes, label, ours)
-        elif [*options].index(same(label)) in place_K:
-            notes.add("options and groups that are one", f"several codes are {label!r}")
-        place_K.append([*options].index(same(label)))
-    problem = ""
-    if not clean(first.text) or not all(cleaned):
-        problem = "empty question or option text"
-    elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-        problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
-    # No scale where one of the options left is not on it, or all share one place on it.
-    known = tuple(place for _, place in options.values() if place is not None)
-    scale = known if len(known) == len(options) and len(set(known)) > 1 else None
-    question = Question(key, clean(first.text), tuple(label for label, _ in options.values()), scale)
-    return _Plan(question, place_K, kind_K, labels, problem)
+class _ReadQuestion:
+    """A question as its first row with options has it, and what becomes of these.
 
+    Attributes:
+        left: the question with the options that are left.
+        labels: code -> label of the answers.
+        problem: why none of its rows can be used; empty where they can.
+    """
 
-def _check(raw: RawAnswer, first: RawAnswer, plan: _Plan, notes: Notes) -> None:
-    """Raise `Unusable` if a row cannot be used, or has other text or options than its question's first row."""
-    if problem := raw.problem or plan.problem:
-        raise Unusable(problem)
-    if same(raw.text) != same(first.text):
-        raise Unusable("question text differs from the question's first row")
-    if raw.options != first.options:
-        if [*map(same, raw.options)] != [*map(same, first.options)]:
-            raise Unusable("options differ from the question's first row")
-        for label, ours in zip(map(clean, raw.options), map(clean, first.options), strict=True):
-            _note_spelling(notes, label, ours)
+    def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
+        first = next((raw for raw in rows if raw.options), rows[0])
+        options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
+        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, dict[str, str]()
+        self._kind_K: list[Kind] = []
+        self._place_K: list[int | None] = []  # of each of the source's options among those left
+        policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
+        sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
+        cleaned = [*map(clean, first.options)]
+        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
+            kind = missing.kind(first.question_id, code, label)
+            self._kind_K.append(kind)
+            if kind == "answer":
+                self.labels[code] = label
+            else:
+                notes.add(sentences[kind], label)
+            if kind == "none" or (kind == "refusal" and data.refusals == "drop"):
+                self._place_K.append(None)
+                continue
+            if (ours := options.setdefault(same(label), (label, place))[0]) != label:
+                _note_spelling(notes, label, ours)
+            elif [*options].index(same(label)) in self._place_K:
+                notes.add("options and groups that are one", f"several codes are {label!r}")
+            self._place_K.append([*options].index(same(label)))
+        self.problem = ""
+        if not clean(first.text) or not all(cleaned):
+            self.problem = "empty question or option text"
+        elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+            self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
+        # No scale where one of the options left is not on it, or all share one place on it.
+        known = tuple(place for _, place in options.values() if place is not None)
+        scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+        self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 
+    def check(self, raw: RawAnswer) -> None:
+        """Raise `Unusable` if a row cannot be used, or has other text or options than the first one."""
+        if problem := raw.problem or self.problem:
+            raise Unusable(problem)
+        if same(raw.text) != same(self._first.text):
+            raise Unusable("question text differs from the question's first row")
+        if raw.options != self._first.options:
+            if [*map(same, raw.options)] != [*map(same, self._first.options)]:
+                raise Unusable("options differ from the question's first row")
+            for label, ours in zip(map(clean, raw.options), map(clean, self._first.options), strict=True):
+                _note_spelling(self._notes, label, ours)
 
-def _answer(raw: RawAnswer, plan: _Plan, least: int) -> tuple[FloatArray, float | None]:
-    """Shares over the options that are left, and respondents; or raise `Unusable`."""
-    if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
-        raise Unusable("distribution is not a list of numbers, one for each option")
-    if min(raw.shares) < 0.0:
-        raise Unusable("negative share in the distribution")
-    if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
-        raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
-    n = raw.n
-    if raw.people:  # who refused is not counted, whatever becomes of the refusals
-        n = float(sum(count for count, kind in zip(raw.people, plan.kind_K, strict=True) if kind == "answer"))
-    if n is not None and n < least:
-        raise Unusable("fewer respondents than the minimum")
-    shares = np.zeros(len(plan.question.options))
-    for share, place in zip(raw.shares, plan.place_K, strict=True):
-        if place is not None:
-            shares[place] += share
-    total = math.fsum(shares)
-    if total <= 0.0:
-        raise Unusable(_NOBODY)
-    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n
+    def answer(self, raw: RawAnswer) -> tuple[FloatArray, float | None]:
+        """Shares over the options that are left, and respondents; or raise `Unusable`."""
+        if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
+            raise Unusable("distribution is not a list of numbers, one for each option")
+        if min(raw.shares) < 0.0:
+            raise Unusable("negative share in the distribution")
+        if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
+            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
+        n = raw.n
+        if raw.people:  # who refused is not counted, whatever becomes of the refusals
+            n = float(sum(count for count, kind in zip(raw.people, self._kind_K, strict=True) if kind == "answer"))
+        if n is not None and n < self._least:
+            raise Unusable("fewer respondents than the minimum")
+        shares = np.zeros(len(self.left.options))
+        for share, place in zip(raw.shares, self._place_K, strict=True):
+            if place is not None:
+                shares[place] += share
+        total = math.fsum(shares)
+        if total <= 0.0:
+            raise Unusable(_NOBODY)
+        return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n

@@ -80,15 +80,12 @@ def read_run(config: Config) -> Survey:
         survey = _generated(config)
     else:
         survey = _read(config.survey, data, config.group_names or None)
-    if not data.extra_questions:
-        return replace(survey, extra=())
-    extra = survey.extra
+    extra = survey.extra if data.extra_questions else ()
     if data.extra_file:
         more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
-        extra += more.questions + more.extra
-    answered = {question.question_id for question in survey.questions}
-    by_id = {question.question_id: question for question in reversed(extra) if question.question_id not in answered}
-    return replace(survey, extra=tuple(reversed(by_id.values())))
+        known = {question.question_id for question in survey.questions + extra}
+        extra += tuple(question for question in more.questions + more.extra if question.question_id not in known)
+    return replace(survey, extra=extra)
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:

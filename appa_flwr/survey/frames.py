@@ -1,6 +1,8 @@
-"""Any file as a table of cells, read by pandas, pyreadstat, pyarrow and openpyxl.
+"""What a source holds: any file as a table of cells, by pandas, pyreadstat, pyarrow and openpyxl; and raw answers.
 
 A statistics package's file has its value labels, the texts of its questions and its missing codes with it.
+
+Axis letters: K answer options.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
+from appa_flwr.core.text import clean
 from appa_flwr.survey.nonanswers import NUM_SHOWN, code_text, number
 from appa_flwr.survey.store import HEADER
 
@@ -24,7 +27,41 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
+# Pew and the World Values Survey spell these differently, and Pew changed some over the years.
+_ALIASES = {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
 _IMPORT_ID: Final = '{"ImportId"'
+
+
+class Unusable(Exception):
+    """An answer cannot be used; the text says why."""
+
+
+class RawAnswer(NamedTuple):
+    """One group's answer to one question, as a source has it."""
+
+    row: int  # of the source, from 1
+    question_id: str  # empty = a hash of text and options
+    text: str
+    options: tuple[str, ...] = ()  # labels of the K options, non-answers among them
+    group: str = ""  # full name; empty for a question without an answer
+    shares: Sequence[float] = ()  # (K,)
+    problem: str = ""  # why there are no shares that can be used
+    codes: tuple[str, ...] = ()  # of the options, where the source has codes; empty = the labels
+    ordinal: tuple[float | None, ...] | None = None  # places of the options on a scale, None for one that has none
+    people: Sequence[float] = ()  # (K,) respondents who chose each option, where each is known
+    n: float | None = None  # respondents behind the shares, where `people` is not known
+
+
+def group_name(group: str, attribute: str = "") -> str:
+    """The name of a group: "attribute/group" where the source says what the group is defined by, or the group alone."""
+    name = clean(group)
+    name = _ALIASES.get(name, name)
+    return f"{clean(attribute)}/{name}" if attribute else name
+
+
+def same(name: str) -> str:
+    """What two spellings of one name share: case, blanks and a final full stop do not count."""
+    return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
 
 
 class Notes:

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.frames import Column, Frame, read_frame, some
+from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, group_name, read_frame, some
 from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, number
-from appa_flwr.survey.raw import RawAnswer, Unusable, group_name
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
 

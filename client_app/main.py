@@ -16,10 +16,9 @@ from appa_flwr.core.files import escape_output
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import last_round
-from client_app import leave, limits
+from client_app import leave
 from client_app.leave import Leaving
 from client_app.memory import keep_array
-from client_app.numbers import KINDS
 from client_app.party import Party
 
 log = logging.getLogger("appa.client")
@@ -54,7 +53,7 @@ def hello(content: RecordDict, party: Party) -> Leaving:
 @leave.guarded
 def catalogue(content: RecordDict, party: Party) -> Leaving:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
-    limits.check_run(party)
+    leave.check_run(party)
     public = messages.unpack_catalogue(content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     asked = [q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered]
@@ -64,7 +63,7 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
         try:
             answers = party.answers(name, asked)
             parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
-            limits.check_catalogue(party, messages.digest(content), name, parts)
+            leave.check_catalogue(party, messages.digest(content), name, parts)
         except UserError as error:
             # Only this group is missing then: which groups share a node is chance and must not change a run.
             log.error("group %s takes no part: %s", name, error)
@@ -110,9 +109,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
 def ask(content: RecordDict, party: Party) -> Leaving:
     """Give the groups' numbers of some kind."""
     request, task = messages.unpack_ask(content)
-    limits.check(request, task, party)
-    _, made = KINDS[request.kind]
-    return leave.numbers(request, task, party, {group.name: made(group, request, task) for group in party.groups})
+    return leave.numbers(request, task, party)
 
 
 @leave.guarded

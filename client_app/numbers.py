@@ -168,7 +168,8 @@ def _scored(group: Group, request: ScoreRequest, side: str) -> Mapping[str, Floa
 
 def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
     config, request = group.party.config, ScoreRequest.of(ask)
-    rule, reference, completed = ask.text("rule"), ask.number("reference"), ask.texts("completed")
+    rule, reference = ask.setting("rule", str), ask.setting("reference", float)
+    completed = ask.setting("completed", (str,))
     usual = (request.metrics, request.sides) == ((config.reward_metric,), (asks.TARGET_SIDE,))
     if not usual or rule not in config.rules:
         raise Refused(refusals.BAD_REQUEST)

@@ -96,24 +96,13 @@ class Ask:
             made.update(json.dumps([name, array.dtype.str, array.shape]).encode() + array.tobytes())
         return made.hexdigest()
 
-    def text(self, name: str) -> str:
-        """A setting; a ValueError where it is missing or no text."""
-        return str(typed(self.settings.get(name), str))
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A setting; a ValueError where it is missing or no list of texts."""
-        return tuple(typed(self.settings.get(name), (str,)))
-
-    def number(self, name: str) -> float:
-        """A setting; a ValueError where it is missing or no finite number."""
-        value: Any = self.settings.get(name)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"{name}: no finite number")
-        return float(value)
+    def setting(self, name: str, kind: type[Any] | tuple[type[Any]]) -> Any:
+        """A setting; a ValueError where it is missing or of another type, see `typed`."""
+        return typed(self.settings.get(name), kind)
 
     def count(self, name: str, *, least: int = 0, most: int = 1 << 62) -> int:
         """A setting; a ValueError where it is missing or no whole number in this range."""
-        value = int(typed(self.settings.get(name), int))
+        value = int(self.setting(name, int))
         if not least <= value <= most:
             raise ValueError(f"{name}: not between {least} and {most}")
         return value
@@ -188,7 +177,7 @@ class ScoreRequest:
         question_J, prediction_JK = ask.array("question", np.int64, axes=1), ask.array("prediction", np.float64, axes=2)
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:
             raise ValueError("not one question an answer, or too many answers")
-        sides, metrics = ask.texts("sides"), ask.texts("metrics")
+        sides, metrics = tuple(ask.setting("sides", (str,))), tuple(ask.setting("metrics", (str,)))
         if not set(sides) <= {TARGET_SIDE, TRUTH_SIDE} or len({*sides}) + len({*metrics}) < len(sides) + len(metrics):
             raise ValueError("an unknown side, or a side or metric named twice")
         return cls(question_J, prediction_JK, metrics, sides, ask.count("draw"))
@@ -234,7 +223,7 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
             **{f"{name} {what}": several for name in names for what in ("reward", "square", "known")},
             **{f"{name} {what}": single for name in names for what in ("own", "groups")},
         }
-    rule = ask.text("rule")
+    rule = ask.setting("rule", str)
     weighted = {"weight": single, "next": single} if rule == "appa" else {}
     term = {"term": several} if rule in ("alpha", "appa") else {}
     return {**dict.fromkeys(("reward", "square", "training"), several), **term, **weighted}

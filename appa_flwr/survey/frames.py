@@ -1,6 +1,8 @@
-"""Any file as a table of cells, read by pandas, pyreadstat, pyarrow and openpyxl.
+"""What a source holds: any file as a table of cells, by pandas, pyreadstat, pyarrow and openpyxl; and raw answers.
 
 A statistics package's file has its value labels, the texts of its questions and its missing codes with it.
+
+Axis letters: K answer options.
 """
 
 from __future__ import annotations
@@ -9,23 +11,80 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
-from appa_flwr.survey.nonanswers import code_text, number
-from appa_flwr.survey.raw import Notes, some
+from appa_flwr.core.text import clean
+from appa_flwr.survey.nonanswers import NUM_SHOWN, code_text, number
 from appa_flwr.survey.store import HEADER
 
 if TYPE_CHECKING:
     import pandas as pd
 
 EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
+# Pew and the World Values Survey spell these differently, and Pew changed some over the years.
+_ALIASES = {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
 _IMPORT_ID: Final = '{"ImportId"'
+
+
+class Unusable(Exception):
+    """An answer cannot be used; the text says why."""
+
+
+class RawAnswer(NamedTuple):
+    """One group's answer to one question, as a source has it."""
+
+    row: int  # of the source, from 1
+    question_id: str  # empty = a hash of text and options
+    text: str
+    options: tuple[str, ...] = ()  # labels of the K options, non-answers among them
+    group: str = ""  # full name; empty for a question without an answer
+    shares: Sequence[float] = ()  # (K,)
+    problem: str = ""  # why there are no shares that can be used
+    codes: tuple[str, ...] = ()  # of the options, where the source has codes; empty = the labels
+    ordinal: tuple[float | None, ...] | None = None  # places of the options on a scale, None for one that has none
+    people: Sequence[float] = ()  # (K,) respondents who chose each option, where each is known
+    n: float | None = None  # respondents behind the shares, where `people` is not known
+
+
+def group_name(group: str, attribute: str = "") -> str:
+    """The name of a group: "attribute/group" where the source says what the group is defined by, or the group alone."""
+    name = clean(group)
+    name = _ALIASES.get(name, name)
+    return f"{clean(attribute)}/{name}" if attribute else name
+
+
+def same(name: str) -> str:
+    """What two spellings of one name share: case, blanks and a final full stop do not count."""
+    return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
+
+
+class Notes:
+    """What was decided about a source, and what was left out of it: sentences, and the names that each is about."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, sentence: str, *names: str) -> None:
+        """Say a sentence once, whatever the number of names."""
+        self._names.setdefault(sentence, []).extend(names)
+
+    def lines(self, start: str = "") -> tuple[str, ...]:
+        """The sentences that start so, each with the first few names."""
+        pairs = [(sentence, names) for sentence, names in self._names.items() if sentence.startswith(start)]
+        return tuple(f"{sentence}: {some(names)}" if names else sentence for sentence, names in pairs)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of these different names, and how many more there are."""
+    listed = list(dict.fromkeys(names))
+    rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
+    return ", ".join(listed[:NUM_SHOWN]) + rest
 
 
 @dataclass
@@ -77,8 +136,6 @@ def read_frame(path: str) -> Frame:
         frame = reader(file)
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or in_words(error)})") from None
     except ModuleNotFoundError as missing:
         raise UserError(f"{path}: reading {file.suffix} needs the package {missing.name}: {EXTRAS}") from None
     except Exception as error:  # whatever the libraries make of a broken file

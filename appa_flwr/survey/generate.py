@@ -66,14 +66,18 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
         seed: same seed, same survey, on every machine.
 
     Returns:
-        A survey in which each group answered about three quarters of the questions, with sampling noise.
+        A survey in which each group answered about three quarters of the Q questions, with sampling noise; as `extra`
+        twice as many that nobody was asked, or all that are left.
 
     Raises:
         UserError: fewer than two questions or more than the frames and topics can form.
     """
-    questions, truth = ground_truth(
-        num_questions=num_questions, num_groups=num_groups, disagreement=disagreement, seed=seed
-    )
+    most = len(TOPICS) * len(FRAMES)
+    if not 2 <= num_questions <= most:
+        raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
+    every = min(most, (1 + UNASKED) * num_questions)
+    texts, truth = ground_truth(num_questions=every, num_groups=num_groups, disagreement=disagreement, seed=seed)
+    questions = texts[:num_questions]
     rng = np.random.default_rng([seed, 1])
     asked_GQ = rng.random((num_groups, num_questions)) < COVERAGE
     asked_GQ[np.arange(num_groups), rng.integers(num_questions, size=num_groups)] = True  # no group without an answer
@@ -85,28 +89,19 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
         answers[group] = {
             q.question_id: count / RESPONDENTS for q, count, was in zip(questions, counts, asked, strict=True) if was
         }
-    return Survey(questions, answers)
-
-
-def unasked_questions(*, num_questions: int, **others: Any) -> tuple[Question, ...]:
-    """Questions that nobody was asked, of `generate`'s arguments: twice as many as were, or all that are left."""
-    every = min(len(TOPICS) * len(FRAMES), (1 + UNASKED) * num_questions)
-    return ground_truth(num_questions=every, **others)[0][num_questions:]
+    return Survey(questions, answers, extra=texts[num_questions:])
 
 
 def ground_truth(
     *, num_questions: int, num_groups: int, disagreement: float = 1.5, seed: int
 ) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
-    """The population behind `generate`, of the same arguments and errors: every group's exact distributions.
+    """The population behind `generate`, of the same arguments: every group's exact distributions.
 
     Returns:
         The questions, and group name -> question id -> distribution (K,).
     """
-    most = len(TOPICS) * len(FRAMES)
-    if not 2 <= num_questions <= most:
-        raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
     rng = np.random.default_rng([seed, 0])
-    pairs = rng.permutation(most)[:num_questions]
+    pairs = rng.permutation(len(TOPICS) * len(FRAMES))[:num_questions]
     rounds = (divmod(g, len(GROUP_NAMES)) for g in range(num_groups))
     names = [f"{GROUP_NAMES[k]} {again + 1}" if again else GROUP_NAMES[k] for again, k in rounds]
     cluster_G = np.searchsorted(np.cumsum(CLUSTER_SHARES)[:-1], (np.arange(num_groups) + 0.5) / num_groups)

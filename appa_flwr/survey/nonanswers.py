@@ -11,7 +11,6 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import resources
 from typing import Final, Literal
 
@@ -67,37 +66,25 @@ def number(code: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-@dataclass(frozen=True)
 class Missing:
-    """The codes that a user calls missing, `data.missing`: "98,99", "-5..-1", "polintr=7,8,9;TRUST=none" or "none".
+    """The codes that a user calls missing, `data.missing`: "98,99", "-5..-1", "polintr=7,8,9;TRUST=none" or "none"."""
 
-    Attributes:
-        by_column: column -> its codes, in place of those for all columns; "" is the entry for all columns.
-    """
-
-    by_column: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Missing:
-        """Read the key.
-
-        Raises:
-            UserError: an entry without codes, or two entries for one column.
-        """
-        by_column: dict[str, tuple[str, ...]] = {}
+    def __init__(self, text: str = "") -> None:
+        """Read the key; a `UserError` for an entry without codes, or two entries for one column."""
+        # Column -> its codes, in place of those for all columns, whose name is empty here.
+        self._by_column: dict[str, tuple[str, ...]] = {}
         for entry in filter(None, map(str.strip, text.split(";"))):
             column, equals, codes = (part.strip() for part in entry.rpartition("="))
             listed = tuple(filter(None, map(str.strip, codes.split(","))))
-            if not listed or (equals and not column) or column in by_column:
+            if not listed or (equals and not column) or column in self._by_column:
                 raise UserError(
                     f'data.missing = "{text}": {entry!r} is no entry of its own; give codes ("98,99"), a range '
                     '("-5..-1"), codes of a column ("polintr=7,8,9;TRUST=99"), or "none"'
                 )
-            by_column[column] = listed
-        return cls(by_column)
+            self._by_column[column] = listed
 
     def _codes(self, column: str) -> tuple[str, ...]:
-        return self.by_column.get(column, self.by_column.get("", ()))
+        return self._by_column.get(column, self._by_column.get("", ()))
 
     def kind(self, column: str, code: str, label: str) -> Kind:
         """What an option of a column is: "none" if the user calls its code or label missing, else by its label."""
@@ -115,7 +102,7 @@ class Missing:
         Raises:
             UserError: one does; it names columns and codes, and the two ways to decide.
         """
-        open_columns = (name for name in columns if name not in self.by_column and self._codes(name) != ("none",))
+        open_columns = (name for name in columns if name not in self._by_column and self._codes(name) != ("none",))
         doubtful = {name: codes for name in open_columns if (codes := looks_missing(columns[name]))}
         if not doubtful:
             return

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.frames import Column, Frame, read_frame
-from appa_flwr.survey.nonanswers import code_text, kind_of, number
-from appa_flwr.survey.raw import RawAnswer, Reading, Unusable, group_name, some
+from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, group_name, read_frame, some
+from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, number
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
 
@@ -37,25 +35,25 @@ _UNWEIGHTED: Final = "none"
 _WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
-def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
+def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Missing) -> list[RawAnswer]:
     """The weighted shares of every group and question; notes on what was decided go to the frame.
 
     Raises:
         UserError: no column of groups is named, a named column does not exist, or several columns may be the weight.
     """
-    if not reading.group_by:
+    if not group_by:
         raise UserError(
             f"{frame.source}: has none of our columns, so a row seems to be a respondent; say which columns are "
             f"groups: data.group-by=NAME, out of {some(frame.cells.columns)}"
         )
-    frame.require(*reading.group_by, *({reading.weight} - {"", _UNWEIGHTED}))
-    weight_R, weights = _weights(frame, reading)
-    groups = {name: _groups(frame, name, reading) for name in reading.group_by}
+    frame.require(*group_by, *({weight} - {"", _UNWEIGHTED}))
+    weight_R, weights = _weights(frame, group_by, weight)
+    groups = {name: _groups(frame, name, missing) for name in group_by}
     raws: list[RawAnswer] = []
     frame.notes.add(f"one row a respondent, {len(frame.cells)} of them")
     for name in frame.cells.columns:
         column = frame.codebook[name]
-        if name in (*reading.group_by, *weights) or not column.is_question:
+        if name in (*group_by, *weights) or not column.is_question:
             continue
         text_R = _texts(frame, name)
         labels = {code: column.label(code) for code in _codes(column, text_R)}
@@ -69,22 +67,22 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
     return raws
 
 
-def _weights(frame: Frame, reading: Reading) -> tuple[FloatArray, list[str]]:
+def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatArray, list[str]]:
     """Each respondent's weight, and the columns that may be weights; those whose cannot be used leave the frame."""
-    named = (name for name in frame.cells.columns if _WEIGHT.fullmatch(name) and name not in reading.group_by)
+    named = (name for name in frame.cells.columns if _WEIGHT.fullmatch(name) and name not in group_by)
     candidates = [name for name in named if np.isfinite(_numbers(frame, name)).mean() > 0.5]
-    if not reading.weight and len(candidates) > 1:
+    if not weight and len(candidates) > 1:
         raise UserError(
             f"{frame.source}: {', '.join(candidates)} may each be the respondents' weight; say data.weight=NAME, or "
             "data.weight=none to count every respondent once"
         )
-    chosen = reading.weight or "".join(candidates)
+    chosen = weight or "".join(candidates)
     if chosen in ("", _UNWEIGHTED):
         frame.notes.add(f"every respondent counts once, {'as data.weight says' if chosen else 'for want of a weight'}")
         return np.ones(len(frame.cells)), candidates
     weight_R = _numbers(frame, chosen)
     frame.weight = chosen
-    frame.notes.add(f"weighted by {chosen}" + ("" if reading.weight else ", the only column that looks like it"))
+    frame.notes.add(f"weighted by {chosen}" + ("" if weight else ", the only column that looks like it"))
     if unusable := int(np.isnan(weight_R).sum()):
         frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
         frame.cells = frame.cells[np.isfinite(weight_R)]
@@ -108,15 +106,13 @@ def _texts(frame: Frame, column: str) -> Texts:
     return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1: the last
 
 
-def _groups(frame: Frame, name: str, reading: Reading) -> tuple[IntArray, Sequence[str]]:
+def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequence[str]]:
     """Each respondent's group (R,), -1 for one who did not say; and the groups' names."""
     import pandas as pd
 
     text_R, label = _texts(frame, name), frame.codebook[name].label
-    labels = {
-        code: label(code) for code in dict.fromkeys(text_R) if reading.missing.kind(name, code, label(code)) == "answer"
-    }
-    reading.missing.check(frame.source, {name: labels})
+    labels = {code: label(code) for code in dict.fromkeys(text_R) if missing.kind(name, code, label(code)) == "answer"}
+    missing.check(frame.source, {name: labels})
     names = {code: group_name(label).replace(";", ",") for code, label in labels.items()}
     group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
     if len(groups) > MAX_GROUPS:
@@ -167,7 +163,7 @@ def _counted(
                 yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
 
 
-def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
+def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missing) -> tuple[list[RawAnswer], Frame]:
     """The answers of all waves of OpinionQA in a folder that holds `human_resp` or is that itself, and the first table.
 
     Of a wave, `info.csv` names questions and options, and `metadata.csv` the columns of groups.
@@ -189,8 +185,8 @@ def opinionqa(folder: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
         meta.require("key")
         people.codebook |= {name: Column(is_question=False) for name in people.cells.columns} | _codebook(info)
         attributes = tuple(name for name in meta.cells["key"] if name in people.cells)
-        weight = reading.weight or f"WEIGHT_W{wave}"
-        raws += raw_answers(people, replace(reading, group_by=reading.group_by or attributes, weight=weight))
+        raws += raw_answers(people, group_by or attributes, weight or f"WEIGHT_W{wave}", missing)
+    frames[0].source = str(folder)
     return raws, frames[0]
 
 

@@ -1,69 +1,86 @@
 """A survey from anywhere: files, OpinionQA's folder, the generated population.
 
-Only `appa survey`, the launcher and a simulation's server come here; nodes read what `store` has written.
+Only `appa survey`, the launcher and a simulation's server come here; nodes read what `store` has written. Names get one
+spelling, and every number is checked: a single bad answer is left out with its reason; a code that may be no answer is
+an error. The first row of a question decides its text, options and scale.
+
+Axis letters: K answer options.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from pydantic import ValidationError
 
 from appa_flwr.config import GENERATED_SURVEY, Config, split_names
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.config.sections import DataSection
+from appa_flwr.core.errors import UserError, first_problem, unknown_name
+from appa_flwr.core.text import clean
 from appa_flwr.survey import generate, respondents, store, tables
-from appa_flwr.survey.frames import read_frame
-from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.raw import Reading, Refusals, settle
-from appa_flwr.survey.types import About, Survey
+from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, read_frame, same
+from appa_flwr.survey.nonanswers import Kind, Missing
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, Question, Survey
+
+LEFT_OUT: Final = "left out, "
+SUM_TOLERANCE: Final = 0.02
+_ID_CHARS: Final = 12  # of a hash
+# A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
+_ROUNDING: Final = 1e-9
+# A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
+_ALREADY_ONE: Final = 1e-12
+_NOBODY: Final = "nobody gave an answer that counts"
 
 
-def read_survey(
-    source: str | Path,
-    *,
-    groups: Sequence[str] | None = None,
-    group_by: Sequence[str] = (),
-    weight: str = "",
-    missing: str = "",
-    refusals: Refusals = "keep",
-    min_respondents: int = 0,
-) -> Survey:
+def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **keys: Any) -> Survey:
     """A survey as questions and answers of all groups, or of some.
 
     Args:
         source: a file of shares, counts or respondents (docs/surveys.md), or a folder in OpinionQA's layout.
         groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
-        group_by: columns of groups, of a file with one row a respondent.
-        weight: column of respondents' weights; "" = the only one that looks like it, "none" = none.
-        missing: codes that are no answers (`nonanswers.Missing`).
-        refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out and renormalises the rest.
-        min_respondents: answers of fewer people are left out; those without a number stay.
+        keys: those of section [data] that say how a source is read: `group_by`, `weight`, `missing`, `refusals`,
+            `min_respondents`.
 
     Returns:
         Questions with at least one usable answer, in the order of the source; the others as `extra`; what was decided
         and left out, with rows and reasons, in `about.notes`.
 
     Raises:
-        UserError: the source cannot be read, has codes or weights that a person must decide about, or has no usable
-            answer.
+        UserError: a key is unknown or wrong; the source cannot be read, has codes or weights that a person must decide
+            about, or has no usable answer.
     """
-    path = str(source)
-    reading = Reading(tuple(group_by), weight, Missing.parse(missing), refusals, min_respondents)
-    if Path(path).is_dir():
-        raws, frame = respondents.opinionqa(Path(path), reading)
+    try:
+        return _read(str(source), DataSection(**keys), groups)
+    except ValidationError as error:
+        raise UserError(first_problem(error)) from None
+
+
+def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Survey:
+    path, group_by, missing = Path(source), split_names(data.group_by), Missing(data.missing)
+    if path.is_dir():
+        raws, frame = respondents.opinionqa(path, group_by, data.weight, missing)
     else:
-        frame = read_frame(path)
-        raws = tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading)
-    survey = settle(path, reading, raws, groups, frame.notes)
-    earlier = store.about_of(frame.header)
+        frame = read_frame(source)
+        if tables.is_table(frame):
+            raws = tables.raw_answers(frame)
+        else:
+            raws = respondents.raw_answers(frame, group_by, data.weight, missing)
+    survey, earlier = _settle(frame, raws, data, missing, groups), store.about_of(frame.header)
     about = About(
-        source=Path(path).name,
-        sha256=sha256_of(path),
+        source=path.name,
+        sha256=sha256_of(source),
         group_by=",".join(group_by) or earlier.group_by,
         weight=frame.weight or earlier.weight,
-        missing=missing or earlier.missing,
-        refusals=refusals,
+        missing=data.missing or earlier.missing,
+        refusals=data.refusals,
         notes=(*earlier.notes, *frame.notes.lines()),
     )
     return replace(survey, about=about)
@@ -79,24 +96,13 @@ def read_run(config: Config) -> Survey:
     if config.survey == GENERATED_SURVEY:
         survey = _generated(config)
     else:
-        survey = read_survey(
-            config.survey,
-            groups=config.group_names or None,
-            group_by=split_names(data.group_by),
-            weight=data.weight,
-            missing=data.missing,
-            refusals=data.refusals,
-            min_respondents=data.min_respondents,
-        )
-    if not data.extra_questions:
-        return replace(survey, extra=())
-    extra = survey.extra
+        survey = _read(config.survey, data, config.group_names or None)
+    extra = survey.extra if data.extra_questions else ()
     if data.extra_file:
         more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
-        extra += more.questions + more.extra
-    answered = {question.question_id for question in survey.questions}
-    by_id = {question.question_id: question for question in reversed(extra) if question.question_id not in answered}
-    return replace(survey, extra=tuple(reversed(by_id.values())))
+        known = {question.question_id for question in survey.questions + extra}
+        extra += tuple(question for question in more.questions + more.extra if question.question_id not in known)
+    return replace(survey, extra=extra)
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:
@@ -118,14 +124,12 @@ def kept_survey(config: Config, file: Path) -> Survey | None:
 
 
 def _generated(config: Config) -> Survey:
-    population = generate.population(config.data, config.seed)
-    drawn = generate.generate(**population)
+    drawn = generate.generate(**generate.population(config.data, config.seed))
     for name in config.group_names:
         if name not in drawn.groups:
             raise unknown_name("group", name, valid=drawn.groups)
     answers = {name: drawn.answers[name] for name in config.group_names or drawn.groups}
-    extra = generate.unasked_questions(**population)
-    return Survey(drawn.questions, answers, extra=extra, about=About(GENERATED_SURVEY))
+    return replace(drawn, answers=answers, about=About(GENERATED_SURVEY))
 
 
 def sha256_of(source: str) -> str:
@@ -138,3 +142,145 @@ def sha256_of(source: str) -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _settle(
+    frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
+) -> Survey:
+    """Every usable answer of these groups, or of all; what was decided and left out goes to the frame's notes.
+
+    Raises:
+        UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
+            answer.
+    """
+    source, notes = frame.source, frame.notes
+    rows: dict[str, list[RawAnswer]] = {}
+    names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
+    for raw in raws:
+        key = clean(raw.question_id) or _question_hash(raw)
+        rows.setdefault(key, []).append(raw._replace(question_id=key))
+        if raw.group:
+            _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
+    read = {key: _ReadQuestion(mine, data, missing, notes) for key, mine in rows.items()}
+    asked = {key: question.left for key, question in read.items() if not question.problem}
+    missing.check(source, {key: read[key].labels for key in asked})
+    # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
+    wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
+    for name in wanted:
+        if name not in names.values():
+            raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
+    answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted}
+    respondents: dict[str, dict[str, float]] = {name: {} for name in wanted}
+    for key, mine in rows.items():
+        for raw in mine:
+            group = names.get(same(raw.group), "")
+            if group and group not in answers:
+                continue
+            try:
+                read[key].check(raw)
+                if group and key in answers[group]:
+                    raise Unusable("question already answered by this group")
+                if group:
+                    answers[group][key], n = read[key].answer(raw)
+                    respondents[group] |= {} if n is None else {key: n}
+            except Unusable as reason:
+                place = ", ".join(filter(None, (raw.group, raw.question_id)))
+                notes.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({place})")
+    causes = "; ".join(notes.lines(LEFT_OUT))
+    if groups is not None and (without := [name for name in wanted if not answers[name]]):
+        raise UserError(f"{source}: group {without[0]!r} has no usable answer ({causes})")
+    answers = {name: mine for name, mine in answers.items() if mine}
+    if not asked or (names and not answers):
+        raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
+    answered = {key for mine in answers.values() for key in mine} if names else set(asked)
+    questions = tuple(question for key, question in asked.items() if key in answered)
+    extra = tuple(question for key, question in asked.items() if key not in answered)
+    return Survey(questions, answers, {name: respondents[name] for name in answers}, extra)
+
+
+def _question_hash(raw: RawAnswer) -> str:
+    """An id for a question that has none: the same wherever text, options and their order are."""
+    return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
+
+
+def _note_spelling(notes: Notes, name: str, first: str) -> None:
+    if name != first:
+        notes.add("options and groups that are one", f"{name!r} is {first!r}")
+
+
+class _ReadQuestion:
+    """A question as its first row with options has it, and what becomes of these.
+
+    Attributes:
+        left: the question with the options that are left.
+        labels: code -> label of the answers.
+        problem: why none of its rows can be used; empty where they can.
+    """
+
+    def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
+        first = next((raw for raw in rows if raw.options), rows[0])
+        options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
+        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, dict[str, str]()
+        self._kind_K: list[Kind] = []
+        self._place_K: list[int | None] = []  # of each of the source's options among those left
+        policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
+        sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
+        cleaned = [*map(clean, first.options)]
+        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
+            kind = missing.kind(first.question_id, code, label)
+            self._kind_K.append(kind)
+            if kind == "answer":
+                self.labels[code] = label
+            else:
+                notes.add(sentences[kind], label)
+            if kind == "none" or (kind == "refusal" and data.refusals == "drop"):
+                self._place_K.append(None)
+                continue
+            if (ours := options.setdefault(same(label), (label, place))[0]) != label:
+                _note_spelling(notes, label, ours)
+            elif [*options].index(same(label)) in self._place_K:
+                notes.add("options and groups that are one", f"several codes are {label!r}")
+            self._place_K.append([*options].index(same(label)))
+        self.problem = ""
+        if not clean(first.text) or not all(cleaned):
+            self.problem = "empty question or option text"
+        elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+            self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
+        # No scale where one of the options left is not on it, or all share one place on it.
+        known = tuple(place for _, place in options.values() if place is not None)
+        scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+        self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
+
+    def check(self, raw: RawAnswer) -> None:
+        """Raise `Unusable` if a row cannot be used, or has other text or options than the first one."""
+        if problem := raw.problem or self.problem:
+            raise Unusable(problem)
+        if same(raw.text) != same(self._first.text):
+            raise Unusable("question text differs from the question's first row")
+        if raw.options != self._first.options:
+            if [*map(same, raw.options)] != [*map(same, self._first.options)]:
+                raise Unusable("options differ from the question's first row")
+            for label, ours in zip(map(clean, raw.options), map(clean, self._first.options), strict=True):
+                _note_spelling(self._notes, label, ours)
+
+    def answer(self, raw: RawAnswer) -> tuple[FloatArray, float | None]:
+        """Shares over the options that are left, and respondents; or raise `Unusable`."""
+        if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
+            raise Unusable("distribution is not a list of numbers, one for each option")
+        if min(raw.shares) < 0.0:
+            raise Unusable("negative share in the distribution")
+        if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
+            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
+        n = raw.n
+        if raw.people:  # who refused is not counted, whatever becomes of the refusals
+            n = float(sum(count for count, kind in zip(raw.people, self._kind_K, strict=True) if kind == "answer"))
+        if n is not None and n < self._least:
+            raise Unusable("fewer respondents than the minimum")
+        shares = np.zeros(len(self.left.options))
+        for share, place in zip(raw.shares, self._place_K, strict=True):
+            if place is not None:
+                shares[place] += share
+        total = math.fsum(shares)
+        if total <= 0.0:
+            raise Unusable(_NOBODY)
+        return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n

@@ -118,8 +118,8 @@ class _Row(BaseModel):
         return Question(self.question_id, self.question, tuple(self.options), ordinal)
 
 
-def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) -> Survey:
-    """A survey from our own file: all of it, or the answers of some groups alone, in the order of the file.
+def read(path: str | os.PathLike[str]) -> Survey:
+    """A survey from our own file, in the order of the file.
 
     Raises:
         UserError: there is no such file, it is no JSON lines of ours, or a line is wrong, with its number.
@@ -162,7 +162,7 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
             raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
     if not asked:
         raise UserError(f"{path}: holds no survey rows")
-    mine = {name: rows for name, rows in answers.items() if rows and (groups is None or name in groups)}
+    mine = {name: rows for name, rows in answers.items() if rows}
     extra = tuple(questions[key] for key in questions if key not in asked)
     return Survey(tuple(asked.values()), mine, {name: respondents[name] for name in mine}, extra, about)
 

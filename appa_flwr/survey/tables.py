@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from appa_flwr.survey.frames import Frame
+from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, same
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.raw import Notes, RawAnswer, Unusable, group_name, same
 
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column with an option's number -> what the options' numbers sum to; 0 = anything."""

@@ -60,7 +60,7 @@ def test_codes_that_look_missing(codes, expected):
 
 
 def test_the_key():
-    missing = Missing.parse("98,99,-5..-1;polintr=7,8,9;TRUST=none;Q1=Skipped once")
+    missing = Missing("98,99,-5..-1;polintr=7,8,9;TRUST=none;Q1=Skipped once")
     holds = {
         ("any", "98"): True, ("any", "-3"): True, ("any", "-6"): False, ("any", "7"): False,
         ("polintr", "8"): True, ("polintr", "98"): False, ("TRUST", "99"): False,
@@ -68,15 +68,14 @@ def test_the_key():
     assert {pair: missing.kind(*pair, pair[1]) == "none" for pair in holds} == holds
     assert missing.kind("Q1", "5", "Skipped once") == "none"
     codes = {"1": "1", "2": "2", "8": "8"}
-    for decided in (missing, Missing.parse("none")):
+    for decided in (missing, Missing("none")):
         decided.check("x", {"polintr": codes, "TRUST": codes})
     refused('data.missing="any=8"', missing.check, "x", {"any": codes, "TRUST": codes})
-    refused('data.missing="8"', Missing.parse("").check, "x", {"A": codes, "B": codes})
     # 8 is an answer beyond doubt to C: by column.
     scale = {code: code for code in map(str, range(10))}
-    refused('data.missing="A=8;B=8"', Missing.parse("").check, "x", {"A": codes, "B": codes, "C": scale})
+    refused('data.missing="A=8;B=8"', Missing("").check, "x", {"A": codes, "B": codes, "C": scale})
     for wrong in ("=7", "A=", "A=1;A=2", "98;99"):
-        refused("data.missing", Missing.parse, wrong)
+        refused("data.missing", Missing, wrong)
 
 
 def test_codes_as_text():

@@ -49,7 +49,7 @@ class Training:
                 for step, n in zip(self._steps_G, self._counts_G, strict=True)
             ]
         else:
-            size = int(ask.number("size"))
+            size = ask.count("size")
             numbers = {"answers": one, "error": Number((size,), -np.inf, np.inf)}
             rows = [
                 {"answers": [n], "error": n * np.array([*error_V, *[0.7] * size][:size])}

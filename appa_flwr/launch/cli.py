@@ -182,7 +182,7 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
     options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
 ) -> None:
-    """Ask a run's policy a question, and what its groups would say."""
+    """Ask a run's policy a question."""
     from appa_flwr.public import load_run
 
     opened = load_run(run_folder)
@@ -191,15 +191,12 @@ def ask(
         raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
     importlib.import_module("server_app").quiet()  # by name: a group has no server's code
     answer = opened.policy().ask(question, choices)
-    if opened.config.task == "opa" and answer.prediction is not None:
-        table = Table("option", "place")
+    if answer.prediction is not None:
+        ranks = opened.config.task == "opa"
+        table = Table("option", "place" if ranks else "share")
         for option, value in zip(choices, answer.prediction, strict=True):
-            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}")
+            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}" if ranks else f"{value:.3f}")
         show(table)
-    elif answer.prediction is not None:
-        from appa_flwr.report import frames, tables
-
-        show(tables.show(frames.asked(question, choices, answer.prediction, predictions=opened.predictions)))
     typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.report.style import METHOD_STYLE
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, predictions_of, table
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
 from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
 
@@ -182,11 +181,3 @@ def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
     yield "Rounds", f"{len(rounds)}, of {rounds['size'].sum()} answers"
     yield "Mean reward", f"{rounds['reward'].mean():.3f}, in the last round {rounds['reward'].iloc[-1]:.3f}"
     yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
-
-
-def asked(question: str, options: Collection[str], answer_K: FloatArray, *, predictions: pd.DataFrame) -> pd.DataFrame:
-    """A policy's answer, and the groups' predictions where there are some for the question, in shares."""
-    rows = [pd.DataFrame([answer_K], index=["this policy"], columns=[*options])]
-    if (predicted := predictions_of(predictions, question, [*options])) is not None:
-        rows.append(predicted.rename(index="predicted: {}".format))
-    return pd.concat(rows).rename_axis("Answer").reset_index(allow_duplicates=True)

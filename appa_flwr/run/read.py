@@ -40,8 +40,6 @@ class RunFiles:
             by another rule is the method "ppo by RULE".
         iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: a row a method, metric, kind of target, group and held-out question: its reward.
-        predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
-            keeps none, as in a deployment.
         served: trainer's run -> a row a round that was served to it.
         auto: what keys that leave a choice to the machine came to.
         made_by: version and machine; empty where the run has not written them.
@@ -53,7 +51,6 @@ class RunFiles:
     summary: pd.DataFrame
     iterations: pd.DataFrame
     scores: pd.DataFrame
-    predictions: pd.DataFrame
     served: Mapping[str, pd.DataFrame]
     phases: tuple[records.Phase, ...]
     pluralllm: Card | None
@@ -101,7 +98,6 @@ def read_run(folder: Path) -> RunFiles:
         summary=pd.DataFrame(sorted(summary, key=_place), columns=None if summary else ["method", "metric", "against"]),
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
-        predictions=pair_scores.read_predicted(folder),
         served={name: as_frame(rounds) for name, rounds in read_rounds(folder).items()},
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),

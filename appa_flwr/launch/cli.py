@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -132,8 +131,9 @@ def deploy(
     if local:
         typer.echo(f"report: {deployment.deploy_local(config, folder) / REPORT_FILE}")
     else:
-        sites, bundle = deployment.make_sites(config, folder, host=host, port=port)
-        deployment.describe(sites, bundle=bundle, sums=config.run.sums)
+        deployment.make_sites(config, folder, host=host, port=port)
+        if config.run.sums == "secure":
+            typer.echo("before the run each owner makes a key and pins the roster (docs/join.md, Take part)")
 
 
 @app.command()
@@ -215,8 +215,6 @@ def config(words: Words = None) -> None:
 
 def main() -> None:
     """Entry point of `appa`."""
-    with suppress(OSError):  # a folder that is gone
-        sys.path.append(str(Path.cwd()))  # where a rule of the user's own lies
     escape_output()
     try:
         with exit_codes("appa"):

@@ -83,9 +83,9 @@ def read_run(folder: Path) -> RunFiles:
     Raises:
         UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a method has two rows under a metric.
     """
-    config = read_config(folder)
+    config, progress = read_config(folder), run_files.PROGRESS.read(folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
-    lines = {line.iteration: line for line in run_files.METRICS.read(folder) or ()}
+    lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
     for rule in config.rules[1:]:
         if finished(other := folder / rule_folder(rule)):
@@ -104,7 +104,7 @@ def read_run(folder: Path) -> RunFiles:
         examples=run_files.EXAMPLES.read(folder) or (),
         questions=run_files.QUESTIONS.read(folder),
         auto=run_files.AUTO.read(folder) or {},
-        made_by=_made_by(folder),
+        made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
     )
 
@@ -133,12 +133,3 @@ def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:
     policy, _, rule = row["method"].partition(BY)
     after = METHODS.index(policy) if policy in METHODS else METHODS.index(PPO)
     return after, policy.startswith(MODEL), rule != "", row["against"] == PREDICTIONS
-
-
-def _made_by(folder: Path) -> str:
-    """What the run's latest session wrote of itself; a torn line of its progress costs no report."""
-    try:
-        written = [line.message for line in run_files.PROGRESS.read(folder) or () if line.phase == run_files.MACHINE]
-    except UserError:
-        return ""
-    return written[-1] if written else ""

@@ -79,12 +79,10 @@ class LineFile(Generic[T]):
     name: str
     kind: type[T]
 
-    def read(self, folder: Path) -> tuple[T, ...] | None:
-        """Its lines, None where there is no file; see `read`."""
+    def read(self, folder: Path) -> tuple[T, ...]:
+        """Its lines, but for a last one that a kill cut short, none where there is no file; see `read`."""
         path, adapter = folder / self.name, TypeAdapter(self.kind)
-        if (data := _bytes(path)) is None:
-            return None
-        lines = enumerate(data.split(b"\n"), start=1)
+        lines = enumerate((_bytes(path) or b"").split(b"\n")[:-1], start=1)
         return tuple(parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
 
 

@@ -6,8 +6,6 @@ Legend: G groups, J rollouts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +17,6 @@ from appa_flwr.analysis.aggregation.equations import historical_alignment
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index, present_groups
 from appa_flwr.config import ranges
 from appa_flwr.config.ranges import EMA_DECAY
-from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 
 
@@ -132,8 +129,8 @@ class Rule(BaseModel, ABC):
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
-            UserError: a user's rule fails, or gives anything else than a finite reward for each rollout and a finite
-                weight for each group.
+            UserError: a user's rule gives anything else than a finite reward for each rollout and a finite weight for
+                each group.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
@@ -150,14 +147,14 @@ class Rule(BaseModel, ABC):
         history_G = _with_late_joiners(state.history_G, state, present_G)
         log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
         mean_G = reward_GJ[present_G].mean(axis=1)
-        with _own_errors(self):
-            log_weight_G[present_G] = self.log_weights(log_weight_G[present_G], mean_G)
-            past = Past(history_G[present_G], log_weight_G[present_G], fairness)
-            combined = Combination(*self.combine(training_reward_GJ[present_G], past))
-            fell_back = None if combined.fell_back is None else bool(combined.fell_back)
+        log_weight_G[present_G] = self._finite(
+            "log-weights", self.log_weights(log_weight_G[present_G], mean_G), size=len(mean_G)
+        )
+        past = Past(history_G[present_G], log_weight_G[present_G], fairness)
+        combined = self.combine(training_reward_GJ[present_G], past)
+        fell_back = None if combined.fell_back is None else bool(combined.fell_back)
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
         present_weight_G = self._finite("weights", combined.weight_G, size=len(mean_G))
-        self._finite("log-weights", log_weight_G[present_G], size=len(mean_G))
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
@@ -166,27 +163,12 @@ class Rule(BaseModel, ABC):
 
     def _finite(self, what: str, values: npt.ArrayLike, *, size: int) -> FloatArray:
         """Values of a rule as an array (size,); a UserError that names the rule where they are anything else."""
-        with _own_errors(self):
-            array = np.asarray(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
         if array.shape != (size,) or not np.isfinite(array).all():
             wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
-            raise UserError(f"{_title(self)}: gives {wrong}; it has to give ({size},), all finite")
+            title = f'rule "{type(self).__module__}:{type(self).__name__}"'
+            raise UserError(f"{title}: gives {wrong}; it has to give ({size},), all finite")
         return array
-
-
-def _title(rule: Rule) -> str:
-    return f'rule "{type(rule).__module__}:{type(rule).__name__}"'
-
-
-@contextmanager
-def _own_errors(rule: Rule) -> Iterator[None]:
-    """Whatever the code of a user's rule raises becomes one UserError that names the rule."""
-    try:
-        yield
-    except Exception as error:
-        if type(rule).__module__.startswith("appa_flwr."):
-            raise
-        raise UserError(f"{_title(rule)}: fails ({own_code.in_words(error)})") from error
 
 
 def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

@@ -124,20 +124,6 @@ def test_the_package_alone_imports_nothing_large_and_has_what_it_names():
         appa_flwr.lode_run  # noqa: B018
 
 
-def test_aggregate_is_the_rule_s_first_iteration():
-    reward_GJ = np.array([[0.9, 0.2], [0.1, 0.4]])
-    assert appa_flwr.aggregate(reward_GJ, "average").aggregate_J.tolist() == [0.5, pytest.approx(0.3)]
-    assert appa_flwr.aggregate(reward_GJ.tolist(), rule="min").aggregate_J.tolist() == [0.1, 0.2]
-    with pytest.raises(appa_flwr.UserError, match="unknown rule"):
-        appa_flwr.aggregate(reward_GJ, "mean")
-    with pytest.raises(appa_flwr.UserError, match="a row a group"):
-        appa_flwr.aggregate([])
-    with pytest.raises(appa_flwr.UserError, match="rewards: "):
-        appa_flwr.aggregate([[0.9, np.nan], [0.1, 0.4]])
-    with pytest.raises(appa_flwr.UserError, match=r"rewards: -0\.2; a reward lies in \[0, 1\]"):
-        appa_flwr.aggregate([[0.9, 0.4], [0.1, -0.2]])
-
-
 @pytest.fixture(scope="module")
 def predicting(tmp_path_factory):
     """A run's folder with the weights of an untrained network and their card, and what a group's node makes of them."""

@@ -30,7 +30,7 @@ def test_config_and_rules_refuse_the_same_values(name, value):
     takers = [rule for rule in RULES if name in RULES[rule].model_fields]
     assert takers
     for rule in takers:
-        with pytest.raises(UserError, match=f"parameter '{name}' of rule '{rule}' must be"):
+        with pytest.raises(UserError, match=f"rule '{rule}': {name}: Input should be"):
             make(rule, **{name: value})
 
 

@@ -96,7 +96,7 @@ def evaluate(
 
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
-    show(tables.show(frames.methods(intervals, summary, bounds=True), title="95 % intervals, over questions"))
+    show(tables.show(frames.methods(intervals, summary), title="95 % intervals, over questions"))
     typer.echo(f"scores: {out}/scores.json; appa report RUN shows them and differences on the served run's page")
 
 
@@ -166,9 +166,9 @@ def report(
 
         typer.echo(f"report: {build(run_folders[0])}")
         return
-    from appa_flwr.report import comparison, tables
+    from appa_flwr.report import frames, tables
 
-    levels, minus = comparison.compare(run_folders)
+    levels, minus = frames.compare(run_folders)
     show(
         tables.show(levels, title="After PPO"),
         tables.show(minus, sign=True),

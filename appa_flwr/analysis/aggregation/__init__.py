@@ -20,8 +20,19 @@ from appa_flwr.analysis.aggregation.equations import (
     historical_alignment,
     reversed_softmax,
 )
-from appa_flwr.analysis.aggregation.rule import Combination, Past, Result, Rule, State
-from appa_flwr.analysis.aggregation.rules import Alpha, Appa, Average, Minimum, Mix, PrintedAppa
+from appa_flwr.analysis.aggregation.rules import (
+    Alpha,
+    Appa,
+    Average,
+    Combination,
+    Minimum,
+    Mix,
+    Past,
+    PrintedAppa,
+    Result,
+    Rule,
+    State,
+)
 from appa_flwr.config import Config, check_groups
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, first_problem, unknown_name

@@ -18,7 +18,6 @@ import pytest
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
 from appa_flwr.launch import flower
-from appa_flwr.launch.bundle import sent_files
 from appa_flwr.launch.flower import flower_environment
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.run.run_files import ERROR_FILE, SUPERLINK_LOG
@@ -107,22 +106,6 @@ def test_a_socks_proxy_that_httpx_has_no_library_for_is_left_out(monkeypatch, tm
     assert made["HTTPS_PROXY"] == "http://proxy:3128"
     monkeypatch.setattr(flower, "find_spec", lambda name: name)
     assert flower_environment(tmp_path, 1)["ALL_PROXY"] == "socks5://127.0.0.1:1080"
-
-
-def sent(copy: Path) -> set[str]:
-    return {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-
-
-STANDIN = {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
-
-
-def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
-    (app / ".venv" / "standin").mkdir(parents=True)
-    (app / ".venv" / "standin" / "other.py").touch()
-    (app / "standin" / "answers.jsonl").touch()
-    copy = sent_files(tmp_path / "copy", app_folder=app)
-    assert sent(copy) == STANDIN
-    assert (copy / "standin" / "server.py").read_text() == SERVER
 
 
 def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_ends_well(tmp_path, monkeypatch, capsys):

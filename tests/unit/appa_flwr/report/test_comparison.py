@@ -11,7 +11,7 @@ from report_runs import CONFIG, row, write_run
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import cli
-from appa_flwr.report import comparison
+from appa_flwr.report import frames
 from appa_flwr.run import pair_scores
 
 GROUPS, QUESTIONS = ("a", "b"), [f"q{number}" for number in range(40)]
@@ -23,8 +23,8 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), sha256="", *
     avg, low = float(reward_GQ.mean()), float(reward_GQ.mean(1).min())
     summary = [row("ppo", avg, low, groups=GROUPS, survey="survey" in against)]
     write_run(folder, config={**CONFIG, "survey": "s.jsonl", **keys}, summary=summary)
-    frames = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
-    pair_scores.put(folder, pd.concat(frames, ignore_index=True))
+    rows = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
+    pair_scores.put(folder, pd.concat(rows, ignore_index=True))
     if sha256:
         (folder / "survey.jsonl").write_text(json.dumps({"sha256": sha256}))
     return folder
@@ -32,7 +32,7 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), sha256="", *
 
 def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsys, monkeypatch):
     folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix")]
-    levels, minus = comparison.compare(folders)
+    levels, minus = frames.compare(folders)
     assert levels["", "Rule"].tolist() == ["appa", "mix"]
     assert {*minus.columns.get_level_values(0)[1:]} == {"survey answers"}
     (found,) = minus.itertuples(index=False, name=None)
@@ -62,29 +62,29 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsy
 def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
     folders = [scored(tmp_path / "old", **first), scored(tmp_path / "new", **second)]
     with pytest.raises(UserError, match=says):
-        comparison.compare(folders)
+        frames.compare(folders)
 
 
 def test_one_survey_in_two_places_is_one(tmp_path):
     places = (tmp_path / "old", tmp_path / "new", tmp_path / "new" / "average")  # the last by another rule
     folders = [scored(place, survey=f"{n}.jsonl", sha256="ab" * (n < 2)) for n, place in enumerate(places)]
-    assert len(comparison.compare(folders)[0]) == 3
+    assert len(frames.compare(folders)[0]) == 3
 
 
 def test_what_one_run_lacks_counts_in_none(tmp_path):
     folders = [scored(tmp_path / "x" / "run"), scored(tmp_path / "y" / "run", above=0.05)]
     kept = pair_scores.read(folders[1])
     pair_scores.put(folders[1], kept[(kept["group"] == "a") & kept["question"].isin(QUESTIONS[::2])])
-    levels, _ = comparison.compare(folders)
+    levels, _ = frames.compare(folders)
     # group a alone, on the questions without the .1 less; two runs of one name
     assert levels["Run"].tolist() == [*map(str, folders)]
     assert [span.value for span in levels["survey answers", "Avg AS"]] == pytest.approx([0.6, 0.65])
     pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
     with pytest.raises(UserError, match="no group and held-out question in common"):
-        comparison.compare(folders)
+        frames.compare(folders)
 
 
 def test_a_run_without_scores_of_a_policy_by_survey_answers_is_refused(tmp_path):
     done = scored(tmp_path / "old")
     with pytest.raises(UserError, match="new: holds no scores of a policy after PPO by survey answers"):
-        comparison.compare([done, scored(tmp_path / "new", against=("predictions",))])
+        frames.compare([done, scored(tmp_path / "new", against=("predictions",))])

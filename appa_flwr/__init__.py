@@ -13,7 +13,6 @@ _PLACES = {
     "Policy": "appa_flwr.public",
     "Predictor": "appa_flwr.public",
     "load_run": "appa_flwr.public",
-    "aggregate": "appa_flwr.public",
     "fairness_index": "appa_flwr.analysis.fairness",
     "alignment_scores": "appa_flwr.analysis.alignment",
     "read_survey": "appa_flwr.survey.sources",

@@ -5,7 +5,6 @@ from appa_flwr.public import Answer as Answer
 from appa_flwr.public import Policy as Policy
 from appa_flwr.public import Predictor as Predictor
 from appa_flwr.public import Run as Run
-from appa_flwr.public import aggregate as aggregate
 from appa_flwr.public import load_run as load_run
 from appa_flwr.survey.sources import read_survey as read_survey
 

@@ -1,7 +1,4 @@
-"""The names that a notebook or a script uses; `appa_flwr` itself has them, and loads each when it is first asked for.
-
-Axis letters: G groups, J answers.
-"""
+"""The names that a notebook or a script uses; `appa_flwr` itself has them, and loads each when it is asked for."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from appa_flwr.analysis import aggregation
-from appa_flwr.core.errors import UserError
 from appa_flwr.report import frames
 from appa_flwr.run.read import RunFiles, read_run
 
@@ -62,7 +57,7 @@ class Predictor(Protocol):
 
 
 class Run(RunFiles):
-    """A run's folder, read: DataFrames `summary`, `iterations`, `scores`, `predictions`; and its trained models."""
+    """A run's folder, read: DataFrames `summary`, `iterations` and `scores`; and its trained models."""
 
     def intervals(self) -> pd.DataFrame:
         """Levels of all methods and PPO's differences to them, by the training metric, with 95 % intervals.
@@ -98,30 +93,3 @@ def load_run(path: str | Path) -> Run:
         UserError: no run lies there, or one of its files cannot be read.
     """
     return Run(**vars(read_run(Path(path))))
-
-
-def aggregate(rewards: npt.ArrayLike, rule: str = "appa", **params: float) -> aggregation.Result:
-    """What a rule makes of the groups' rewards in its first iteration.
-
-    Args:
-        rewards: (G, J) in [0, 1], a row a group; a row of NaN is a missing group.
-        rule: a name of `RULES`, or "module:Class".
-        params: the rule's own, such as `temperature`; defaults as those of `appa run`. For rule appa these are T = .02
-            and tau = 1.1; the paper's are `temperature=0.1, fairness_threshold=0.99`.
-
-    Returns:
-        Rewards (J,), weights (G,), fairness index; its `state` is what `rule.apply` wants for a second iteration.
-
-    Raises:
-        UserError: an unknown rule or parameter, or rewards of another shape or range.
-    """
-    reward_GJ = np.asarray(rewards, dtype=np.float64)
-    if reward_GJ.ndim != len("GJ") or not reward_GJ.size:
-        raise UserError(f"rewards: of shape {reward_GJ.shape}; give a matrix with a row a group and a column an answer")
-    if (wrong := reward_GJ[(reward_GJ < 0.0) | (reward_GJ > 1.0)]).size:
-        raise UserError(f"rewards: {wrong[0]:.6g}; a reward lies in [0, 1], 1 is best")
-    made = aggregation.make(rule, **params)
-    try:
-        return made.apply(made.init(num_groups=len(reward_GJ)), reward_GJ, reward_GJ)
-    except ValueError as error:
-        raise UserError(f"rewards: {error}") from error

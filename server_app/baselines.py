@@ -16,7 +16,7 @@ from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
-from appa_flwr.run.pair_scores import predicted_rows, put, replace_rows
+from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
@@ -24,7 +24,7 @@ from appa_flwr.run.records import (
     OPTION_LIST,
     SummaryRow,
 )
-from appa_flwr.run.run_files import PREDICTIONS_FILE, SUMMARY
+from appa_flwr.run.run_files import SUMMARY
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.scores import nearest_question
 from server_app.evaluation import Scored, given_answers, score
@@ -55,12 +55,10 @@ def score_baselines(
     with run.folder.phase("baselines") as phase:
         known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
         known_JK |= _mean_answers(run, test_J)
-        scored, predicted = baseline_scores(run, question_J=test_J, known_JK=known_JK)
+        scored = baseline_scores(run, question_J=test_J, known_JK=known_JK)
         rows = [*earlier, *(row for method in scored for row in method.rows)]
         put(run.folder.path, pd.concat([method.pair_scores for method in scored]))
         run.folder.write(SUMMARY, tuple(rows))
-        if predicted is not None:
-            replace_rows(run.folder.path / PREDICTIONS_FILE, predicted)
         phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
     return rows
 
@@ -131,9 +129,7 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
     return mean_QK
 
 
-def baseline_scores(
-    run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]
-) -> tuple[list[Scored], pd.DataFrame | None]:
+def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[Scored]:
     """Score trivial baselines and ceilings.
 
     The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
@@ -143,9 +139,6 @@ def baseline_scores(
         run: whose groups score.
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
-
-    Returns:
-        The methods, and the groups' predictions, which a server keeps of a simulation alone.
     """
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
     metrics = TASK_METRICS[config.task]
@@ -156,9 +149,8 @@ def baseline_scores(
     trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [scores(name, answer_JK) for name, answer_JK in trivial_JK.items()]
     if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
-        return scored, None
-    replies = groups.ask(Ask(PREDICTIONS))
-    target_GJK = _rounded(replies.each("votes")[:, question_J])
+        return scored
+    target_GJK = _rounded(groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
     scored.append(scores(MEAN_PREDICTION, target_GJK.mean(axis=0)))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
@@ -168,9 +160,7 @@ def baseline_scores(
                 log.warning("there is no row %s by %s: %s", name, metric, error)
                 continue
             scored.append(scores(name, best_JK, [metric]))
-    if not groups.simulated:
-        return scored, None
-    return scored, predicted_rows(target_GJK, groups=replies.groups, questions=run.questions(question_J))
+    return scored
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:

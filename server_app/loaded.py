@@ -17,7 +17,6 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
-from appa_flwr.run.pair_scores import predicted_rows
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 from pluralllm.data import group_data, option_embedding
@@ -94,5 +93,9 @@ class LoadedPredictor:
                 raise UserError(f"answers: those to question '{name}' are no shares that sum to 1")
         normalized = {name: share_K / share_K.sum() for name, share_K in shares.items()}
         predicted_QK = self._predictor.targets(group_data(GROUP, normalized, embedding=self._predictor.embedding))
-        table = predicted_rows(predicted_QK[None], groups=(GROUP,), questions=self._catalogue.questions)
-        return table.drop(columns="group")
+        rows = [
+            (question.question_id, question.text, option, share)
+            for question, predicted_K in zip(self._catalogue.questions, predicted_QK, strict=True)
+            for option, share in zip(question.options, predicted_K, strict=False)
+        ]
+        return pd.DataFrame(rows, columns=["question", "text", "option", "share"])

@@ -26,7 +26,6 @@ from appa_flwr.run.run_files import (
     EXAMPLES,
     METRICS,
     POLICY,
-    PREDICTIONS_FILE,
     QUESTIONS,
     SCORES_FILE,
     SUMMARY,
@@ -48,7 +47,7 @@ from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # What the policies by all rules have in common, and each one's report shows.
-_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE, PREDICTIONS_FILE)
+_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from typing import Self, TypeVar
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import keep_lines, lock, recover, replace_file, sync, writing
+from appa_flwr.core.files import keep_lines, recover, replace_file, sync, writing
 from appa_flwr.run import records, run_files
-from appa_flwr.run.resume import check_new, check_resumable
+from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import (
     CHECKPOINT_FILE,
     ERROR_FILE,
@@ -56,18 +56,11 @@ class RunFolder:
         self.path = config.run_folder.absolute()
         self._above, self._rule = above, config.rule
         self._started = time.monotonic()
-        check = check_resumable if config.run.resume else check_new
-        check(config)
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.path / LOG_FILE)
-        if not config.run.resume:
-            run_files.write_config(self.path, config)
+        self._lock = claim(config)
         with writing(self.path):
             recover(self.path)
             for name in (METRICS.name, PROGRESS.name, LOG_FILE):
                 keep_lines(self.path / name)
-            (self.path / ERROR_FILE).unlink(missing_ok=True)
         self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 
     def __enter__(self) -> Self:

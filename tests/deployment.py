@@ -17,8 +17,8 @@ from small import AS_OWNERS_ASK
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch import deploy
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.deploy import SUBMITTER, Started, start
-from appa_flwr.launch.processes import end_processes, processes_of
+from appa_flwr.launch.deploy import SERVER, Started, start
+from appa_flwr.launch.processes import all_ended, descendants
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.survey.types import Survey
 
@@ -55,7 +55,7 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> str:
         """A command of whoever submits the run."""
-        return self.started.parties[SUBMITTER].call(["flwr", *arguments])
+        return self.started.parties[SERVER].call(["flwr", *arguments])
 
     def submit(self, **changed: object) -> None:
         """Submit the smallest run, with these keys changed: `ppo__epochs` for `ppo.epochs`."""
@@ -66,7 +66,7 @@ class Deployment:
         self.flwr("run", str(REPO), CONNECTION, "--run-config", keys)
 
     def status(self) -> str:
-        return self.started.parties[SUBMITTER].status()
+        return self.started.parties[SERVER].status()
 
     @property
     def run(self) -> Path:
@@ -97,7 +97,7 @@ class Deployment:
 
     def processes(self, program: str) -> list[Any]:
         """Processes of this deployment whose command names that program of Flower's."""
-        return [process for process in processes_of(self.home) if any(program in part for part in process.cmdline())]
+        return [process for process in descendants() if any(program in part for part in process.cmdline())]
 
 
 @contextmanager
@@ -120,13 +120,11 @@ def deployed(
     if sums == "secure":
         deploy.pin_rosters(sites)
     (home := folder / "homes").mkdir()
-    with pytest.MonkeyPatch.context() as patched:
+    before = descendants()
+    with pytest.MonkeyPatch.context() as patched, all_ended():
         if everywhere:
             patched.setattr(deploy, "LOOPBACK", "0.0.0.0")
         patched.setenv("XDG_CACHE_HOME", str(sites.server / "cache"))  # where a test can see what the server keeps
         patched.setenv("PYTHONPATH", small_environment()["PYTHONPATH"])
-        try:
-            yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
-        finally:
-            end_processes(home)
-    assert processes_of(home) == []
+        yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
+    assert descendants(besides=before) == set()

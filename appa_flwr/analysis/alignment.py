@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
+from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index
 from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.types import Question
 
@@ -43,7 +43,7 @@ def alignment_scores(reward_GQ: npt.ArrayLike) -> Scores:
         ValueError: not (G, Q), infinite, or not a single reward.
     """
     reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
-    fairness = sparse_fairness_index(reward_GQ, min_groups=GROUPS_TO_COMPARE)
+    fairness = fairness_index(reward_GQ, min_groups=GROUPS_TO_COMPARE)
     present_GQ = ~np.isnan(reward_GQ)
     if not present_GQ.any():
         raise ValueError("there is no reward to average: every (group, question) pair is NaN")

@@ -14,28 +14,18 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-def fairness_index(reward_GJ: npt.ArrayLike) -> float:
+def fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int = 1) -> float:
     """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
 
     The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": a question with
     equal rewards counts 1, even if they are all 0; else it is left out where its mean is under `MIN_MEAN`, and its CoV
     is capped at `MAX_COV`. If no question is left the index is 1.
 
-    Of rewards (G, J) in [0, 1], a row of NaN is a group without an answer and is left out. The index is in
-    [1 / (1 + MAX_COV^2), 1], and 1 means equal rewards for all groups.
+    Rewards (G, J) lie in [0, 1], NaN where a group has none: each question compares the groups that have it, and is
+    left out if these are fewer than `min_groups`. The index is in [1 / (1 + MAX_COV^2), 1], and 1 means equal rewards.
 
     Raises:
-        ValueError: as `present_groups`.
-    """
-    reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
-    present_G = present_groups(reward_GJ)
-    return sparse_fairness_index(reward_GJ[present_G], min_groups=1)
-
-
-def sparse_fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int) -> float:
-    """Equation 4 for a sparse survey, where rewards may be NaN: each question compares the groups that have it.
-
-    A question held by fewer than `min_groups` groups is left out; all else is as in `fairness_index`.
+        ValueError: not (G, J), or infinite.
     """
     fairness_J = fairness_per_question(reward_GJ, min_groups=min_groups)
     used_J = ~np.isnan(fairness_J)
@@ -43,7 +33,7 @@ def sparse_fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int) -> float
 
 
 def fairness_per_question(reward_GJ: npt.ArrayLike, *, min_groups: int) -> FloatArray:
-    """Terms of the mean in `sparse_fairness_index`: (J,), NaN for a question that is left out."""
+    """Terms of the mean in `fairness_index`: (J,), NaN for a question that is left out."""
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
         raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import Final
 
 from appa_flwr.core.errors import UserError
@@ -10,16 +12,20 @@ from appa_flwr.core.errors import UserError
 _WORD: Final = "[A-Za-z_][A-Za-z0-9_]*"
 NAME: Final = rf"{_WORD}(\.{_WORD})*:{_WORD}"
 """Pattern of a module that can be imported, and of what it holds."""
+FOLDER: Final = "APPA_CODE"
+"""Environment variable that tells the server's process the folder in which the run was started."""
 
 
 def load(name: str) -> object:
-    """What a module holds under the name of a rule, None where nothing.
+    """What a module holds under the name of a rule, None where nothing; it may lie where the run was started.
 
     Raises:
         UserError: the module cannot be imported.
     """
     module, _, held = name.partition(":")
     try:
+        if (folder := os.environ.get(FOLDER) or os.getcwd()) not in sys.path:
+            sys.path.append(folder)
         return getattr(importlib.import_module(module), held, None)
     except (Exception, SystemExit) as error:  # whatever its code does
         there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])

@@ -1,21 +1,19 @@
-"""Checks before anything starts: a survey, rules or groups that do not fit, a run folder in use."""
+"""Checks before anything starts: a survey, rules or groups that do not fit, a model or an address of no use."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from appa_flwr.analysis.aggregation import check_methods
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import check_cache, lock, writing
+from appa_flwr.core.files import check_cache
 from appa_flwr.core.ports import listening
 from appa_flwr.launch import bundle
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed
-from appa_flwr.run.resume import check_resumable
-from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, SURVEY_FILE, write_config
+from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
@@ -56,29 +54,3 @@ def check_server(config: Config) -> None:
         raise UserError(done.stdout.strip())
     if done.returncode:
         raise RunFailed(f"the server's code in {bundle.APP_FOLDER} cannot be started; what it said stands above")
-
-
-def claim_run_folder(config: Config) -> Path:
-    """Make the run's folder, or take the one of the run that is resumed; from here on the run can be resumed.
-
-    Raises:
-        UserError: it holds a run and `run.resume` is not set, or not this run and it is set; another run is writing
-            there, or nothing can be written.
-    """
-    folder = config.run_folder
-    if config.run.resume:
-        check_resumable(config)
-        lock(folder / LOG_FILE).release()
-        with writing(folder):
-            for name in (ERROR_FILE, SUPERLINK_LOG):
-                (folder / name).unlink(missing_ok=True)
-        return folder
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):  # another launcher's config too, whose server may just be starting
-            raise UserError(
-                f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with '
-                f"it: appa run --resume {folder}"
-            )
-    write_config(folder, config)
-    return folder

@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -97,7 +96,7 @@ def evaluate(
 
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
-    show(tables.show(frames.methods(intervals, summary, bounds=True), title="95 % intervals, over questions"))
+    show(tables.show(frames.methods(intervals, summary), title="95 % intervals, over questions"))
     typer.echo(f"scores: {out}/scores.json; appa report RUN shows them and differences on the served run's page")
 
 
@@ -132,8 +131,9 @@ def deploy(
     if local:
         typer.echo(f"report: {deployment.deploy_local(config, folder) / REPORT_FILE}")
     else:
-        sites, bundle = deployment.make_sites(config, folder, host=host, port=port)
-        deployment.describe(sites, bundle=bundle, sums=config.run.sums)
+        deployment.make_sites(config, folder, host=host, port=port)
+        if config.run.sums == "secure":
+            typer.echo("before the run each owner makes a key and pins the roster (docs/join.md, Take part)")
 
 
 @app.command()
@@ -166,9 +166,9 @@ def report(
 
         typer.echo(f"report: {build(run_folders[0])}")
         return
-    from appa_flwr.report import comparison, tables
+    from appa_flwr.report import frames, tables
 
-    levels, minus = comparison.compare(run_folders)
+    levels, minus = frames.compare(run_folders)
     show(
         tables.show(levels, title="After PPO"),
         tables.show(minus, sign=True),
@@ -182,7 +182,7 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
     options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
 ) -> None:
-    """Ask a run's policy a question, and what its groups would say."""
+    """Ask a run's policy a question."""
     from appa_flwr.public import load_run
 
     opened = load_run(run_folder)
@@ -191,15 +191,12 @@ def ask(
         raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
     importlib.import_module("server_app").quiet()  # by name: a group has no server's code
     answer = opened.policy().ask(question, choices)
-    if opened.config.task == "opa" and answer.prediction is not None:
-        table = Table("option", "place")
+    if answer.prediction is not None:
+        ranks = opened.config.task == "opa"
+        table = Table("option", "place" if ranks else "share")
         for option, value in zip(choices, answer.prediction, strict=True):
-            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}")
+            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}" if ranks else f"{value:.3f}")
         show(table)
-    elif answer.prediction is not None:
-        from appa_flwr.report import frames, tables
-
-        show(tables.show(frames.asked(question, choices, answer.prediction, predictions=opened.predictions)))
     typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
 
 
@@ -218,8 +215,6 @@ def config(words: Words = None) -> None:
 
 def main() -> None:
     """Entry point of `appa`."""
-    with suppress(OSError):  # a folder that is gone
-        sys.path.append(str(Path.cwd()))  # where a rule of the user's own lies
     escape_output()
     try:
         with exit_codes("appa"):

@@ -16,22 +16,28 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch.bundle import bundle_hash, sent_files
-from appa_flwr.launch.checks import claim_run_folder, read_survey
+from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.flower import Flower, followed
 from appa_flwr.launch.group import pin_roster
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.launch.terminal import show
 from appa_flwr.owner.owner_policy import read_owner_policy
+from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import SUPERLINK_LOG
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
 from appa_flwr.survey.store import QUESTIONS_FILE
 
-START, SERVER, SUBMITTER = "./start.sh", "(server)", "(submitter)"
+START, SERVER = "./start.sh", "(server)"
 
 
-def make_sites(config: Config, root: Path, *, host: str, port: int) -> tuple[Sites, str]:
-    """Write the parties' folders of a run with this config, see `sites.prepare`; with the hash of this app's bundle."""
+def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
+    """Write the parties' folders of a run with this config, see `sites.prepare`, and say what is to be done with them.
+
+    Raises:
+        UserError: see `checks.read_survey` and `sites.prepare`; or an owner's policy that was there cannot be read, or
+            pins another app than this checkout's.
+    """
     survey, keys = read_survey(config), config.flat()
     groups = config.group_names
     if not (survey.groups or groups):
@@ -39,19 +45,15 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> tuple[Sit
     del keys["run.output-dir"]  # the server's own affair
     bundle = bundle_hash()
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
-    print(survey.about.sentence())
-    return sites, bundle
-
-
-def describe(sites: Sites, *, bundle: str, sums: str) -> None:
-    """Print what goes to whom, and what is to be done before a run."""
-    show(f"{sites.root}: a folder for each party; who gets which, and starts what: docs/deployment.md, Set up")
-    show(f"new owners' policies pin this checkout's app, bundle {bundle}; after a change of it each pins again")
-    for name in pinned_elsewhere(sites, bundle):
-        show(f"the owner's policy of {name} stays as it was, and pins another bundle")
-    if sums == "secure":
-        show("before the run each owner makes a key and pins the roster (docs/join.md, Take part)")
-    show("nobody else may get authority/ca.key")
+    for owner_policy in (sites.group(name) / OWNER_POLICY_FILE for name in sites.groups):
+        if (pinned := read_owner_policy(owner_policy).bundle.split()) and bundle not in pinned:
+            raise UserError(f"{owner_policy}: pins another app than this one, whose bundle is {bundle}; pin that one")
+    show(
+        survey.about.sentence(),
+        f"{sites.root}: a folder for each party; who gets which, and starts what: docs/deployment.md, Set up",
+        f"owners' policies pin this checkout's app, bundle {bundle}; nobody else may get authority/ca.key",
+    )
+    return sites
 
 
 def pin_rosters(sites: Sites) -> None:
@@ -61,20 +63,10 @@ def pin_rosters(sites: Sites) -> None:
         UserError: there are too few groups or too many, or a key or an owner's policy that was there cannot be used.
     """
     key_of = {name: public_key(own_key(sites.sums_key(name))) for name in sites.groups}
-    roster = sites.submitter / ROSTER_FILE
+    roster = sites.server / ROSTER_FILE
     replace_file(roster, roster_file(key_of).encode())
     for name in sites.groups:
         pin_roster(roster, sites.group(name) / OWNER_POLICY_FILE, group=name, key=sites.sums_key(name))
-
-
-def pinned_elsewhere(sites: Sites, bundle: str) -> list[str]:
-    """The groups whose owners' policies, which were there before, pin an app, but not this one.
-
-    Raises:
-        UserError: an owner's policy cannot be read.
-    """
-    pinned = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE).bundle.split() for name in sites.groups}
-    return [name for name, hashes in pinned.items() if hashes and bundle not in hashes]
 
 
 def deploy_local(config: Config, root: Path) -> Path:
@@ -86,29 +78,27 @@ def deploy_local(config: Config, root: Path) -> Path:
 
     Raises:
         UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
-            `checks.claim_run_folder`; or an owner's policy that was there pins another app than this one.
+            `appa_flwr.run.resume.claim`; or an owner's policy that was there pins another app than this one.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
-    sites, bundle = make_sites(config, root, host=LOOPBACK, port=free_port())
+    sites = make_sites(config, root, host=LOOPBACK, port=free_port())
     if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
-    if others := pinned_elsewhere(sites, bundle):
-        owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
-        raise UserError(f"{owner_policy}: pins another app than this one, whose bundle is {bundle}; pin that one")
     if config.run.sums == "secure":
         pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
-    folder = claim_run_folder(config := Config.load(placed))
+    config = Config.load(placed)
+    claim(config).release()
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
-        print(f"parties' folders: {sites.root}\nrun folder: {folder}", flush=True)
+        print(f"run folder: {config.run_folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home)), CONNECTION]
-        followed(config, started.parties[SUBMITTER], command, superlink=started.superlink)
-    return folder
+        followed(config, started.parties[SERVER], command, superlink=started.superlink)
+    return config.run_folder
 
 
 @dataclass
@@ -141,13 +131,13 @@ def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
     Raises:
         RunFailed: the server did not start, or took no key.
     """
-    folders = {SERVER: sites.server, SUBMITTER: sites.submitter, **{name: sites.group(name) for name in sites.groups}}
+    folders = {SERVER: sites.server, **{name: sites.group(name) for name in sites.groups}}
     parties = {
         name: Flower(home / str(number), sites.port, folder, CONNECTION)
         for number, (name, folder) in enumerate(folders.items())
     }
     superlink = start_server(parties[SERVER], home)
-    parties[SUBMITTER].call(["./register.sh"])
+    parties[SERVER].call(["./register.sh"])
     started = Started(parties, superlink)
     for name in nodes:
         started.start_node(name)

@@ -38,7 +38,7 @@ for gpu in range(torch.cuda.device_count()):
     free, size = (bytes / 2**30 for bytes in torch.cuda.mem_get_info(gpu))
     print(f"{torch.cuda.get_device_name(gpu)}: {free:.0f} of {size:.0f} GiB free, nf4 works")
 """
-_ADDRESS = re.compile(r"(?:--superlink |address = \")([^\s\"]+):(\d+)")
+_ADDRESS = re.compile(r"--superlink (\S+):(\d+)")
 
 
 class Finding(NamedTuple):
@@ -85,17 +85,17 @@ def _gpus() -> Finding:
 
 
 def party(folder: Path) -> Iterator[Finding]:
-    """A party's folder as `appa deploy` made it: file modes, and the server and its clock.
+    """A party's folder as `appa deploy` made it: file modes, and of a group the server and its clock.
 
     Raises:
         UserError: it is none.
     """
     if not (folder / "ca.crt").exists():
-        raise UserError(f"{folder}: is no party's folder: server, submitter or groups/NAME of what appa deploy made")
+        raise UserError(f"{folder}: is no party's folder: server or groups/NAME of what appa deploy made")
     private = [path for pattern in PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
     opened = [f"others can open it: chmod go= {path}" for path in (folder, *private) if path.stat().st_mode & 0o077]
     yield Finding("file modes", "; ".join(opened) or "nobody else can open what is private", not opened)
-    script = folder / ("submit.sh" if (folder / "submit.sh").exists() else "start.sh")
+    script = folder / "start.sh"
     if address := _ADDRESS.search(script.read_text()) if script.exists() else None:
         yield _server(address[1], int(address[2]), folder / "ca.crt")
 

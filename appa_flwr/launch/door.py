@@ -2,7 +2,7 @@
 
 Flower 1.41 serves nodes, submitters and its own processes at one port, and asks none but nodes who they are. So whoever
 reached the port could submit a run, whose code runs at the server and at every group that has not pinned another; here
-runs are submitted from the server's own machine, or through a tunnel that ends there.
+runs are submitted from the server's own machine.
 """
 
 from __future__ import annotations

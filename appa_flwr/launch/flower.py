@@ -24,15 +24,16 @@ from typing import Any
 
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.core.text import duration
-from appa_flwr.launch.bundle import own_code, sent_files
-from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
+from appa_flwr.launch.bundle import sent_files
+from appa_flwr.launch.checks import check_server, read_survey
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import HOME
 from appa_flwr.launch.terminal import RunFailed, Stopped
-from appa_flwr.run.records import Progress
+from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import (
     ERROR_FILE,
     FLOWER_LOG,
@@ -63,7 +64,7 @@ def launch(config: Config) -> Path:
 
     Raises:
         UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
-            `checks.claim_run_folder`.
+            `appa_flwr.run.resume.claim`.
         RunFailed: Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came, and the run was not serving, which they end well; all that was started
             has been ended.
@@ -73,7 +74,8 @@ def launch(config: Config) -> Path:
     if not survey.groups:
         raise UserError(f"{config.survey}: has questions alone; a simulation needs the groups' answers to them")
     check_server(config)
-    folder = claim_run_folder(config)
+    claim(config).release()
+    folder = config.run_folder
     if not config.run.resume:
         store.write(survey, folder / SURVEY_FILE)
     with flower_home() as home:
@@ -82,8 +84,7 @@ def launch(config: Config) -> Path:
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
-        own = (own_code(name, Path.cwd()) for name in config.rules)
-        command = ["flwr", "run", str(sent_files(home, *own))]
+        command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
         simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
@@ -98,7 +99,7 @@ def launch(config: Config) -> Path:
 
 def _stop_serving(folder: Path, flower: Flower, superlink: subprocess.Popen[bytes]) -> bool:
     """Have a run that serves end by itself, with its report; True if it did. Another signal ends it at once."""
-    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(_progress(folder)))
+    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder)))
     if all(step.phase != SERVE_PHASE for step in session):
         return False
     print("stopping: the requests that are being scored are answered first", flush=True)
@@ -192,12 +193,12 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    shown = len(_progress(folder))  # before the run was resumed
+    shown = len(PROGRESS.read(folder))  # before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
 
     def follow() -> None:
         nonlocal shown
-        for record in (records := _progress(folder))[shown:]:
+        for record in (records := PROGRESS.read(folder))[shown:]:
             left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
             print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
         shown = len(records)
@@ -228,6 +229,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         **own,
         "FLWR_HOME": str(home),
         HOME: str(home),
+        own_code.FOLDER: os.getcwd(),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -248,13 +250,6 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         for name in [name for name, value in own.items() if name.lower().endswith("_proxy") and "socks" in value]:
             del changed[name]
     return changed
-
-
-def _progress(folder: Path) -> list[Progress]:
-    """What the server has written so far, in complete lines."""
-    path = folder / PROGRESS.name
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [Progress.model_validate_json(line) for line in lines]
 
 
 def _why(folder: Path, status: str) -> str:

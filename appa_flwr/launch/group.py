@@ -24,7 +24,6 @@ from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger, Release
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.secure.roster import ROSTER_FILE, Roster, own_key, public_key, read_file, read_roster, roster_file
 from appa_flwr.survey import store
-from appa_flwr.survey.types import Survey
 
 _PINNED = re.compile(r"""^([ \t]*roster[ \t]*=[ \t]*)("[^"\n]*"|'[^'\n]*')""", re.MULTILINE)
 
@@ -42,24 +41,27 @@ def check(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The group's private data file, as `appa survey` writes it.")
     ],
-    questions: Annotated[
-        Path | None, typer.Option(help="The run's public questions, to see how many are shared.", show_default=False)
-    ] = None,
+    questions: Annotated[Path, typer.Option(help="The run's public questions.")],
     owner_policy: Annotated[
         Path | None, typer.Option("--policy", help="Your owner's policy, checked too.", show_default=False)
     ] = None,
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
-    least = 0 if owner_policy is None else read_owner_policy(owner_policy).least_answers
+    least = 1 if owner_policy is None else read_owner_policy(owner_policy).least_answers
     survey = store.read(file)
-    shared = () if questions is None else ("of the public questions", "text or options differ")
-    table = Table("group", "questions answered", *shared)
+    asked = {question.question_id: question for question in store.read(questions).questions}
+    own = {question.question_id: question for question in survey.questions}
+    table = Table("group", "questions answered", "of the public questions", "text or options differ")
     for name, answers in survey.answers.items():
-        counts = () if questions is None else _shared(survey, name, questions, least=least)
-        table.add_row(name, str(len(answers)), *counts)
-    show(table)
-    if owner_policy is not None:
-        show(f"{owner_policy}: can be used")
+        known = [key for key in answers if key in asked]
+        other = [key for key in known if not own[key].matches(asked[key])]
+        same, some = len(known) - len(other), ", ".join(other[:FEW])
+        if same < least:
+            why = f"; the text or options of {some} differ" if other else ""
+            wanted = f"least-answers of the owner's policy is {least}" if same else "is it the run's public file?"
+            raise UserError(f"{questions}: {name} has answered {same} of its questions{why}; {wanted}")
+        table.add_row(name, str(len(answers)), f"{same} of {len(asked)}", some + (", ..." if len(other) > FEW else ""))
+    show(table, f"{owner_policy}: can be used" if owner_policy else None)
 
 
 @app.command("policy")
@@ -148,24 +150,6 @@ def forget(file: LedgerFile) -> None:
             path.unlink()
     runs = dict.fromkeys(path.name.partition(".")[0] for path in gone)
     show(f"forgotten: {', '.join(runs) or 'nothing was remembered'}")
-
-
-def _shared(survey: Survey, name: str, public: Path, *, least: int) -> tuple[str, str]:
-    """How many of the public questions a group has answered, and those with another text or other options.
-
-    Raises:
-        UserError: it has answered fewer than `least` of them, or none.
-    """
-    asked = {question.question_id: question for question in store.read(public).questions}
-    own = {question.question_id: question for question in survey.questions}
-    known = [key for key in survey.answers[name] if key in asked]
-    other = [key for key in known if not own[key].matches(asked[key])]
-    same = len(known) - len(other)
-    if same < max(least, 1):
-        why = f"; the text or options of {', '.join(other[:FEW])} differ" if other else ""
-        wanted = f"least-answers of the owner's policy is {least}" if same else "is it the run's public file?"
-        raise UserError(f"{public}: {name} has answered {same} of its questions{why}; {wanted}")
-    return f"{same} of {len(asked)}", ", ".join((*other[:FEW], "...") if len(other) > FEW else other)
 
 
 def _by_kind(releases: Sequence[Release]) -> Table:

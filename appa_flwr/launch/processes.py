@@ -1,12 +1,17 @@
-"""Ends the processes of a Flower home, by the launcher that started them."""
+"""A Flower home, and the end of all processes that were started for it.
+
+Flower and Ray start processes in sessions of their own, whose parents end before them. Linux gives such orphans to the
+launcher, once it asks for them: so whatever it has started, directly or not, stays below it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -16,14 +21,14 @@ import psutil
 from appa_flwr.launch.terminal import Stopped
 
 END_SECONDS = 5.0  # between asking a process to end and killing it
-END_ROUNDS = 5  # a process can start another one while it is being ended
-LOOK_SECONDS = 0.1  # between the two looks that must find nothing
+LOOK_SECONDS = 0.1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 
 
 @contextmanager
 def flower_home() -> Iterator[Path]:
-    """A temporary Flower home; at the end every process that was started with it has ended and it is removed.
+    """A temporary Flower home; at the end every process that was started meanwhile has ended and it is removed.
 
     SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are ignored while things are being ended.
     """
@@ -34,67 +39,45 @@ def flower_home() -> Iterator[Path]:
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         # Not below TMPDIR: Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
-        with tempfile.TemporaryDirectory(prefix="appa-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix="appa-", dir="/tmp", ignore_cleanup_errors=True) as folder, all_ended():
             try:
                 yield Path(folder)
             finally:
                 for number in STOP_SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
-                end_processes(Path(folder))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every living process that was started, directly or not, with `home`, or a folder in it, as its FLWR_HOME.
+@contextmanager
+def all_ended() -> Iterator[None]:
+    """End every process that is started within the block, directly or not: asked first, killed after a few seconds.
 
-    Ray's workers overwrite the memory in which a process shows its environment, so the children of all these are
-    counted in, and so are the sessions that one of these leads. The launcher's session is led by none.
+    Raises:
+        OSError: the system does not tell which they are.
     """
-    marked = [
-        process
-        for process in psutil.process_iter(["environ"])  # None for a zombie and for somebody else's process
-        if Path((process.info["environ"] or {}).get("FLWR_HOME", "")).is_relative_to(home)
-    ]
-    descendants = set(marked)
-    for process in marked:
-        with suppress(psutil.Error):
-            descendants.update(process.children(recursive=True))
-    led = {process.pid for process in marked if _session(process.pid) == process.pid}
-    descendants.update(process for process in psutil.process_iter() if _session(process.pid) in led)
-    return [process for process in descendants if _alive(process)]
-
-
-def _session(pid: int) -> int | None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    before = descendants()
     try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def end_processes(home: Path) -> None:
-    """End every process of this Flower home: asked first, killed after a few seconds.
-
-    A process that is just beginning its program shows no environment for a moment, so nobody is taken for gone
-    before a second look.
-    """
-    for _ in range(END_ROUNDS):
-        left = processes_of(home)
-        if not left:
-            time.sleep(LOOK_SECONDS)
-            left = processes_of(home)
-        if not left:
-            return
+        yield
+    finally:
         for end in (psutil.Process.terminate, psutil.Process.kill):
-            for process in left:
-                with suppress(psutil.Error):
-                    end(process)
-            _, left = psutil.wait_procs(left, timeout=END_SECONDS)
+            deadline, asked = time.monotonic() + END_SECONDS, set[psutil.Process]()
+            while (left := descendants(besides=before)) and time.monotonic() < deadline:
+                for process in left - asked:
+                    with suppress(psutil.Error):
+                        end(process)
+                asked |= left
+                time.sleep(LOOK_SECONDS)
+
+
+def descendants(*, besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
+    """The living processes below this one."""
+    living = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process not in besides and process.status() != psutil.STATUS_ZOMBIE:
+                living.add(process)
+    return living

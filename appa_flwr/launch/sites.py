@@ -1,4 +1,7 @@
-"""The folders of a deployment: one a party, to be carried to its machine, with all it needs to start."""
+"""The folders of a deployment: the server's and one a group, to be carried to its machine, with all it needs to start.
+
+Runs are submitted at the server, which takes them from its own machine alone (`door`).
+"""
 
 from __future__ import annotations
 
@@ -67,11 +70,6 @@ class Sites:
         """The server's folder."""
         return self.root / "server"
 
-    @property
-    def submitter(self) -> Path:
-        """The folder of whoever submits the run."""
-        return self.root / "submitter"
-
     def group(self, name: str) -> Path:
         """A group's folder."""
         return self.root / _GROUPS / self.groups[name]
@@ -83,14 +81,6 @@ class Sites:
     def sums_key(self, name: str) -> Path:
         """A group's private key for secure sums, which its owner makes at their own machine."""
         return self.data(name).with_suffix(KEY_SUFFIX)
-
-    def connection(self, certificate: str) -> str:
-        """The submitter's Flower config; `certificate` is the path of the authority's.
-
-        The server takes runs from its own machine alone (`door`), and a tunnel ends there.
-        """
-        values: dict[str, Scalar] = {"address": f"{LOOPBACK}:{self.port}", "root-certificates": certificate}
-        return f"[superlink.{CONNECTION}]\n{to_toml_table(values)}"
 
 
 def prepare(
@@ -127,10 +117,10 @@ def prepare(
     _check(sites, answers)
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, LOOPBACK))))
-    for folder in (authority, sites.server, sites.submitter, sites.submitter / NODES, *map(sites.group, sites.groups)):
+    for folder in (authority, sites.server, sites.server / NODES, *map(sites.group, sites.groups)):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-    for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
+    for folder in (sites.server, *map(sites.group, sites.groups)):
         shutil.copyfile(authority / "ca.crt", folder / "ca.crt")
     replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
@@ -144,12 +134,12 @@ def prepare(
         _group_folder(sites, name, answers.get(name), port=port + number, bundle=bundle)
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
-    _submitter(sites, keys)
+    _submission(sites, keys)
     return sites
 
 
 def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, bundle: str) -> None:
-    """Write a group's folder, with its answers where they are known, and its public key for the submitter."""
+    """Write a group's folder, with its answers where they are known, and its public key for the server."""
     folder = sites.group(name)
     if answers is not None:
         replace_file(sites.data(name), answers, mode=0o600)
@@ -159,7 +149,7 @@ def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, 
         make_node_key(folder / "node.key")
     if not (folder / SECRET_FILE).exists():
         replace_file(folder / SECRET_FILE, secrets.token_bytes(32), mode=0o600)
-    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.submitter / NODES / f"{sites.groups[name]}.pub")
+    shutil.copyfile(folder / f"node.key{PUBLIC}", sites.server / NODES / f"{sites.groups[name]}.pub")
     for program in PROGRAMS:
         script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
         replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
@@ -196,14 +186,15 @@ def _check(sites: Sites, answers: Mapping[str, bytes]) -> None:
             raise UserError(f"{path}: holds other answers than the survey; move it away, or name another folder")
 
 
-def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
-    folder = sites.submitter
+def _submission(sites: Sites, keys: Mapping[str, Scalar]) -> None:
+    """Write a run's keys, and the scripts that register the groups' keys and submit it."""
+    folder = sites.server
     run = {**keys, "survey": QUESTIONS_FILE, "groups": "; ".join(sites.groups)}
     run["run.group-keys"] = GROUP_KEYS_FILE
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
-    pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))
-    first = ['mkdir -p "$FLWR_HOME" || exit 1', f'printf {pattern} "$PWD" > "$FLWR_HOME/config.toml"']
+    pattern = f'[superlink.{CONNECTION}]\\naddress = "{LOOPBACK}:{sites.port}"\\nroot-certificates = "%s/ca.crt"\\n'
+    first = ['mkdir -p "$FLWR_HOME" || exit 1', f'printf {shlex.quote(pattern)} "$PWD" > "$FLWR_HOME/config.toml"']
     register = [f"flwr supernode register {NODES}/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
     _script(folder, *first, *register, name="register.sh")
     submit = f'flwr run "$app" {CONNECTION} --stream --run-config {KEYS_FILE}'

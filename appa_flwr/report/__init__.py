@@ -53,16 +53,10 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
     if not kinds[against].empty and len(run.groups) in plots.SPIDER_GROUPS:
         title = f"Alignment score per group ({run.metric}), against {frames.TARGETS[against]}"
         yield "spider", plots.spider(kinds[against], title=title, rule=run.config.rule), "alignment score per group"
-    rules = {"": run.iterations, **dict([*run.served.items()][:MOST_SERVED])}
+    rules = {"training": run.iterations} | {f"served_{name}": run.served[name] for name in [*run.served][:MOST_SERVED]}
     for name, rounds in rules.items():
-        if rounds.empty:
-            continue
-        prefix = f"served_{name}_" if name else ""
-        if rounds.columns.str.startswith("held_out/").any():
-            yield f"{prefix}learning_curve", plots.learning_curve(rounds), "scores of the policy while it learns"
-        if rounds.columns.str.startswith("weights/").any():
-            yield f"{prefix}weights", plots.weights(rounds, run.groups), "weight per group over the iterations"
-        yield f"{prefix}health", plots.health(rounds), "measures of health over the iterations"
+        if not rounds.empty:
+            yield name, plots.training(rounds, run.groups), "scores, weights and measures of health over the iterations"
     card = run.pluralllm
     if card is not None and card.losses:
         yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"

@@ -25,8 +25,8 @@ from appa_flwr.run.records import PPO, TRAINED_METHODS
 FEW_QUESTIONS = 30
 """Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
 METHODS_NOTE = (
-    "Held-out questions, 0 to 1, higher is better. FI is 1 where all groups are served alike, also by answers that "
-    "nobody can read."
+    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. FI is 1 where all groups are "
+    "served alike, also by answers that nobody can read."
 )
 SUMS_NOTE = (
     "The server has seen only sums over the groups; a score of a single group is here where its owner releases it."
@@ -58,13 +58,11 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
 
     summed = SUMS_NOTE if run.config.run.sums == "secure" else ""
     if not summary.empty:
-        bounds = html(frames.methods(intervals, summary, rule=rule, bounds=True), css="wide")
         yield (
             "Scores",
             [
                 *drawn("worst_group"),
-                html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}"),
-                _folded("95 % intervals", bounds),
+                html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}", css="wide"),
                 _folded("All metrics", html(frames.all_metrics(run), css="wide")),
             ],
         )
@@ -75,11 +73,9 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
             [html(minus, caption=note, sign=True, css="wide") for minus in frames.differences(intervals, rule=rule)],
         )
     yield "Groups", [*drawn("spider"), html(frames.groups(run), css="wide")]
-    health = [_folded("Fairness, losses, KL, entropy", *drawn("health"))]
-    yield "Training", [*drawn("learning_curve", "weights"), *health]
+    yield "Training", drawn("training")
     for name, rounds in run.served.items():
-        own = drawn(*(f"served_{name}_{what}" for what in ("weights", "health")))
-        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *own]
+        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn(f"served_{name}")]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))

@@ -1,18 +1,17 @@
 """The pictures of a report, each drawn by one function from frames and returned as the bytes of a PNG.
 
-Axis letters: I iterations, G groups.
+Axis letters: I iterations, G groups, M methods.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from appa_flwr.analysis.intervals import Interval
@@ -33,12 +32,12 @@ HEALTH = {
 }
 """Column of a rule's rounds -> title."""
 CURVES = {
-    # column: (name, colour, line)
-    "avg_as": ("held out, mean, predictions", style.BLUE, "-"),
-    "min_as": ("held out, worst group, predictions", style.BLUE, "--"),
-    "survey_avg_as": ("held out, mean, survey", style.VERMILION, "-"),
-    "survey_min_as": ("held out, worst group, survey", style.VERMILION, "--"),
+    "avg_as": "held out, mean, predictions",
+    "min_as": "held out, worst group, predictions",
+    "survey_avg_as": "held out, mean, survey",
+    "survey_min_as": "held out, worst group, survey",
 }
+"""Score of the policy's greedy answers to a few held-out questions -> name."""
 
 
 @style.picture
@@ -100,71 +99,41 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
 
 
 @style.picture
-def weights(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
-    """A line a group over the rounds of a rule: its weight; dotted equal weights, grey where the plain mean was taken.
+def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
+    """Panels over the rounds of a rule: scores, the groups' weights, and what tells a healthy run from a sick one.
 
-    The groups that end highest have colours and names, as many as there are colours, the others are grey. Where a group
-    gave nothing is a gap.
+    Grey where the rule took the plain mean. The groups that end with the highest weights have colours and names.
     """
-    figure = style.figure(4.4)
-    title = "Weight per group; dotted: all equal; grey: not used, plain mean taken"
-    axes = figure.add_subplot(ylabel="weight (share)", title=title)
-    values_IG = rounds.set_index("iteration").reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
-    values_IG.columns = pd.Index(groups)
-    ranked = [*values_IG.ffill().iloc[-1].sort_values(ascending=False, kind="stable").index]
-    axes.plot(values_IG[ranked[len(style.GROUP_COLOURS) :]], color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
-    for group, colour in zip(ranked, style.GROUP_COLOURS, strict=False):
-        style.curve(axes, values_IG[group], color=colour, label=style.label(group), zorder=3)
-    axes.axhline(1 / len(groups), color=style.DARK_GREY, linestyle=":", linewidth=1.2)
-    style.legend(figure, axes)
-    _over(axes, rounds)
-    return figure
-
-
-def _over(axes: Axes, rounds: pd.DataFrame) -> None:
-    """The axis of iterations, grey where the rule took the plain mean."""
-    numbers = rounds["iteration"].to_numpy(float)
-    for number in numbers[rounds["fell_back"].eq(True)]:
-        axes.axvspan(number - 0.5, number + 0.5, color=style.SHADE, linewidth=0, zorder=0)
-    axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
-    axes.set_xlabel("iteration")
-
-
-@style.picture
-def learning_curve(iterations: pd.DataFrame) -> Figure:
-    """What the policy earns while it learns: sampled training answers, and greedy ones to a few held-out questions."""
-    figure = style.figure(4.4)
-    axes = figure.add_subplot(ylabel="score (0 to 1)", title="Learning curve")
-    by_number = iterations.set_index("iteration")
-    mean_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)
-    axes.plot(mean_I, color=style.LIGHT_GREY, label="training, mean of groups", zorder=1)
-    for column, (name, colour, line) in CURVES.items():
-        points = by_number.reindex(columns=[f"held_out/{column}"]).iloc[:, 0].astype(float).dropna()
-        if len(points):
-            style.curve(axes, points, color=colour, linestyle=line, label=name, zorder=3)
-    style.legend(figure, axes)
-    _over(axes, iterations)
-    return figure
-
-
-@style.picture
-def health(rounds: pd.DataFrame) -> Figure:
-    """Small pictures of what tells a healthy run from a sick one; grey where the rule took the plain mean."""
-    shown = [column for column in HEALTH if column in rounds]
-    figure = style.figure(1.05 * (1 + len(shown)))
-    for place, column in enumerate(shown, start=1):
-        axes = figure.add_subplot(-(-len(shown) // 2), 2, place, title=HEALTH[column])
-        style.curve(axes, rounds.set_index("iteration")[column].astype(float), color=style.BLUE)
-        _over(axes, rounds)
-    return figure
+    by_number = rounds.set_index("iteration")
+    rewards_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)
+    scores = by_number.reindex(columns=[f"held_out/{column}" for column in CURVES]).set_axis([*CURVES.values()], axis=1)
+    weights_IG = by_number.reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
+    ranked = weights_IG.set_axis([*groups], axis=1).T.sort_values(by_number.index[-1], ascending=False, kind="stable").T
+    panels = {"Scores (0 to 1)": scores.assign(**{"training, mean of groups": rewards_I}), "Weight per group": ranked}
+    panels |= {title: by_number[[column]] for column, title in HEALTH.items() if column in rounds}
+    return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 
 
 @style.picture
 def loss(losses: Sequence[float]) -> Figure:
     """PluralLLM's loss over its federated rounds."""
-    figure = style.figure(3.2)
-    axes = figure.add_subplot(
-        xlabel="federated round", ylabel="loss\n(mean over groups)", title="PluralLLM pretraining"
-    )
-    style.curve(axes, pd.Series(losses, index=range(1, len(losses) + 1)), color=style.BLUE)
+    curve = pd.DataFrame({"loss": losses}, index=range(1, len(losses) + 1))
+    return _panels({"PluralLLM's loss, mean over groups": curve}, xlabel="federated round")
+
+
+def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable[float] = ()) -> Figure:
+    """A panel a frame, with a line a column over its index; columns beyond the colours are thin and grey."""
+    known = {title: frame.astype(float).dropna(axis=1, how="all") for title, frame in panels.items()}
+    shown = {title: frame for title, frame in known.items() if not frame.empty}
+    figure = style.figure(0.4 + 1.9 * math.ceil(len(shown) / 2))
+    for place, (title, frame) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(math.ceil(len(shown) / 2), 2, place, title=title, xlabel=xlabel)
+        axes.plot(frame.iloc[:, len(style.GROUP_COLOURS) :], color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
+        for (name, values), colour in zip(frame.items(), style.GROUP_COLOURS, strict=False):
+            style.curve(axes, values.dropna(), color=colour, label=style.label(str(name)), zorder=3)
+        for number in shaded:
+            axes.axvspan(number - 0.5, number + 0.5, color=style.SHADE, linewidth=0, zorder=0)
+        axes.set_xlim(frame.index[0] - 0.5, frame.index[-1] + 0.5)
+        if frame.shape[1] > 1:
+            axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

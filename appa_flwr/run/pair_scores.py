@@ -1,7 +1,6 @@
-"""Two files of rows: scores.parquet, what every group gave each answer to a held-out question, and
-predictions.parquet, what PluralLLM predicts for each group and held-out question, in simulations.
+"""The frame of scores, scores.parquet: what every group gave each answer to a held-out question.
 
-Legend: G groups, Q questions, K options, R rows.
+Legend: G groups, Q questions, R rows.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import pyarrow as pa
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.run_files import PREDICTIONS_FILE, SCORES_FILE
-from appa_flwr.survey.types import FloatArray, Question
+from appa_flwr.run.run_files import SCORES_FILE
+from appa_flwr.survey.types import FloatArray
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
-PREDICTED_COLUMNS = ("question", "text", "group", "option", "share")
 PREDICTIONS, SURVEY = "predictions", "survey"
 """Targets that answers are compared with: predictions, or the groups' survey answers."""
 
@@ -32,17 +30,6 @@ def as_rows(
     group_R, question_R = np.nonzero(~np.isnan(reward_GQ))
     keys = (method, metric, against, np.asarray(groups, object)[group_R], np.asarray(questions, object)[question_R])
     return pd.DataFrame(dict(zip(COLUMNS, (*keys, reward_GQ[group_R, question_R]), strict=True)))
-
-
-def predicted_rows(target_GQK: FloatArray, *, groups: Sequence[str], questions: Sequence[Question]) -> pd.DataFrame:
-    """Distributions (G, Q, K), padded, as rows, one an option."""
-    rows = [
-        (question.question_id, question.text, group, option, share)
-        for q, question in enumerate(questions)
-        for group, target_QK in zip(groups, target_GQK, strict=True)
-        for option, share in zip(question.options, target_QK[q], strict=False)
-    ]
-    return pd.DataFrame(rows, columns=[*PREDICTED_COLUMNS])
 
 
 def put(folder: Path, rows: pd.DataFrame) -> None:
@@ -71,25 +58,16 @@ def read(folder: Path) -> pd.DataFrame:
     Raises:
         UserError: the file cannot be read, has other columns, or a number that is none or there twice.
     """
-    return _read(folder / SCORES_FILE, COLUMNS)
-
-
-def read_predicted(folder: Path) -> pd.DataFrame:
-    """The predictions of a run's folder; all else as of `read`."""
-    return _read(folder / PREDICTIONS_FILE, PREDICTED_COLUMNS)
-
-
-def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Rows with these columns, of which the last has a number for each of the others' values."""
+    path = folder / SCORES_FILE
     if not path.exists():
-        return pd.DataFrame(columns=[*columns])
+        return pd.DataFrame(columns=[*COLUMNS])
     try:
         rows = pd.read_parquet(path)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
-    if tuple(rows.columns) != columns:
-        raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(columns)}")
-    *keys, value = columns
+    if tuple(rows.columns) != COLUMNS:
+        raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(COLUMNS)}")
+    *keys, value = COLUMNS
     if len(rows) and (rows[value].dtype.kind != "f" or rows.duplicated(keys).any()):
         raise UserError(f"{path}: has to hold one number, {value}, for each {', '.join(keys)}")
     return rows
@@ -108,11 +86,3 @@ def aligned(first: pd.DataFrame, second: pd.DataFrame) -> tuple[FloatArray, Floa
     if hole.all(axis=None):
         return None
     return first.mask(hole).to_numpy(float), second.mask(hole).to_numpy(float)
-
-
-def predictions_of(rows: pd.DataFrame, text: str, options: Sequence[str]) -> pd.DataFrame | None:
-    """The predictions for a question with these options, a row a group; None where the run has not asked it so."""
-    for _, same in rows[rows["text"].str.strip() == text.strip()].groupby("question", sort=False):
-        if set(same["option"]) == set(options):
-            return same.pivot(index="group", columns="option", values="share").loc[same["group"].unique(), [*options]]
-    return None

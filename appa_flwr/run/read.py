@@ -40,8 +40,6 @@ class RunFiles:
             by another rule is the method "ppo by RULE".
         iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: a row a method, metric, kind of target, group and held-out question: its reward.
-        predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
-            keeps none, as in a deployment.
         served: trainer's run -> a row a round that was served to it.
         made_by: version and machine; empty where the run has not written them.
         survey: where its survey comes from, and how it was read.
@@ -52,7 +50,6 @@ class RunFiles:
     summary: pd.DataFrame
     iterations: pd.DataFrame
     scores: pd.DataFrame
-    predictions: pd.DataFrame
     served: Mapping[str, pd.DataFrame]
     phases: tuple[records.Phase, ...]
     pluralllm: Card | None
@@ -84,9 +81,9 @@ def read_run(folder: Path) -> RunFiles:
     Raises:
         UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a method has two rows under a metric.
     """
-    config = read_config(folder)
+    config, progress = read_config(folder), run_files.PROGRESS.read(folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
-    lines = {line.iteration: line for line in run_files.METRICS.read(folder) or ()}
+    lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
     for rule in config.rules[1:]:
         if finished(other := folder / rule_folder(rule)):
@@ -99,13 +96,12 @@ def read_run(folder: Path) -> RunFiles:
         summary=pd.DataFrame(sorted(summary, key=_place), columns=None if summary else ["method", "metric", "against"]),
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
-        predictions=pair_scores.read_predicted(folder),
         served={name: as_frame(rounds) for name, rounds in read_rounds(folder).items()},
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),
         questions=run_files.QUESTIONS.read(folder),
-        made_by=_made_by(folder),
+        made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
     )
 
@@ -134,12 +130,3 @@ def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:
     policy, _, rule = row["method"].partition(BY)
     after = METHODS.index(policy) if policy in METHODS else METHODS.index(PPO)
     return after, policy.startswith(MODEL), rule != "", row["against"] == PREDICTIONS
-
-
-def _made_by(folder: Path) -> str:
-    """What the run's latest session wrote of itself; a torn line of its progress costs no report."""
-    try:
-        written = [line.message for line in run_files.PROGRESS.read(folder) or () if line.phase == run_files.MACHINE]
-    except UserError:
-        return ""
-    return written[-1] if written else ""

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from filelock import FileLock
+
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock, writing
 from appa_flwr.run import run_files as files
-from appa_flwr.run.records import Progress
 from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
@@ -39,12 +41,35 @@ def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
     return Config.load({**config.flat(), **changes, **place})
 
 
-def check_resumable(config: Config) -> None:
-    """Check that the run folder of a config with `resume` holds this very run.
+def claim(config: Config) -> FileLock:
+    """Make a run's folder, or take that of the run which is resumed, for this process alone.
+
+    The launcher does so, and then the server. From here on the run can be resumed.
+
+    Returns:
+        The lock, which ends with the process.
 
     Raises:
-        UserError: see `resumable`; or a key that matters has another value.
+        UserError: the folder holds another run, or `run.resume` is set and it holds none that can be resumed with these
+            keys; another process is writing there, or nothing can be written.
     """
+    folder = config.run_folder
+    if config.run.resume:
+        _check_resumable(config)
+    else:
+        _check_new(config)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    held = lock(folder / files.LOG_FILE)
+    if not config.run.resume:
+        files.write_config(folder, config)
+    with writing(folder):
+        for name in (files.ERROR_FILE, files.SUPERLINK_LOG):
+            (folder / name).unlink(missing_ok=True)
+    return held
+
+
+def _check_resumable(config: Config) -> None:
     for key, value, began in _changed(config, resumable(config.run_folder)):
         raise UserError(
             f"{key} = {json.dumps(value)}, but the run in {config.run_folder} began with {json.dumps(began)}; "
@@ -52,20 +77,14 @@ def check_resumable(config: Config) -> None:
         )
 
 
-def check_new(config: Config) -> None:
-    """Check that the run folder of a config without `resume` is free for it.
-
-    It is where nothing was begun there; the launcher may have left this very config.
-
-    Raises:
-        UserError: it holds a run.
-    """
+def _check_new(config: Config) -> None:
+    """See that nothing was begun in the run's folder, where the launcher may have left this very config."""
     folder = config.run_folder
     begun = (folder / files.METRICS.name).exists()  # the server makes it first
     if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
         raise UserError(
-            f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
-            "run.resume=true"
+            f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it '
+            f"(run.resume=true): appa run --resume {folder}"
         )
 
 
@@ -79,8 +98,6 @@ def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, objec
 
 
 def finished(folder: Path) -> bool:
-    """True if the run in this folder has come to its end."""
-    try:
-        return Progress.model_validate_json((folder / PROGRESS.name).read_bytes().splitlines()[-1]).phase == LAST_PHASE
-    except (OSError, IndexError, ValueError):
-        return False
+    """True if the run in this folder has come to its end; UserError if its progress cannot be read."""
+    progress = PROGRESS.read(folder)
+    return bool(progress) and progress[-1].phase == LAST_PHASE

@@ -13,7 +13,6 @@ questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
 intervals.parquet      levels and differences of these with 95 % intervals, made with the report
-predictions.parquet    PluralLLM's predictions for the held-out questions, in a simulation that found ceilings
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it
 checkpoint.pt          PPO's state after some iteration
@@ -51,7 +50,6 @@ SCHEMA_KEY = "schema"
 CONFIG_FILE, SURVEY_FILE, LOG_FILE, ERROR_FILE = "config.json", "survey.jsonl", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
 SCORES_FILE, INTERVALS_FILE = "scores.parquet", "intervals.parquet"
-PREDICTIONS_FILE = "predictions.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 ANSWERS_FOLDER = "answers"
@@ -80,12 +78,10 @@ class LineFile(Generic[T]):
     name: str
     kind: type[T]
 
-    def read(self, folder: Path) -> tuple[T, ...] | None:
-        """Its lines, None where there is no file; see `read`."""
+    def read(self, folder: Path) -> tuple[T, ...]:
+        """Its lines, but for a last one that a kill cut short, none where there is no file; see `read`."""
         path, adapter = folder / self.name, TypeAdapter(self.kind)
-        if (data := _bytes(path)) is None:
-            return None
-        lines = enumerate(data.split(b"\n"), start=1)
+        lines = enumerate((_bytes(path) or b"").split(b"\n")[:-1], start=1)
         return tuple(parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
-from appa_flwr.analysis.fairness import sparse_fairness_index
+from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.secure.rule_sums import fairness_of_sums
@@ -70,7 +70,7 @@ def _of_rewards(replies: Replies, name: str, names: Sequence[str]) -> GroupScore
     reward_GJ = np.where(known_GJ == 1.0, reward_GJ, np.nan)
 
     def fairness(used_J: BoolArray) -> float:
-        return sparse_fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE) if used_J.any() else math.nan
+        return fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE) if used_J.any() else math.nan
 
     known_J: BoolArray = np.logical_not(np.isnan(reward_GJ).all(axis=0))
     mean_J = np.where(known_J, np.nanmean(np.where(known_J, reward_GJ, 0.0), axis=0), np.nan)

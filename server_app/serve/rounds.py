@@ -1,6 +1,6 @@
 """Trainers' answers as rounds of the rule: gathered, scored by the groups, written to served.jsonl, only then returned.
 
-A rule works on a batch (`aggregation.rule.Past`), but a process of a trainer brings a part of one, and most engines
+A rule works on a batch (`aggregation.Past`), but a process of a trainer brings a part of one, and most engines
 bring one answer a request. Answers to a numbered round wait until all of it are there; a round of answers without a
 number is what comes within `GATHER_SECONDS`, or the first `GATHER_SIZE`. Errors are HTTP's: 409 contradicts what was
 sent before, 422 is wrong in itself, 429 and 503 say when the same request may succeed.

@@ -60,7 +60,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, survey: Survey) -> Iter
 
 def _status(sites: Sites, host: str, path: str) -> int:
     """What a call gets that says of itself that it comes from the server's machine."""
-    trusting = ssl.create_default_context(cafile=str(sites.submitter / "ca.crt"))
+    trusting = ssl.create_default_context(cafile=str(sites.server / "ca.crt"))
     with closing(http.client.HTTPSConnection(host, sites.port, timeout=10, context=trusting)) as connection:
         connection.request("POST", path, body=b"", headers={"X-Forwarded-For": LOOPBACK, "Forwarded": "for=127.0.0.1"})
         return connection.getresponse().status
@@ -76,7 +76,7 @@ def test_runs_are_submitted_at_the_server_alone(deployment, survey):
     found = {finding.what: finding.text for finding in doctor.party(sites.group(survey.groups[0]))}
     assert re.search("its clock is [0-4] s (ahead of|behind)", found["server"])  # Flower tells its time
 
-    flower = deployment.started.parties[deploy.SUBMITTER].home / "config.toml"
+    flower = deployment.started.parties[deploy.SERVER].home / "config.toml"
     here = flower.read_text()
     flower.write_text(here.replace(LOOPBACK, OUTSIDE))
     for command in (("run", str(REPO), CONNECTION), ("supernode", "list", CONNECTION)):
@@ -136,6 +136,5 @@ def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deploy
     sites = deployment.sites
     for name in names:
         assert _answers_found(sites.group(name), survey) == {name}
-    assert _answers_found(sites.submitter, survey) == set()
     assert {"cache", "questions.jsonl", "runs"} <= {path.name for path in sites.server.iterdir()}
     assert _answers_found(sites.server, survey) == set()

@@ -20,11 +20,22 @@ from appa_flwr.analysis.aggregation.equations import (
     historical_alignment,
     reversed_softmax,
 )
-from appa_flwr.analysis.aggregation.rule import Combination, Past, Result, Rule, State
-from appa_flwr.analysis.aggregation.rules import Alpha, Appa, Average, Minimum, Mix, PrintedAppa
-from appa_flwr.config import Config, check_groups, ranges
+from appa_flwr.analysis.aggregation.rules import (
+    Alpha,
+    Appa,
+    Average,
+    Combination,
+    Minimum,
+    Mix,
+    Past,
+    PrintedAppa,
+    Result,
+    Rule,
+    State,
+)
+from appa_flwr.config import Config, check_groups
 from appa_flwr.core import own_code
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.secure.rule_sums import check_config
 
 __all__ = [
@@ -118,15 +129,7 @@ def make(name: str, **params: Any) -> Rule:
     Raises:
         UserError: an unknown rule or parameter, a missing `alpha`, or a value that is no number or out of range.
     """
-    rule = find(name)
-    for key in params:
-        if key not in rule.model_fields:
-            raise unknown_name(f"parameter of rule {name!r}", key, valid=rule.model_fields)
     try:
-        return rule.model_validate(params)
+        return find(name).model_validate(params)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = first["loc"][0]
-        if first["type"] == "missing":
-            raise UserError(f"rule {name!r} needs parameter {where!r}, a number") from None
-        raise UserError(f"parameter {where!r} of rule {name!r} {ranges.must(error)}, got {first['input']!r}") from None
+        raise UserError(f"rule {name!r}: {first_problem(error)}") from None

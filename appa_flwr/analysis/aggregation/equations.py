@@ -1,4 +1,4 @@
-"""The paper's equations of aggregation and weights, as pure functions of arrays.
+"""The paper's equations of aggregation and weights, as pure functions; `Rule` holds parameters to their ranges.
 
 Legend: G groups, J rollouts.
 """
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.fairness import FloatArray
-from appa_flwr.config import ranges
 from appa_flwr.config.ranges import EMA_DECAY
 
 
@@ -21,10 +20,10 @@ def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     alpha loses no digits. The result (J,) lies between the lowest and the highest reward of each rollout.
 
     Raises:
-        ValueError: rewards that are not (G, J) and finite, or alpha is nan.
+        ValueError: rewards that are not (G, J) and finite.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
-    if _is_mean(alpha):
+    if alpha == 0.0:
         return np.asarray(reward_GJ.mean(axis=0))
     extreme_J, exponent_GJ = _around_extreme(reward_GJ, alpha)
     return np.asarray(extreme_J + np.log1p(np.expm1(exponent_GJ).mean(axis=0)) / alpha)
@@ -36,7 +35,7 @@ def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     Its mean over rollouts (G,), which sums to 1; groups that tie for an extreme share it. Raises as `alpha_aggregate`.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
-    if _is_mean(alpha):
+    if alpha == 0.0:
         return np.full(len(reward_GJ), 1.0 / len(reward_GJ))
     share_GJ = np.exp(_around_extreme(reward_GJ, alpha)[1])
     return np.asarray((share_GJ / share_GJ.sum(axis=0)).mean(axis=1))
@@ -50,11 +49,10 @@ def adaptive_aggregate(
     `weight_G` is the paper's alpha_g from `reversed_softmax`, `fairness` its FI, `fairness_threshold` its tau.
 
     Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, or a threshold outside its range.
+        ValueError: shapes that do not fit, or numbers that are not finite.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
     weight_G = _finite("weight_G", weight_G, axes=1, groups=len(reward_GJ))
-    ranges.check("fairness_threshold", fairness_threshold, ranges.FairnessThreshold)
     if fairness >= fairness_threshold:
         return np.asarray(reward_GJ.mean(axis=0))
     # alpha_g is near 1/G, so exp(.) is near 1 and its mean would keep few digits of the rewards.
@@ -67,11 +65,10 @@ def historical_alignment(history_G: npt.ArrayLike, reward_GJ: npt.ArrayLike, *, 
     `history_G` is h^(t-1), `reward_GJ` the alignment rewards of iteration t, `decay` the paper's lambda.
 
     Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, or a decay outside its range.
+        ValueError: shapes that do not fit, or numbers that are not finite.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
     history_G = _finite("history_G", history_G, axes=1, groups=len(reward_GJ))
-    ranges.check("decay", decay, ranges.EmaDecay)
     return np.asarray(decay * history_G + (1.0 - decay) * reward_GJ.mean(axis=1))
 
 
@@ -81,10 +78,9 @@ def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float) -> FloatAr
     (G,), largest for the group with the lowest history; sums to 1.
 
     Raises:
-        ValueError: a history that is not (G,) and finite, or a temperature outside its range.
+        ValueError: a history that is not (G,) and finite.
     """
     history_G = _finite("history_G", history_G, axes=1)
-    ranges.check("temperature", temperature, ranges.Temperature)
     logit_G = (1.0 - history_G) / temperature
     weight_G = np.exp(logit_G - logit_G.max())
     return np.asarray(weight_G / weight_G.sum())
@@ -97,11 +93,6 @@ def _finite(name: str, values: npt.ArrayLike, *, axes: int = 2, groups: int | No
         wanted = ("G" if groups is None else str(groups), "J")[:axes]
         raise ValueError(f"{name} must be finite and of shape ({', '.join(wanted)}), got shape {array.shape}")
     return array
-
-
-def _is_mean(alpha: float) -> bool:
-    ranges.check("alpha", alpha, ranges.Alpha)
-    return alpha == 0.0
 
 
 def _around_extreme(reward_GJ: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:

@@ -1,35 +1,196 @@
 """The rules: average, minimum, Park et al.'s alpha aggregation and APPA, as in the paper; and a mix of two objectives.
 
+`Rule` is the base of all: it leaves out missing groups, measures fairness and keeps histories.
+
 Legend: G groups, J rollouts.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
 import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation.equations import (
     adaptive_aggregate,
     alpha_aggregate,
     alpha_weights,
+    historical_alignment,
     reversed_softmax,
 )
-from appa_flwr.analysis.aggregation.rule import Combination, Past, Rule
-from appa_flwr.analysis.fairness import FloatArray
+from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index, present_groups
 from appa_flwr.config import ranges
-from appa_flwr.config.ranges import (
-    FAIRNESS_THRESHOLD,
-    PAPER_FAIRNESS_THRESHOLD,
-    PAPER_TEMPERATURE,
-    TEMPERATURE,
-    WORST_SHARE,
-)
+from appa_flwr.core.errors import UserError
 
 WEIGHT_STEP = 3.0
 """eta: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
 
 MAX_LOG_WEIGHT_GAP = 12.0
 """Between any group's log-weight and the largest: exp(-12) is next to nothing, and the group can still come back."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """State of a rule between iterations; its arrays are read-only.
+
+    Attributes:
+        history_G: (G,) moving average of each group's mean alignment reward, the paper's h; 0 before the first answer.
+        answered_G: (G,) True for a group that has ever answered.
+        log_weight_G: (G,) logarithms of the weights that rule `mix` changes in each iteration, up to a constant; 0
+            under other rules.
+    """
+
+    history_G: FloatArray
+    answered_G: BoolArray
+    log_weight_G: FloatArray
+
+    def __post_init__(self) -> None:
+        kinds = {"history_G": np.float64, "answered_G": np.bool_, "log_weight_G": np.float64}
+        for name, dtype in kinds.items():
+            frozen: npt.NDArray[Any] = np.array(getattr(self, name), dtype=dtype)
+            frozen.setflags(write=False)
+            object.__setattr__(self, name, frozen)
+        shapes = [getattr(self, name).shape for name in kinds]
+        if len(shapes[0]) != 1 or shapes[0] == (0,) or len(set(shapes)) != 1:
+            raise ValueError(f"{', '.join(kinds)} must all be (G,) with G >= 1, got {', '.join(map(str, shapes))}")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One iteration's outcome.
+
+    Attributes:
+        aggregate_J: (J,) the reward of each rollout.
+        state: to be passed to the next iteration.
+        fairness_index: of this iteration's alignment rewards, in [0, 1].
+        weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, which an
+            iteration that fell back to the mean did not use; `min` and `alpha`: `alpha_weights`; `mix`: those of its
+            weighted mean.
+        fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
+    """
+
+    aggregate_J: FloatArray
+    state: State
+    fairness_index: float
+    weight_G: FloatArray
+    fell_back: bool | None
+
+
+class Combination(NamedTuple):
+    """A rule's result for the present groups' rewards; fields as in `Result`."""
+
+    aggregate_J: FloatArray
+    weight_G: FloatArray
+    fell_back: bool | None = None
+
+
+class Past(NamedTuple):
+    """Inputs of a rule beside the rewards it combines; of present groups only.
+
+    Attributes:
+        history_G: their histories before this iteration.
+        log_weight_G: their log-weights, with this iteration's change.
+        fairness: the Fairness Index of this iteration's alignment rewards.
+    """
+
+    history_G: FloatArray
+    log_weight_G: FloatArray
+    fairness: float
+
+
+class Rule(BaseModel, ABC):
+    """An aggregation rule with its parameters set; pure, the state goes in and comes out.
+
+    Every rule keeps histories, whether or not it uses them, so that all runs report them; `ema_decay` is theirs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
+    name: ClassVar[str]
+    ema_decay: ranges.EmaDecay = ranges.EMA_DECAY
+
+    @abstractmethod
+    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
+        """Combine the present groups' training rewards (G, J) into one reward (J,)."""
+
+    def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
+        """The present groups' log-weights (G,) after this iteration's mean alignment rewards (G,)."""
+        return log_weight_G
+
+    def init(self, num_groups: int) -> State:
+        """The state before the first iteration: no history, nobody has answered (h^0 = 0).
+
+        Raises:
+            ValueError: fewer than one group.
+        """
+        if num_groups < 1:
+            raise ValueError(f"num_groups must be at least 1, got {num_groups}")
+        zero_G = np.zeros(num_groups)
+        return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), log_weight_G=zero_G)
+
+    def apply(self, state: State, reward_GJ: npt.ArrayLike, training_reward_GJ: npt.ArrayLike) -> Result:
+        """Aggregate one iteration's rewards (Algorithm appa).
+
+        Fairness Index and histories are computed from the alignment rewards; the training rewards are combined. A
+        missing group is a row of NaN in both: it changes nothing, and its history stays. A group that joins late starts
+        with the mean of the others' histories and log-weights: with a history of 0 it would get nearly all weight.
+        Both rewards are (G, J), the alignment rewards in [0, 1].
+
+        Raises:
+            ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
+                in part or in one array only, or no group at all.
+            UserError: a user's rule gives anything else than a finite reward for each rollout and a finite weight for
+                each group.
+        """
+        reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
+        training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
+        present_G = present_groups(reward_GJ)
+        if reward_GJ.shape != training_reward_GJ.shape or reward_GJ.shape[:1] != state.history_G.shape:
+            raise ValueError(
+                f"rewards {reward_GJ.shape}, training rewards {training_reward_GJ.shape} and state "
+                f"{state.history_G.shape} do not fit together"
+            )
+        if not np.array_equal(present_G, present_groups(training_reward_GJ)):
+            raise ValueError("a group must be missing (a row of NaN) in both rewards or in neither")
+
+        fairness = fairness_index(reward_GJ)
+        history_G = _with_late_joiners(state.history_G, state, present_G)
+        log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
+        mean_G = reward_GJ[present_G].mean(axis=1)
+        log_weight_G[present_G] = self._finite(
+            "log-weights", self.log_weights(log_weight_G[present_G], mean_G), size=len(mean_G)
+        )
+        past = Past(history_G[present_G], log_weight_G[present_G], fairness)
+        combined = self.combine(training_reward_GJ[present_G], past)
+        fell_back = None if combined.fell_back is None else bool(combined.fell_back)
+        aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
+        present_weight_G = self._finite("weights", combined.weight_G, size=len(mean_G))
+        weight_G = np.zeros(present_G.size)
+        weight_G[present_G] = present_weight_G
+        history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
+        next_state = State(history_G, state.answered_G | present_G, log_weight_G)
+        return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
+
+    def _finite(self, what: str, values: npt.ArrayLike, *, size: int) -> FloatArray:
+        """Values of a rule as an array (size,); a UserError that names the rule where they are anything else."""
+        array = np.asarray(values, dtype=np.float64)
+        if array.shape != (size,) or not np.isfinite(array).all():
+            wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
+            title = f'rule "{type(self).__module__}:{type(self).__name__}"'
+            raise UserError(f"{title}: gives {wrong}; it has to give ({size},), all finite")
+        return array
+
+
+def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
+    """Histories or log-weights (G,) in which a group that joins late has the mean of those that answered before."""
+    joining_G = present_G & ~state.answered_G
+    if not joining_G.any() or not state.answered_G.any():
+        return values_G.copy()
+    return np.where(joining_G, values_G[state.answered_G].mean(), values_G)
 
 
 def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
@@ -68,8 +229,8 @@ class Appa(Rule):
     """The paper's rule, Equations 3 and 6."""
 
     name = "appa"
-    temperature: ranges.Temperature = TEMPERATURE
-    fairness_threshold: ranges.FairnessThreshold = FAIRNESS_THRESHOLD
+    temperature: ranges.Temperature = ranges.TEMPERATURE
+    fairness_threshold: ranges.FairnessThreshold = ranges.FAIRNESS_THRESHOLD
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
         weight_G = reversed_softmax(past.history_G, temperature=self.temperature)
@@ -85,7 +246,7 @@ class PrintedAppa(Rule):
     name = "appa-printed"
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        printed = Appa(temperature=PAPER_TEMPERATURE, fairness_threshold=PAPER_FAIRNESS_THRESHOLD)
+        printed = Appa(temperature=ranges.PAPER_TEMPERATURE, fairness_threshold=ranges.PAPER_FAIRNESS_THRESHOLD)
         return printed.combine(reward_GJ, past)
 
 
@@ -98,7 +259,7 @@ class Mix(Rule):
     """
 
     name = "mix"
-    worst_share: ranges.WorstShare = WORST_SHARE
+    worst_share: ranges.WorstShare = ranges.WORST_SHARE
 
     def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
         moved_G = log_weight_G + WEIGHT_STEP * (mean_G.mean() - mean_G)

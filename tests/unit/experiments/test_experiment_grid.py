@@ -12,9 +12,9 @@ import report_runs
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
-from appa_flwr.launch.checks import claim_run_folder
 from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
 from appa_flwr.run import pair_scores
+from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import write_config
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan, runner
@@ -64,7 +64,7 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
 
     def launch(config, **_):  # in Flower's place
         started.append((config.run_name, config.run.resume))
-        claim_run_folder(config)
+        claim(config).release()
         if len(started) == killed_at:  # before its server has begun
             raise KeyboardInterrupt
         if config.run_name.startswith(fails):

@@ -39,11 +39,10 @@ def asked(groups):
 
 
 def baselines(groups, config):
-    """The rows of the methods, and the groups' predictions."""
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
     run, known_JK = RunInputs(config, None, groups, CATALOGUE), {"majority": majority_QK[TEST_J]}
-    scored, predictions = server_baselines.baseline_scores(run, question_J=TEST_J, known_JK=known_JK)
-    return [row for method in scored for row in method.rows], predictions
+    scored = server_baselines.baseline_scores(run, question_J=TEST_J, known_JK=known_JK)
+    return [row for method in scored for row in method.rows]
 
 
 def test_tables_are_rounded_so_that_ties_stay_ties():
@@ -53,7 +52,7 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
-    rows, _ = baselines(groups, CONFIG)
+    rows = baselines(groups, CONFIG)
     found = {(row.method, row.metric): row for row in rows}
     metrics = TASK_METRICS["dpa"]
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
@@ -91,7 +90,7 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(group
         return solved(*targets, metric=metric, objective=objective)
 
     monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
-    found = {(row.method, row.metric) for row in baselines(groups, CONFIG)[0]}
+    found = {(row.method, row.metric) for row in baselines(groups, CONFIG)}
     assert ("ceiling-min", "js") not in found
     assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
@@ -103,27 +102,8 @@ def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why)
     if why == "owner":
         own = {"may": ("votes", "training", "rewards")}
         groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
-    rows, predictions = baselines(groups, config)
-    assert {row.method for row in rows} == {"uniform", "majority"}
-    assert predictions is None
+    assert {row.method for row in baselines(groups, config)} == {"uniform", "majority"}
     assert asks.PREDICTIONS not in asked(groups)
-
-
-@pytest.mark.parametrize("silent", [[], [1]])
-def test_a_simulation_keeps_the_predictions_of_the_groups_that_answer(silent):
-    groups = federated(NODES, CATALOGUE, silent=silent)
-    assert baselines(groups, CONFIG)[1] is None  # a deployment
-    groups.grid.simulated = True
-    _, kept = baselines(groups, CONFIG)
-    there = [name for g, name in enumerate(GROUPS) if g not in silent]
-    assert kept["group"].unique().tolist() == there
-    for name in there:
-        mine = kept[kept["group"] == name]
-        assert mine["question"].tolist() == [
-            CATALOGUE.questions[q].question_id for q in (1, 1, 1, 2, 2, 2, 2, *[4] * 5)
-        ]
-        target = TABLES[name][TEST_J][CATALOGUE.option_QK[TEST_J]]
-        np.testing.assert_allclose(mine["share"], target, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_the_command_shows_shares_and_says_what_cannot_be_read(run, monkeypatch)
     monkeypatch.setattr(public.Run, "policy", lambda self: Said())
     shown = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes; No, never; Perhaps"])
     assert asked == [(QUESTION, ("Yes", "No, never", "Perhaps"))]
-    assert re.search(r"this policy\W+0\.200\W+0\.300\W+0\.500", shown.output)
+    assert re.search(r"Yes\W+0\.200\W+No, never\W+0\.300\W+Perhaps\W+0\.500", shown.output)
     assert "it wrote 'what it wrote'\n" in shown.output
     unread = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes,No"])
     assert "it wrote 'what it wrote', which cannot be read" in unread.output
@@ -122,20 +122,6 @@ def test_the_package_alone_imports_nothing_large_and_has_what_it_names():
     assert all(re.search(rf"\b{name}\b", stub) for name in appa_flwr.__all__)
     with pytest.raises(AttributeError, match="no attribute 'lode_run'"):
         appa_flwr.lode_run  # noqa: B018
-
-
-def test_aggregate_is_the_rule_s_first_iteration():
-    reward_GJ = np.array([[0.9, 0.2], [0.1, 0.4]])
-    assert appa_flwr.aggregate(reward_GJ, "average").aggregate_J.tolist() == [0.5, pytest.approx(0.3)]
-    assert appa_flwr.aggregate(reward_GJ.tolist(), rule="min").aggregate_J.tolist() == [0.1, 0.2]
-    with pytest.raises(appa_flwr.UserError, match="unknown rule"):
-        appa_flwr.aggregate(reward_GJ, "mean")
-    with pytest.raises(appa_flwr.UserError, match="a row a group"):
-        appa_flwr.aggregate([])
-    with pytest.raises(appa_flwr.UserError, match="rewards: "):
-        appa_flwr.aggregate([[0.9, np.nan], [0.1, 0.4]])
-    with pytest.raises(appa_flwr.UserError, match=r"rewards: -0\.2; a reward lies in \[0, 1\]"):
-        appa_flwr.aggregate([[0.9, 0.4], [0.1, -0.2]])
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +148,6 @@ def test_the_predictor_says_of_a_group_what_its_own_node_would(predicting):
     np.testing.assert_allclose(found["share"], expected_QK[table.option_QK], rtol=0, atol=1e-5)
     assert found.columns.tolist() == ["question", "text", "option", "share"]
     assert found["question"].unique().tolist() == list(table.question_ids)
-    assert appa_flwr.load_run(folder).predictions.empty
     nothing = appa_flwr.load_run(folder).predictor().predict({})
     assert np.abs(nothing["share"] - found["share"]).max() > 0.01
 

@@ -107,8 +107,8 @@ def test_a_folder_that_holds_a_run_is_refused_and_not_touched(tmp_path, spoil):
     with pytest.raises(UserError) as refused:
         RunFolder(config_in(tmp_path, seed=1))
     assert str(refused.value) == (
-        f'run-name = "r": {earlier.path} holds a run already; choose another run-name, or go on with it: '
-        "run.resume=true"
+        f'run-name = "r": {earlier.path} holds a run already; choose another run-name, or go on with it '
+        f"(run.resume=true): appa run --resume {earlier.path}"
     )
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.fairness import fairness_index, present_groups
 
 rewards = hnp.arrays(
     np.float64,
@@ -78,4 +78,4 @@ def test_jains_index_and_equal_rewards_count_one(reward_GJ):
 )
 def test_bad_rewards_are_errors(reward_GJ, message):
     with pytest.raises(ValueError, match=message):
-        fairness_index(reward_GJ)
+        present_groups(np.asarray(reward_GJ))

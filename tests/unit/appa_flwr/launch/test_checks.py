@@ -15,7 +15,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed
-from appa_flwr.run.resume import resumable
+from appa_flwr.run.resume import claim, resumable
 from appa_flwr.run.run_files import ERROR_FILE, SURVEY_FILE
 from appa_flwr.survey import store
 
@@ -77,20 +77,21 @@ def config(tmp_path):
 
 
 def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(config):
-    folder = checks.claim_run_folder(config)
+    claim(config).release()
+    folder = config.run_folder
     resumed = resumable(folder)
     assert resumed == Config.load({**config.flat(), "run.resume": True})
     before = (folder / "config.json").read_bytes()
     with pytest.raises(UserError, match=f'^run-name = "mine".*--resume {folder}$'):
-        checks.claim_run_folder(Config.load({**config.flat(), "seed": 1}))
-    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("config.json", before)]
+        claim(Config.load({**config.flat(), "seed": 1}))
+    assert (folder / "config.json").read_bytes() == before
     with pytest.raises(UserError, match=r"^seed = 1, but .* began with 0"):
-        checks.claim_run_folder(Config.load({**resumed.flat(), "seed": 1}))
+        claim(Config.load({**resumed.flat(), "seed": 1}))
     for name in (ERROR_FILE, "superlink.log"):
         (folder / name).write_text("why it ended")
     held = lock(folder / "run.log")
     with pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
-        checks.claim_run_folder(resumed)
+        claim(resumed)
     held.release()
-    assert checks.claim_run_folder(resumed) == folder
+    claim(resumed).release()
     assert [path.name for path in folder.iterdir() if path.name != ".run.log.lock"] == ["config.json"]

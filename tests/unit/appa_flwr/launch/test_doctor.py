@@ -33,17 +33,17 @@ def wrong(folder: Path) -> dict[str, str]:
 
 
 def test_every_party_is_well_while_the_server_runs_and_misses_it_else(sites):
-    parties = (sites.server, sites.group(NAME), sites.submitter)
+    parties = (sites.server, sites.group(NAME))
     with listening(sites.server, port=sites.port):
-        assert [wrong(folder) for folder in parties] == [{}, {}, {}]
-    assert [list(wrong(folder)) for folder in parties] == [[], ["server"], ["server"]]
-    assert f"127.0.0.1:{sites.port}: " in wrong(sites.submitter)["server"]
+        assert [wrong(folder) for folder in parties] == [{}, {}]
+    assert [list(wrong(folder)) for folder in parties] == [[], ["server"]]
+    assert f"127.0.0.1:{sites.port}: " in wrong(sites.group(NAME))["server"]
 
 
 def test_what_answers_has_to_be_our_server(sites, tmp_path):
     for folder, tells in ((None, True), (sites.server, False)):  # no TLS; no clock
         with listening(folder, port=sites.port, tells=tells):
-            assert list(wrong(sites.submitter)) == ["server"]
+            assert list(wrong(sites.group(NAME))) == ["server"]
     make_certificates(tmp_path / "other", ["127.0.0.1"])
     with listening(tmp_path / "other", port=sites.port):
         assert "certificate verify failed" in wrong(sites.group(NAME))["server"]

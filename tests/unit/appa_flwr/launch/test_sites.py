@@ -83,7 +83,8 @@ def test_a_server_is_known_by_its_names_and_by_its_own_authority_alone(tmp_path)
 def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
     sites = made(tmp_path / "parties")
     assert sorted(path.name for path in sites.server.iterdir()) == [
-        *("ca.crt", "group-keys.toml", "questions.jsonl", "server.crt", "server.key", "start.sh")
+        *("ca.crt", "group-keys.toml", "keys.toml", "nodes", "questions.jsonl", "register.sh"),
+        *("server.crt", "server.key", "start.sh", "submit.sh"),
     ]
     assert "distribution" not in (sites.server / "questions.jsonl").read_text()
     for name, slug in sites.groups.items():
@@ -95,17 +96,16 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         assert {row["group"] for row in rows} == {name}
         assert len(rows) == len(SURVEY.answers[name])
         assert read_owner_policy(folder / "policy.toml") == OwnerPolicy(bundle=PINNED)
-        public = load_ssh_public_key((sites.submitter / "nodes" / f"{slug}.pub").read_bytes())
+        public = load_ssh_public_key((sites.server / "nodes" / f"{slug}.pub").read_bytes())
         private = load_ssh_private_key((folder / "node.key").read_bytes(), None)
         assert private.public_key().public_numbers() == public.public_numbers()
         assert (folder / "node.key").stat().st_mode & 0o077 == 0
-    submitted = tomllib.loads((sites.submitter / "keys.toml").read_text())
+    submitted = tomllib.loads((sites.server / "keys.toml").read_text())
     assert submitted == {"rule": "min", "seed": 3, "survey": "questions.jsonl", "groups": "; ".join(SURVEY.groups)} | {
         "run": {"group-keys": "group-keys.toml"}
     }
     bound = tomllib.loads((sites.server / "group-keys.toml").read_text())
     assert bound == {name: (sites.group(name) / "node.key.pub").read_text().strip() for name in SURVEY.groups}
-    assert not list(sites.submitter.rglob("*.jsonl"))
 
 
 def test_the_operator_needs_no_answers(tmp_path, monkeypatch):
@@ -116,7 +116,7 @@ def test_the_operator_needs_no_answers(tmp_path, monkeypatch):
         assert not without.data(name).exists()
         there = {path.name for path in with_answers.group(name).iterdir()} - {with_answers.data(name).name}
         assert {path.name for path in without.group(name).iterdir()} == there
-    keys = "submitter/keys.toml"
+    keys = "server/keys.toml"
     assert (without.root / keys).read_text() == (with_answers.root / keys).read_text()
     folder = tmp_path / "refused"
     config = Config.load({"survey": str(without.server / "questions.jsonl")})
@@ -132,14 +132,14 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     shutil.copytree(tmp_path / "parties", root)
     sites = Sites(root, "", 0, {A: "avaria", B: "belmora"})
     says = {name: f'echo {name} "$@" at "$FLWR_HOME"' for name in ("flwr", "flower-supernode", "python")}
-    home = f"at {sites.submitter}/.flwr"
+    home = f"at {sites.server}/.flwr"
     register = [f"flwr supernode register nodes/{slug}.pub deployed {home}" for slug in sites.groups.values()]
-    assert started(sites.submitter / "register.sh", commands=says).splitlines() == register
-    (clone := sites.submitter / "bin" / "a clone").mkdir()
-    run = started(sites.submitter / "submit.sh", "a clone", commands=says)
+    assert started(sites.server / "register.sh", commands=says).splitlines() == register
+    (clone := sites.server / "bin" / "a clone").mkdir()
+    run = started(sites.server / "submit.sh", "a clone", commands=says)
     assert run == f"flwr run {clone} deployed --stream --run-config keys.toml {home}\n"
-    flower = tomllib.loads((sites.submitter / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
-    assert flower == {"address": "127.0.0.1:9100", "root-certificates": str(sites.submitter / "ca.crt")}
+    flower = tomllib.loads((sites.server / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
+    assert flower == {"address": "127.0.0.1:9100", "root-certificates": str(sites.server / "ca.crt")}
     node = started(sites.group(A) / "start.sh", commands=says)
     assert node.startswith("flower-supernode --superlink appa.example.org:9100 --root-certificates ca.crt")
     assert "--host 127.0.0.1 --port 9101 --node-config" in node
@@ -164,7 +164,7 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
 
 def test_what_a_party_has_is_for_its_own_eyes_also_where_it_was_there_before(tmp_path):
     sites = made(tmp_path)
-    folders = [tmp_path / "authority", sites.server, sites.submitter, *map(sites.group, sites.groups)]
+    folders = [tmp_path / "authority", sites.server, *map(sites.group, sites.groups)]
     for folder in folders:
         folder.chmod(0o755)
     for name in SURVEY.groups:
@@ -177,14 +177,13 @@ def test_what_a_party_has_is_for_its_own_eyes_also_where_it_was_there_before(tmp
 def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(deploy, "bundle_hash", lambda: "cd" * 32)
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "pluralllm.rounds": 0})
-    sites = made(tmp_path, survey=read_survey(config))
-    assert deploy.pinned_elsewhere(sites, PINNED) == []
+    made(tmp_path, survey=read_survey(config))
     with pytest.raises(UserError, match=f"policy.toml: .* {'cd' * 32}"):
         deploy.deploy_local(config, tmp_path)
     assert not (tmp_path / "server" / "runs").exists()
     for owner_policy in tmp_path.glob("groups/*/policy.toml"):
         owner_policy.write_text("")
-    assert deploy.pinned_elsewhere(sites, PINNED) == []
+    deploy.make_sites(config, tmp_path, host="h", port=1)
 
 
 @pytest.mark.parametrize("name", ["both ' and \"", "a\\", 'a\\"', "x=1 y=2", "Côte d'Ivoire"])
@@ -200,7 +199,7 @@ def test_flower_reads_any_name_from_the_start_script(tmp_path, name):
 def test_a_long_host_name_and_the_last_port_will_do(tmp_path):
     host = "appa." + "x" * 63 + ".example.org"
     sites = made(tmp_path, host=host, port=65533)
-    call(sites.server, name=host, trusts=sites.submitter / "ca.crt")
+    call(sites.server, name=host, trusts=sites.server / "ca.crt")
 
 
 def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unfinished_is_finished(tmp_path):
@@ -220,7 +219,7 @@ def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unf
         call(sites.server, name="new.example.org", trusts=trusted)
     for name, slug in sites.groups.items():
         assert sites.data(name).exists()
-        assert (sites.submitter / "nodes" / f"{slug}.pub").read_bytes() == (
+        assert (sites.server / "nodes" / f"{slug}.pub").read_bytes() == (
             sites.group(name) / "node.key.pub"
         ).read_bytes()
 
@@ -239,8 +238,8 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
 def test_where_things_lie_is_not_submitted(tmp_path, monkeypatch):
     monkeypatch.setattr(deploy, "bundle_hash", lambda: PINNED)
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "rule": "min", "run.output-dir": "/else"})
-    sites, bundle = deploy.make_sites(config, tmp_path / "parties", host="h", port=9100)
-    assert read_owner_policy(next(sites.root.glob("groups/*/policy.toml"))).bundle == bundle
-    keys = tomllib.loads((sites.submitter / "keys.toml").read_text())
+    sites = deploy.make_sites(config, tmp_path / "parties", host="h", port=9100)
+    assert read_owner_policy(next(sites.root.glob("groups/*/policy.toml"))).bundle == PINNED
+    keys = tomllib.loads((sites.server / "keys.toml").read_text())
     assert (keys["rule"], keys["survey"]) == ("min", "questions.jsonl")
     assert "output-dir" not in keys["run"]

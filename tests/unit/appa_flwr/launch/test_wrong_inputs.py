@@ -145,11 +145,11 @@ OTHERS = [
     ("deploy here --host ::1", "is neither"),  # the server listens at IPv4 addresses
     ("deploy here --port 0", "--port.*0"),
     ("doctor folder", "folder: is no party's folder"),
-    ("group check nowhere.jsonl", "nowhere.jsonl: cannot be read"),
+    ("group check nowhere.jsonl --questions two.jsonl", "nowhere.jsonl: cannot be read"),
     ("group check two.jsonl --questions one.jsonl", "one.jsonl: North has answered 0 of its questions; .*public file"),
     ("group check two.jsonl --questions reworded.jsonl", "North has answered 0 .*text or options of .* differ"),
     ("group check two.jsonl --questions two.jsonl --policy many.policy", "two.jsonl: North .* least-answers .* is 99"),
-    ("group check two.jsonl --policy votes.policy", "votes.policy: unknown key 'votes'"),
+    ("group check two.jsonl --questions two.jsonl --policy votes.policy", "votes.policy: unknown key 'votes'"),
     ("group pin nowhere.toml --policy p --group A --key k", "nowhere.toml: cannot be read"),
     ("group key folder --group A", "folder: cannot be read"),
     ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
@@ -182,6 +182,7 @@ def here(tmp_path, monkeypatch):
     for name in ("half", "busy", "finished"):
         (tmp_path / name).mkdir()
         write_config(tmp_path / name, Config.load({"run-name": name}))
+        (tmp_path / name / "metrics.jsonl").touch()  # as its server does first
     end = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
     (tmp_path / "finished" / "progress.jsonl").write_text(json.dumps(end) + "\n")
     monkeypatch.chdir(tmp_path)

@@ -11,25 +11,20 @@ from report_runs import CONFIG, row, write_run
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import cli
-from appa_flwr.report import comparison
+from appa_flwr.report import frames
 from appa_flwr.run import pair_scores
-from appa_flwr.run.run_files import PREDICTIONS_FILE
 
 GROUPS, QUESTIONS = ("a", "b"), [f"q{number}" for number in range(40)]
 
 
-def scored(folder, *, above=0.0, against=("predictions", "survey"), predicted=0.5, sha256="", **keys):
+def scored(folder, *, above=0.0, against=("predictions", "survey"), sha256="", **keys):
     """A run whose policy gives group a .6 and b .8, and `above` more to each; half the questions have .1 less."""
     reward_GQ = np.array([[0.6], [0.8]]) + above - np.where(np.arange(len(QUESTIONS)) % 2, 0.1, 0.0)
     avg, low = float(reward_GQ.mean()), float(reward_GQ.mean(1).min())
     summary = [row("ppo", avg, low, groups=GROUPS, survey="survey" in against)]
     write_run(folder, config={**CONFIG, "survey": "s.jsonl", **keys}, summary=summary)
-    frames = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
-    pair_scores.put(folder, pd.concat(frames, ignore_index=True))
-    shares = [(name, f"{name}?", group, "Yes", predicted) for name in QUESTIONS for group in GROUPS]
-    pair_scores.replace_rows(
-        folder / PREDICTIONS_FILE, pd.DataFrame(shares, columns=[*pair_scores.PREDICTED_COLUMNS]).dropna()
-    )
+    rows = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
+    pair_scores.put(folder, pd.concat(rows, ignore_index=True))
     if sha256:
         (folder / "survey.jsonl").write_text(json.dumps({"sha256": sha256}))
     return folder
@@ -37,33 +32,20 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), predicted=0.
 
 def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsys, monkeypatch):
     folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix")]
-    levels, minus = comparison.compare(folders)
+    levels, minus = frames.compare(folders)
     assert levels["", "Rule"].tolist() == ["appa", "mix"]
-    assert [*dict.fromkeys(minus.columns.get_level_values(0)[1:])] == ["survey answers", "PluralLLM's predictions"]
+    assert {*minus.columns.get_level_values(0)[1:]} == {"survey answers"}
     (found,) = minus.itertuples(index=False, name=None)
     # the same question has .05 more, so whichever are drawn the difference is the same
-    for avg_or_min in (1, 2, 4, 5):
+    for avg_or_min in (1, 2):
         assert [*vars(found[avg_or_min]).values()] == pytest.approx([0.05] * 3)
     monkeypatch.setattr("sys.argv", ["appa", "report", *map(str, folders)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert said.count("+0.050 (+0.050") == 4
+    assert said.count("+0.050 (+0.050") == 2
     assert "Minus old" in said
-
-
-@pytest.mark.parametrize("other", [0.4, np.nan])
-def test_scores_against_other_predictions_or_unknown_ones_are_not_compared(tmp_path, other):
-    folders = [scored(tmp_path / str(n), predicted=share) for n, share in enumerate((0.5, other))]
-    levels, _ = comparison.compare(folders)
-    assert {*levels.columns.get_level_values(0)} == {"Run", "", "survey answers"}
-    alone = [
-        scored(tmp_path / f"alone {n}", against=("predictions",), predicted=share)
-        for n, share in enumerate((0.5, other))
-    ]
-    with pytest.raises(UserError, match=r"pluralllm\.checkpoint"):
-        comparison.compare(alone)
 
 
 @pytest.mark.parametrize(
@@ -80,33 +62,29 @@ def test_scores_against_other_predictions_or_unknown_ones_are_not_compared(tmp_p
 def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
     folders = [scored(tmp_path / "old", **first), scored(tmp_path / "new", **second)]
     with pytest.raises(UserError, match=says):
-        comparison.compare(folders)
+        frames.compare(folders)
 
 
 def test_one_survey_in_two_places_is_one(tmp_path):
     places = (tmp_path / "old", tmp_path / "new", tmp_path / "new" / "average")  # the last by another rule
     folders = [scored(place, survey=f"{n}.jsonl", sha256="ab" * (n < 2)) for n, place in enumerate(places)]
-    assert len(comparison.compare(folders)[0]) == 3
+    assert len(frames.compare(folders)[0]) == 3
 
 
 def test_what_one_run_lacks_counts_in_none(tmp_path):
     folders = [scored(tmp_path / "x" / "run"), scored(tmp_path / "y" / "run", above=0.05)]
     kept = pair_scores.read(folders[1])
     pair_scores.put(folders[1], kept[(kept["group"] == "a") & kept["question"].isin(QUESTIONS[::2])])
-    levels, _ = comparison.compare(folders)
+    levels, _ = frames.compare(folders)
     # group a alone, on the questions without the .1 less; two runs of one name
     assert levels["Run"].tolist() == [*map(str, folders)]
-    for column in (("survey answers", "Avg AS"), ("PluralLLM's predictions", "Min AS")):
-        assert [span.value for span in levels[column]] == pytest.approx([0.6, 0.65])
+    assert [span.value for span in levels["survey answers", "Avg AS"]] == pytest.approx([0.6, 0.65])
     pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
     with pytest.raises(UserError, match="no group and held-out question in common"):
-        comparison.compare(folders)
+        frames.compare(folders)
 
 
-def test_a_run_without_a_policy_and_a_single_one_are_refused(tmp_path):
+def test_a_run_without_scores_of_a_policy_by_survey_answers_is_refused(tmp_path):
     done = scored(tmp_path / "old")
-    with pytest.raises(UserError, match="two runs or more"):
-        comparison.compare([done])
-    begun = write_run(tmp_path / "new", config=CONFIG, summary=[row("sft", 0.6, 0.5)])
-    with pytest.raises(UserError, match="new: holds no scores of a policy after PPO"):
-        comparison.compare([done, begun])
+    with pytest.raises(UserError, match="new: holds no scores of a policy after PPO by survey answers"):
+        frames.compare([done, scored(tmp_path / "new", against=("predictions",))])

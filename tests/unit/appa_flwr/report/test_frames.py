@@ -74,7 +74,7 @@ def test_the_intervals_are_the_bootstraps_and_are_kept_in_the_run_s_folder(tmp_p
     for measure, one in bootstrap([(mine, theirs)]).items():
         assert bounds(kept, "ppo", "ppo by average", "survey", measure) == pytest.approx([one.value, one.low, one.high])
     page = (run / "report.html").read_text()
-    assert made.cells(page, "PPO by average")[2] == "0.550"
+    assert made.cells(page.replace("\xa0", " "), "PPO by average")[2].startswith("0.550 (0.5")
     assert page.index("serves the worst-off group better") < page.index('title="worst_group"')
 
 
@@ -109,7 +109,7 @@ def test_methods_stand_in_the_order_of_tables_and_models_after_the_run_s_policie
     assert [*dict.fromkeys(run.summary["method"])] == [*names[:3], "model:Base", *names[3:]]
     minus = [*frames.differences(frames.of_run(run), rule="appa")]
     assert [(frame.columns[0][0], len(frame)) for frame in minus] == [("PPO by appa minus", 10), ("Base minus", 10)]
-    assert made.page_of(folder).count("<td>Base</td>") == 2 * 3 + 4 + 1  # the model has the name of a method
+    assert made.page_of(folder).count("<td>Base</td>") == 2 * 2 + 4 + 1  # the model has the name of a method
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -120,5 +120,5 @@ def test_what_appa_eval_is_sent_is_plain_json_and_gives_the_same_tables(tmp_path
     rows, found = pd.DataFrame(sent["rows"]), pd.DataFrame(sent["intervals"])
     numbers = dict.fromkeys(("value", "low", "high"), float)
     pd.testing.assert_frame_equal(found.astype(numbers), frames.of_run(run), check_dtype=False)
-    expected = frames.methods(frames.of_run(run), run.summary, bounds=known)
-    pd.testing.assert_frame_equal(frames.methods(found, rows, bounds=known), expected)
+    expected = frames.methods(frames.of_run(run), run.summary).astype(str)
+    pd.testing.assert_frame_equal(frames.methods(found, rows).astype(str), expected)

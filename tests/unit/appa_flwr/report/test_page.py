@@ -133,7 +133,7 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
     page = built_page(write_run(fake_run(tmp_path, groups=groups, iterations=1), metrics=lines))
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     pictures = list((tmp_path / "plots").iterdir())
-    assert len(sources) == len(pictures) == 4
+    assert len(sources) == len(pictures) == 3
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
     assert all(path.suffix == ".png" and path.read_bytes().startswith(PNG_START) for path in pictures)
@@ -247,7 +247,8 @@ def test_of_many_groups_those_with_most_weight_at_the_end_have_a_name_and_plain_
     metrics = [line(i, planned=2, fell_back=i == 2, groups=groups) for i in (1, 2)]
     metrics[-1]["weights"] = {group: number / 45 for number, group in enumerate(groups)}
     rounds = read(tmp_path, metrics=metrics).iterations
-    (axes,) = figure_of(plots.weights, rounds, groups).axes
+    panels = {axes.get_title(loc="left"): axes for axes in figure_of(plots.training, rounds, groups).axes}
+    axes = panels["Weight per group"]
     named = {drawn.get_label(): drawn for drawn in axes.lines if not drawn.get_label().startswith("_")}
     assert [*named] == [f"g{number}" for number in range(9, 1, -1)]
     assert [*named["g9"].get_ydata()] == [1 / 10, 9 / 45]

@@ -1,4 +1,4 @@
-"""Rows of scores and of predictions come back; methods side by side; the table of a question that was asked."""
+"""Rows of scores come back; methods side by side."""
 
 from __future__ import annotations
 
@@ -7,22 +7,8 @@ import pandas as pd
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import frames
-from appa_flwr.run.pair_scores import (
-    PREDICTIONS,
-    SURVEY,
-    aligned,
-    as_rows,
-    predicted_rows,
-    predictions_of,
-    put,
-    read,
-    read_predicted,
-    replace_rows,
-    table,
-)
-from appa_flwr.run.run_files import PREDICTIONS_FILE, SCORES_FILE
-from appa_flwr.survey.types import Question
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, as_rows, put, read, table
+from appa_flwr.run.run_files import SCORES_FILE
 
 GROUPS, QUESTIONS = ("A", "B"), ("q1", "q2", "q3")
 NAN = np.nan
@@ -83,41 +69,3 @@ def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path, content, say
         content.to_parquet(tmp_path / SCORES_FILE)
     with pytest.raises(UserError, match=rf"scores\.parquet: {says}"):
         read(tmp_path)
-
-
-ASKED = (Question("q1", "Is it?", ("Yes", "No")), Question("q2", "How is it?", ("Good", "Fair", "Bad")))
-TARGET_GJK = np.array([[[0.9, 0.1, 0.0], [0.5, 0.3, 0.2]], [[0.3, 0.7, 0.0], [0.1, 0.1, 0.8]]])
-
-
-@pytest.fixture
-def kept():
-    return predicted_rows(TARGET_GJK, groups=("North", "A [b]"), questions=ASKED)
-
-
-def test_what_is_written_is_read_and_a_question_is_found_by_its_words_and_options(kept, tmp_path):
-    assert read_predicted(tmp_path).empty
-    replace_rows(tmp_path / PREDICTIONS_FILE, kept)
-    found = read_predicted(tmp_path)
-    pd.testing.assert_frame_equal(found, kept)
-    assert len(found) == 2 * (2 + 3)
-    asked = predictions_of(found, " How is it?", ("Bad", "Good", "Fair"))
-    assert asked.index.tolist() == ["North", "A [b]"]
-    assert asked.to_numpy().tolist() == [[0.2, 0.5, 0.3], [0.8, 0.1, 0.1]]
-    assert predictions_of(found, "How is it?", ("Good", "Bad")) is None
-    assert predictions_of(found, "Is she?", ("Yes", "No")) is None
-    assert predictions_of(kept[:0], "Is it?", ("Yes", "No")) is None
-    replace_rows(tmp_path / PREDICTIONS_FILE, kept.drop(columns="text"))
-    with pytest.raises(UserError, match=r"predictions\.parquet: .* question, group, option, share"):
-        read_predicted(tmp_path)
-
-
-def shown(question, options, answer_K, predictions) -> dict[str, list[object]]:
-    """First cell of a row -> the others."""
-    table = frames.asked(question, options, np.array(answer_K), predictions=predictions)
-    return {row[0]: [*row[1:]] for row in table.itertuples(index=False)}
-
-
-def test_an_answer_stands_beside_each_group_s_prediction_for_the_very_question(kept):
-    found = shown("Is it?", ("No", "Yes"), [1.0, 0.0], kept)
-    assert found == {"this policy": [1, 0], "predicted: North": [0.1, 0.9], "predicted: A [b]": [0.7, 0.3]}
-    assert shown("Is she?", ("Yes", "No"), [0.25, 0.75], kept) == {"this policy": [0.25, 0.75]}

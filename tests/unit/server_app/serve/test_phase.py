@@ -131,8 +131,7 @@ def test_its_log_says_what_was_scored_and_holds_no_token(served):
 def test_its_report_shows_rounds_fairness_and_weights(served):
     page = build(served.folder).read_text()
     assert "<dd>2, of 12 answers</dd>" in page
-    for name in ("weights", "health"):
-        assert (served.folder / "plots" / f"served_trl_{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (served.folder / "plots" / "served_trl.png").read_bytes().startswith(b"\x89PNG")
     assert "metrics.jsonl" not in page
 
 

@@ -54,10 +54,13 @@ def flower_home() -> Iterator[Path]:
 def all_ended() -> Iterator[None]:
     """End every process that is started within the block, directly or not: asked first, killed after a few seconds.
 
+    On macOS, processes whose parents have ended stay.
+
     Raises:
-        OSError: the system does not tell which they are.
+        OSError: Linux does not tell which they are.
     """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+    if prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     before = descendants()
     try:

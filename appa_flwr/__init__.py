@@ -13,7 +13,7 @@ _PLACES = {
     "Policy": "appa_flwr.public",
     "Predictor": "appa_flwr.public",
     "load_run": "appa_flwr.public",
-    "fairness_index": "appa_flwr.analysis.fairness",
+    "fairness_index": "appa_flwr.analysis.equations",
     "alignment_scores": "appa_flwr.analysis.alignment",
     "read_survey": "appa_flwr.survey.sources",
     "UserError": "appa_flwr.core.errors",

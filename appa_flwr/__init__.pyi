@@ -1,5 +1,5 @@
 from appa_flwr.analysis.alignment import alignment_scores as alignment_scores
-from appa_flwr.analysis.fairness import fairness_index as fairness_index
+from appa_flwr.analysis.equations import fairness_index as fairness_index
 from appa_flwr.core.errors import UserError as UserError
 from appa_flwr.public import Answer as Answer
 from appa_flwr.public import Policy as Policy

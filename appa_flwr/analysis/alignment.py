@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index
+from appa_flwr.analysis.equations import BoolArray, FloatArray, fairness_index
 from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.types import Question
 

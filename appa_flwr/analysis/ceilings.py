@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from appa_flwr.analysis.fairness import BoolArray, FloatArray
+from appa_flwr.analysis.equations import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.rewards import METRICS
 

@@ -25,7 +25,7 @@ from appa_flwr.analysis.alignment import (
     shared_rewards,
 )
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
-from appa_flwr.analysis.fairness import BoolArray, FloatArray
+from appa_flwr.analysis.equations import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE
-from appa_flwr.analysis.fairness import FloatArray, fairness_per_question
+from appa_flwr.analysis.equations import FloatArray, fairness_per_question
 
 Measure = Literal["Avg AS", "Min AS", "FI"]
 MEASURES: tuple[Measure, ...] = ("Avg AS", "Min AS", "FI")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from appa_flwr.analysis.fairness import FloatArray
+from appa_flwr.analysis.equations import FloatArray
 from appa_flwr.analysis.intervals import Interval, bootstrap
 from appa_flwr.core.files import replace_file
 from appa_flwr.report.tables import markdown

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
-from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.secure.rule_sums import fairness_of_sums

@@ -13,13 +13,6 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from appa_flwr.analysis.aggregation.equations import (
-    adaptive_aggregate,
-    alpha_aggregate,
-    alpha_weights,
-    historical_alignment,
-    reversed_softmax,
-)
 from appa_flwr.analysis.aggregation.rules import (
     Alpha,
     Appa,
@@ -32,6 +25,13 @@ from appa_flwr.analysis.aggregation.rules import (
     Result,
     Rule,
     State,
+)
+from appa_flwr.analysis.equations import (
+    adaptive_aggregate,
+    alpha_aggregate,
+    alpha_weights,
+    historical_alignment,
+    reversed_softmax,
 )
 from appa_flwr.config import Config, check_groups
 from appa_flwr.core import own_code

@@ -16,14 +16,17 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 from scipy.special import softmax
 
-from appa_flwr.analysis.aggregation.equations import (
+from appa_flwr.analysis.equations import (
+    BoolArray,
+    FloatArray,
     adaptive_aggregate,
     alpha_aggregate,
     alpha_weights,
+    fairness_index,
     historical_alignment,
+    present_groups,
     reversed_softmax,
 )
-from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index, present_groups
 from appa_flwr.config import ranges
 from appa_flwr.core.errors import UserError
 

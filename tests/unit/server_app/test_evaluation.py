@@ -14,7 +14,7 @@ from fake_groups import federated, scoring_node
 from fakes import PROMPTS, tiny_causal_lm
 from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
-from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards
 from server_app import evaluation

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from appa_flwr.analysis.fairness import fairness_index, present_groups
+from appa_flwr.analysis.equations import fairness_index, present_groups
 
 rewards = hnp.arrays(
     np.float64,

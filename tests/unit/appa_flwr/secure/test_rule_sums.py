@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from appa_flwr.analysis import aggregation as agg
-from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.refusals import OTHER_REFERENCE, PAST, Refused

@@ -17,7 +17,7 @@ from in_process import flower_task
 from small import VALUE_MODEL
 from three_groups import GROUPS
 
-from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages

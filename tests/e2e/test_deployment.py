@@ -12,29 +12,36 @@ import math
 import re
 import socket
 import ssl
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-from deployment import REPO, Deployment, deployed
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
+from real_run import small_environment
+from small import AS_OWNERS_ASK
 
-from appa_flwr.core.ports import LOOPBACK
+from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch import deploy, doctor
+from appa_flwr.launch.bundle import bundle_hash
+from appa_flwr.launch.deploy import Started, start
 from appa_flwr.launch.flower import COMPLETED
-from appa_flwr.launch.sites import CONNECTION, Sites
+from appa_flwr.launch.processes import end_processes, processes_of
+from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.survey.generate import generate
-from appa_flwr.survey.types import Survey
 
 pytestmark = pytest.mark.slow
 
+REPO = Path(__file__).parents[2]
 OUTSIDE = next(
     (
         found.address
@@ -44,18 +51,74 @@ OUTSIDE = next(
     ),
     "",
 )
+SURVEY = generate(num_questions=40, num_groups=2, seed=1)
+# As small as the loop can be; every message costs a second or more here, since each starts a process.
+TINY_LOOP = {
+    "groups": ";".join(SURVEY.groups),
+    "eval.ceilings": False,
+    "eval.every": 0,
+    "sft.steps": 2,
+    "baseline-rules": "",
+    "ppo.num-iterations": 1,
+    "pluralllm.rounds": 1,
+    "ppo.batch-size": 16,
+    "sft.target": "smoothed-votes",  # what every owner allows
+    **AS_OWNERS_ASK,
+    "ppo.num-mini-batches": 2,
+    "ppo.epochs": 1,
+    "survey": "questions.jsonl",
+    "run-name": "r",
+    "run.output-dir": "runs",
+    "run.group-keys": GROUP_KEYS_FILE,
+}
+
+
+@dataclass
+class Deployment:
+    """What was started, and where."""
+
+    sites: Sites
+    started: Started
+    home: Path
+
+    def flwr(self, *arguments: str) -> str:
+        """A command of whoever submits the run."""
+        return self.started.parties[deploy.SUBMITTER].call(["flwr", *arguments])
+
+    @property
+    def run(self) -> Path:
+        return self.sites.server / "runs" / "r"
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What a run has written so far into one of its files with an object a line."""
+        path = self.run / name
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def wait(self, happened: Callable[[], bool], *, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            log = (self.sites.server / "superlink.log").read_text(errors="replace")
+            assert self.started.superlink.poll() is None, log
+            assert time.monotonic() < deadline, log
+            time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
-def survey() -> Survey:
-    return generate(num_questions=40, num_groups=2, seed=1)
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, survey: Survey) -> Iterator[Deployment]:
-    where = {"host": OUTSIDE, "everywhere": True} if OUTSIDE else {}
-    with deployed(survey, tmp_path_factory.mktemp("deployment"), **where) as found:
-        yield found
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A started server with a node a group; nothing of it is left at the end."""
+    folder, host = tmp_path_factory.mktemp("deployment"), OUTSIDE or LOOPBACK
+    sites = prepare(SURVEY, folder / "parties", host=host, port=free_port(), keys={}, bundle=bundle_hash(REPO))
+    (home := folder / "homes").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        if OUTSIDE:  # it listens everywhere then, as start.sh has it
+            patched.setattr(deploy, "LOOPBACK", "0.0.0.0")
+        patched.setenv("XDG_CACHE_HOME", str(sites.server / "cache"))  # where a test can see what the server keeps
+        patched.setenv("PYTHONPATH", small_environment()["PYTHONPATH"])
+        try:
+            yield Deployment(sites, start(sites, home, nodes=sites.groups), home)
+        finally:
+            end_processes(home)
+    assert processes_of(home) == []
 
 
 def _status(sites: Sites, host: str, path: str) -> int:
@@ -67,13 +130,13 @@ def _status(sites: Sites, host: str, path: str) -> int:
 
 
 @pytest.mark.skipif(not OUTSIDE, reason="this machine has no address but its loopback's")
-def test_runs_are_submitted_at_the_server_alone(deployment, survey):
+def test_runs_are_submitted_at_the_server_alone(deployment):
     sites = deployment.sites
     for path in ("/v1/control/start-run", "/v1/control/list-nodes", "/v1/runtime/acquire-task", "/docs"):
         assert _status(sites, OUTSIDE, path) == 403
         assert _status(sites, LOOPBACK, path) != 403
     assert _status(sites, OUTSIDE, "/v1/fleet/pull-messages") != 403
-    found = {finding.what: finding.text for finding in doctor.party(sites.group(survey.groups[0]))}
+    found = {finding.what: finding.text for finding in doctor.party(sites.group(SURVEY.groups[0]))}
     assert re.search("its clock is [0-4] s (ahead of|behind)", found["server"])  # Flower tells its time
 
     flower = deployment.started.parties[deploy.SUBMITTER].home / "config.toml"
@@ -86,11 +149,11 @@ def test_runs_are_submitted_at_the_server_alone(deployment, survey):
     assert json.loads(deployment.flwr("list", CONNECTION, "--format", "json"))["runs"] == []
 
 
-def _answers_found(folder: Path, survey: Survey) -> set[str]:
+def _answers_found(folder: Path) -> set[str]:
     """The groups of which some file below holds an answer that only they gave, written as in their own file."""
     everything = "".join(path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file())
     written = {
-        name: {json.dumps(shares.tolist()) for shares in answers.values()} for name, answers in survey.answers.items()
+        name: {json.dumps(shares.tolist()) for shares in answers.values()} for name, answers in SURVEY.answers.items()
     }
     given = Counter(answer for answers in written.values() for answer in answers)
     return {
@@ -100,11 +163,16 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
     }
 
 
-def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deployment, survey):
-    names = survey.groups
-    deployment.submit(groups=";".join(names), ppo__num_iterations=1)
-    deployment.wait(lambda: "pluralllm" in deployment.phases(), seconds=400)  # each node has answered
-    nodes = deployment.processes("flower-supernode")
+def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deployment):
+    names = SURVEY.groups
+    keys = " ".join(f"{key}={json.dumps(value)}" for key, value in TINY_LOOP.items())
+    deployment.flwr("run", str(REPO), CONNECTION, "--run-config", keys)
+
+    def begun(phase: str) -> bool:
+        return any(line["phase"] == phase for line in deployment.lines("progress.jsonl"))
+
+    deployment.wait(lambda: begun("pluralllm"), seconds=400)  # each node has answered
+    nodes = [p for p in processes_of(deployment.home) if any("flower-supernode" in part for part in p.cmdline())]
     assert len(nodes) >= len(names)
     for process in nodes:
         # Another user of a group's machine reaches the node's port too, and would get a task and what belongs to it.
@@ -118,10 +186,10 @@ def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deploy
         )
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             bystander.AcquireTask(AcquireTaskRequest(supported_task_types=["clientapp"]))
-    deployment.wait(lambda: "report" in deployment.phases(), seconds=500)
-    deployment.wait(lambda: deployment.status() == COMPLETED, seconds=60)
+    deployment.wait(lambda: begun("report"), seconds=500)
+    deployment.wait(lambda: deployment.started.parties[deploy.SUBMITTER].status() == COMPLETED, seconds=60)
 
-    (line,) = deployment.iterations
+    (line,) = deployment.lines("metrics.jsonl")
     assert line["missing_groups"] == []
     assert set(line["rewards"]) == set(names)
     assert all(0 <= reward <= 1 for reward in line["rewards"].values())
@@ -135,7 +203,7 @@ def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deploy
     # The search does find a group's answers where they are, and nowhere at the others.
     sites = deployment.sites
     for name in names:
-        assert _answers_found(sites.group(name), survey) == {name}
-    assert _answers_found(sites.submitter, survey) == set()
+        assert _answers_found(sites.group(name)) == {name}
+    assert _answers_found(sites.submitter) == set()
     assert {"cache", "questions.jsonl", "runs"} <= {path.name for path in sites.server.iterdir()}
-    assert _answers_found(sites.server, survey) == set()
+    assert _answers_found(sites.server) == set()

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import federated, scoring_node
+from fake_groups import GROUPS, NODES, TABLES, TEST_J, federated, scoring_node
+from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
-from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J
 
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
@@ -62,11 +62,6 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
     pairs += [(method, metric) for method in ("ceiling-average", "ceiling-min") for metric in solved]
     assert [(row.method, row.metric) for row in rows] == pairs
     sizes = {1: 3, 2: 4, 4: 5}
-    uniform = [
-        np.mean([float(rewards.js([1 / n] * n, TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
-        for group in GROUPS
-    ]
-    assert list(found["uniform", "js"].per_group.values()) == pytest.approx(uniform)
     mean = {q: np.mean([TABLES[group][q, :n] for group in GROUPS], axis=0) for q, n in sizes.items()}
     by_mean = [
         np.mean([float(rewards.js(mean[q], TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
@@ -97,13 +92,8 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(group
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
 
 
-@pytest.mark.parametrize("why", ["eval.ceilings", "owner"])
-def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why):
-    config = Config.load({"eval.ceilings": why != "eval.ceilings"})
-    if why == "owner":
-        own = {"may": ("votes", "training", "rewards")}
-        groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
-    rows, predictions = baselines(groups, config)
+def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups):
+    rows, predictions = baselines(groups, Config.load({"eval.ceilings": False}))
     assert {row.method for row in rows} == {"uniform", "majority"}
     assert predictions is None
     assert asks.PREDICTIONS not in asked(groups)
@@ -145,6 +135,7 @@ def test_there_are_the_rows_that_owners_allow_and_sums_hold(tmp_path, run_sums, 
         run = RunInputs(config, folder, groups, CATALOGUE)
         rows = server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
     assert list(dict.fromkeys(row.method for row in rows)) == methods
+    assert (asks.PREDICTIONS in asked(groups)) == ("mean-prediction" in methods)
 
 
 # --- look-ups: hand-worked answers, and what they may know ---

@@ -148,16 +148,21 @@ def test_where_owners_keep_their_own_scores_the_sums_stand_alone(parties, monkey
 START = ArrayRecord({"b": Array(np.array([1.0], np.float32))})
 
 
-def trained(names=("A", "B", "C")):
-    """The replies that a strategy gets under sums."""
-    node = FakeGroups(names, lambda ask, name: {"step": np.ones(1), "answers": 1.0, "loss": 1.0})
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load({"run.sums": "secure"}))
+def before_strategies(**keys):
+    """The grid of a strategy, before three groups whose steps are all 1."""
+    node = FakeGroups(("A", "B", "C"), lambda ask, name: {"step": np.ones(1), "answers": 1.0, "loss": 1.0})
+    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load(keys))
     groups.grid.simulated = True
     groups.gather((), patience=0.0)
     groups.send_catalogue(CATALOGUE)
-    grid = AskGrid(groups)
-    content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3})})
-    return grid.send_and_receive([Message(content, place, TRAIN) for place in grid.get_node_ids()])
+    return AskGrid(groups)
+
+
+@pytest.mark.parametrize(
+    ("keys", "places"), [({}, [1, 2, 3]), ({"pluralllm.unseen-groups": "C"}, [1, 2]), ({"run.sums": "secure"}, [1])]
+)
+def test_a_strategy_meets_the_groups_that_train_or_one_that_is_their_sum(keys, places):
+    assert [*before_strategies(**keys).get_node_ids()] == places
 
 
 def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
@@ -170,6 +175,7 @@ def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
         return ask(self, asked, **others)
 
     monkeypatch.setattr(Groups, "ask", lost)
-    (reply,) = trained()
+    content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3})})
+    (reply,) = before_strategies(**{"run.sums": "secure"}).send_and_receive([Message(content, 1, TRAIN)])
     assert reply.content["metrics"]["num-examples"] == 3
     assert len({asked.digest for asked in tries}) == 3

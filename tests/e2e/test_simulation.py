@@ -37,6 +37,7 @@ SECOND = "my_rules:Median"
 PHASES += ["baselines", "ppo", "evaluate ppo", f"ppo by {SECOND}", f"evaluate ppo by {SECOND}"]
 ITERATIONS = [1, 2, 3]
 KEYS = {
+    "policy__prompt_style": "counted",
     "data__num_questions": 50,  # no more are held out than there are examples in examples.json
     "baseline_rules": SECOND,
     "appa__fairness_threshold": 1.1,  # so that the groups' weights are used in every iteration
@@ -166,7 +167,7 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_
     tokenizer = AutoTokenizer.from_pretrained(finished.folder / "policy")
     model = AutoModelForCausalLM.from_pretrained(finished.folder / "policy").eval()
     for question, example in zip(held_out, finished.json("examples.json"), strict=True):
-        prompt = tokenizer(formats.prompt("dpa", question.text, question.options, style="compact"), return_tensors="pt")
+        prompt = tokenizer(formats.prompt("dpa", question.text, question.options, style="counted"), return_tensors="pt")
         made = model.generate(
             **prompt,
             do_sample=False,

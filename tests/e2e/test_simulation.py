@@ -118,7 +118,7 @@ def test_the_summary_has_a_row_for_every_method_and_metric(finished, survey):
             assert tuple(scores["per_group"]) == survey.groups
             assert scores["min_as"] == min(scores["per_group"].values())
         assert (row["format_score"] is None) == (method not in TRAINED)
-        assert method == "base" or row["readable"] > 0.5
+        assert method == "base" or row["readable"] > 0.2
 
 
 def survey_scores(

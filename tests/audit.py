@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, deployed
+from small import keys_of
 from talk import TINY, talk
 
 from appa_flwr.config import Config
@@ -65,9 +66,7 @@ class World:
 
 
 def make_world(folder: Path, **changes: object) -> World:
-    config = Config.load(
-        {**SMALL_RUN, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
-    )
+    config = Config.load({**SMALL_RUN, **keys_of(changes)})
     plain = generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
     rng = np.random.default_rng(20)
     answers = {

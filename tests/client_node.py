@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from in_process import cross, deployed, request, simulated
-from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES
+from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES, keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
@@ -42,7 +42,7 @@ PLAIN_KINDS = tuple(kind for kind in asks.KINDS if kind != asks.TERMS)
 
 
 def config_of(**changes: object) -> Config:
-    return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
+    return Config.load({**SMALL, **keys_of(changes)})
 
 
 class Node:

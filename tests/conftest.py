@@ -5,10 +5,12 @@ What they build is small from the first import on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from real_run import RealRuns
 from short_waits.on_import import SIZES, set_constants
 
 set_constants(SIZES)
@@ -26,3 +28,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patched.setenv("OMP_NUM_THREADS", "1")
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def appa_run(tmp_path_factory: pytest.TempPathFactory) -> RealRuns:
+    """Call it with a run's name and config keys to run the whole loop in a Flower simulation."""
+    return RealRuns(tmp_path_factory.mktemp("real_runs"))
+
+
+@pytest.fixture
+def warnings(caplog):
+    """The messages that the server has logged."""
+    caplog.set_level(logging.WARNING, "appa.server")
+    return lambda: caplog.messages

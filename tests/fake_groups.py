@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, Node
+from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, Node, catalogue_of, random_tables
 from flwr.app import Array, ArrayRecord, Message
+from small import keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, votes
@@ -34,7 +35,7 @@ class FakeGroups:
         self, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, np.ndarray]], *, may: Sequence[str] = MAY
     ) -> None:
         self.names, self.numbers, self.may = tuple(names), numbers, list(may)
-        self.catalogue: Catalogue | None = None
+        self.catalogue = CATALOGUE
         self.asked: list[Ask] = []
 
     def __call__(self, message: Message) -> Message:
@@ -46,7 +47,6 @@ class FakeGroups:
             return self._reply(message, answered=[3] * len(self.names), may=self.may)
         if kind == messages.TARGETS:
             return self._reply(message)
-        assert self.catalogue is not None
         ask, _ = messages.unpack_ask(message.content)
         self.asked.append(ask)
         shapes = asks.numbers_of(ask, self.catalogue)
@@ -105,7 +105,6 @@ def scoring_node(
     """
 
     def numbers(ask: Ask, name: str) -> dict[str, np.ndarray]:
-        assert node.catalogue is not None
         option_QK, table_QK = node.catalogue.option_QK, table_by_group[name]
         if ask.kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
             ballot = "mode" if ask.kind == asks.VOTES else votes.DISTRIBUTION
@@ -132,8 +131,7 @@ def gathered(
     **changes: object,
 ) -> Groups:
     """The expected groups, or all at these nodes, which have joined a run; `changes` of its config, as `run__sums`."""
-    own = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
-    config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02, **own})
+    config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02, **keys_of(changes)})
     grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(nodes)
     hosted = {name for node in grid.nodes.values() for name in getattr(node, "names", ())}
     groups = Groups(OverlapGrid(grid), config, keys=keys, answers=answers)
@@ -164,3 +162,15 @@ def federated(
     groups.send_catalogue(catalogue)
     grid.nodes.update(dict.fromkeys(silent, lambda message: None))
     return groups
+
+
+# --- three groups that score five questions, three of them held out ---
+
+GROUPS = ("A", "B", "C")
+THREE_CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])
+TEST_J = np.array([1, 2, 4])
+TABLES = random_tables(THREE_CATALOGUE.option_QK, GROUPS, seed=1)
+"""Group -> its targets."""
+TRUTHS = random_tables(THREE_CATALOGUE.option_QK, GROUPS, seed=2)
+"""Group -> its survey answers."""
+NODES = {g: scoring_node({name: TABLES[name]}, {name: TRUTHS[name]}) for g, name in enumerate(GROUPS)}

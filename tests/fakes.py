@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from in_process import request
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Phi3Config, PreTrainedModel, Qwen3Config
 
@@ -26,8 +26,6 @@ from appa_flwr.survey.types import Question
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import FullModels, LoraModels, PolicyModels
 from server_app.policy.sequences import Sequences, pad
-
-RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
 
 Score = Callable[[Sequences], torch.Tensor]
 Node = Callable[[Message], Message | None]
@@ -62,19 +60,7 @@ class FakeGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        # Not by the public constructor, which asks Flower for the identity of a running task.
-        metadata = Metadata(
-            run_id=RUN_ID,
-            message_id="",
-            src_node_id=SERVER_NODE,
-            dst_node_id=dst_node_id,
-            reply_to_message_id="",
-            group_id=group_id,
-            created_at=time.time(),
-            ttl=DAY if ttl is None else ttl,
-            message_type=message_type,
-        )
-        return Message(metadata=metadata, content=content)
+        return request(message_type, content, node=dst_node_id, **({} if ttl is None else {"ttl": ttl}))
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
@@ -108,6 +94,10 @@ class FakeGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise AssertionError("Flower's own slow loop must not be used")
+
+
+def silent(message: Message) -> None:
+    """A node that answers nothing."""
 
 
 def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> asks.Catalogue:

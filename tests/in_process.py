@@ -63,8 +63,8 @@ def cross_records(content: RecordDict) -> RecordDict:
     return recorddict_from_proto(RecordDictBytes.FromString(data))
 
 
-def request(kind: str, content: RecordDict | None = None, *, node: int = 1) -> Message:
-    """A message from the server, made without a running Flower task."""
+def request(kind: str, content: RecordDict | None = None, *, node: int = 1, ttl: float = 1e12) -> Message:
+    """A message from the server, made without a running Flower task, which Flower's own constructor asks for."""
     metadata = Metadata(
         run_id=RUN_ID,
         message_id=f"{kind} to {node}",
@@ -73,7 +73,7 @@ def request(kind: str, content: RecordDict | None = None, *, node: int = 1) -> M
         reply_to_message_id="",
         group_id="1",
         created_at=0.0,
-        ttl=1e12,
+        ttl=ttl,
         message_type=kind,
     )
     return Message(metadata=metadata, content=content or RecordDict())

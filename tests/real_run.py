@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from small import keys_of
 
 SHORT_WAITS = Path(__file__).parent / "short_waits"
 LIMIT_SECONDS = 300.0
@@ -116,7 +117,7 @@ class RealRuns:
             name: of the run.
             changes: config keys, with two underscores for the dot.
         """
-        given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+        given = TINY_RUN | keys_of(changes)
         given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
         command = [*APPA, "run", *(f"{key}={value}" for key, value in given.items())]
         here = self.folder / f"{name}-here"

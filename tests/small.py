@@ -1,5 +1,9 @@
 """The smallest parts that a run can have, as config keys."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 SMALL_PREDICTOR = {
     "pluralllm.num-context-questions": 4,
     "pluralllm.strategy": "fedadam",
@@ -17,3 +21,8 @@ AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
 
 CHOSEN = {"sft.learning-rate": 1e-3}
 """Beside a model that is not the tiny one: its step size is chosen, so the config does not refuse it."""
+
+
+def keys_of(changes: Mapping[str, object]) -> dict[str, object]:
+    """Config keys by the names of arguments: `ppo.batch-size` for `ppo__batch_size`."""
+    return {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}

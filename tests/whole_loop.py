@@ -54,6 +54,10 @@ def read_every_answer(patched):
     patched.setattr(answers, "formats", SimpleNamespace(parse=parse))
 
 
+class Killed(BaseException):
+    """Nothing that a run could catch or write about."""
+
+
 class InLine(Executor):
     """Does at once what would run beside.
 
@@ -69,14 +73,20 @@ class InLine(Executor):
         return done
 
 
+def run_server(grid, config):
+    """A run's server app before this grid."""
+    with flower_task():
+        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+
+
 def looped(config, num_nodes, *, reported=False):
     """The loop of this config with the groups' real ClientApp on so many nodes; the grid between them."""
     grid = SimulatedGrid(simulated(config, num_nodes))
-    with flower_task(), pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         if not reported:  # seconds of plots
             patched.setattr(server.report, "build", lambda path: path / "report.html")
-        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        run_server(grid, config)
     return grid
 
 

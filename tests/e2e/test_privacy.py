@@ -1,7 +1,7 @@
 """Nothing but the protocol's fields leaves a group: every message of a run is recorded and searched for private values.
 
 The groups' real ClientApp answers the real server, each group from a private file of its own, and every message crosses
-as bytes. That the audit can find something is tested too, in `test_privacy_audit.py`.
+as bytes. That the audit can find something is tested at the end.
 
 Axis letters: Q public questions, K options.
 """
@@ -9,22 +9,33 @@ Axis letters: Q public questions, K options.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from audit import DIARY, HIDDEN_QUESTION, World, asked_for, audit, holds, make_world, talked, texts_in
-from flwr.app import Context, RecordDict
-from in_process import FEW, InProcessGrid, deployed, flower_task
+from audit import (
+    DIARY,
+    HIDDEN_QUESTION,
+    World,
+    asked_for,
+    audit,
+    holds,
+    make_world,
+    private_values,
+    structure,
+    talked,
+    texts_in,
+)
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+from in_process import FEW, Crossed, InProcessGrid, cross, cross_records, deployed, pinned
 from talk import KINDS
+from whole_loop import run_server
 
 from appa_flwr import report
 from appa_flwr.config import Config
-from appa_flwr.protocol import asks, messages
-from client_app.party import Group, Party
-from server_app import main as server
+from appa_flwr.protocol import asks, messages, refusals
 from server_app.questions import build_catalogue
 
 
@@ -38,8 +49,7 @@ def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
 
 def run(world: World, owner_policy: str) -> InProcessGrid:
     grid = InProcessGrid(deployed(world.config, world.files, owner_policy=owner_policy))
-    with flower_task():
-        server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
+    run_server(grid, world.config)
     return grid
 
 
@@ -60,6 +70,9 @@ def run_again(world: World, folder: Path, owner_policy: str) -> tuple[World, InP
         return world, run(world, owner_policy)
 
 
+SETUP = {messages.HELLO, messages.CATALOGUE, messages.TARGETS}
+
+
 def rewards_of(grid: InProcessGrid, world: World) -> Iterator[dict[str, np.ndarray]]:
     public = build_catalogue(world.config)
     for asked, reply in zip(grid.requests, grid.replies, strict=True):
@@ -69,61 +82,35 @@ def rewards_of(grid: InProcessGrid, world: World) -> Iterator[dict[str, np.ndarr
             yield asks.split(own[0], asks.numbers_of(ask, public))
 
 
-def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_no_prediction_leaves(whole_run, tmp_path):
-    world, grid = run_again(whole_run[0], tmp_path, "")
+@pytest.mark.parametrize(
+    ("owner_policy", "more"),
+    [("", {asks.SCORES}), ('may-leave = ["votes", "rewards"]\nscores-per-question = 40', set())],
+    ids=["that nobody wrote", "strictest"],
+)
+def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner_policy, more, whole_run, tmp_path):
+    world, grid = run_again(whole_run[0], tmp_path, owner_policy)
     assert audit(grid, world) == []
-    # the server asks for nothing in vain
-    assert not any(reply.message.has_error() for reply in grid.replies)
+    pairs = [
+        (asked_for(asked), reply.message.has_error()) for asked, reply in zip(grid.requests, grid.replies, strict=True)
+    ]
+    assert {kind for kind, refused in pairs if not refused} == {*SETUP, asks.VOTES, asks.REWARDS, *more}
+    assert any(refused for _, refused in pairs) == (not more)  # by the first the server asks for nothing in vain
     truth = [array for own in rewards_of(grid, world) for name, array in own.items() if "truth" in name]
-    assert truth
     assert not any(array.any() for array in truth)
     rows = json.loads((world.config.run_folder / "summary.json").read_text())
-    assert {row["method"] for row in rows} >= {"sft", "ppo", "uniform", "majority"}
-    assert not any(row["method"].startswith("ceiling") or row["survey"] for row in rows)
-    log = (world.config.run_folder / "run.log").read_text()
-    assert "NO SURVEY SCORES FROM Avaria, Belmora, Castria" in log
-    assert "NO CEILINGS" in log
-
-
-STRICTEST = """
-may-leave = ["votes", "rewards"]
-scores-per-question = 40
-"""
-
-
-def test_under_the_strictest_policy_votes_and_rewards_are_all_that_leaves(whole_run, tmp_path):
-    world, grid = run_again(whole_run[0], tmp_path, STRICTEST)
-    assert audit(grid, world) == []
-    rows = json.loads((world.config.run_folder / "summary.json").read_text())
     assert list(dict.fromkeys(row["method"] for row in rows)) == ["base", "sft", "uniform", "majority", "ppo"]
-    pairs = zip(grid.requests, grid.replies, strict=True)
-    assert {asked_for(asked) for asked, reply in pairs if not reply.message.has_error()} == {
-        *(messages.HELLO, messages.CATALOGUE, messages.TARGETS, asks.VOTES, asks.REWARDS),
-    }
+    assert not any(row["survey"] for row in rows)
 
 
 def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     world, grid = whole_run
-    setup = {messages.HELLO, messages.CATALOGUE, messages.TARGETS}
-    assert {asked_for(asked) for asked in grid.requests} == {*setup, *KINDS, asks.PREDICTIONS}
+    assert {asked_for(asked) for asked in grid.requests} == {*SETUP, *KINDS, asks.PREDICTIONS}
     assert not any(reply.message.has_error() for reply in grid.replies)
     # hello, catalogue, 2 rounds, validation of the last, targets, scores, votes, 2 iterations, a point of the learning
     # curve, base, SFT, PPO, uniform, majority, predictions for the ceilings, the mean of predictions and 2 ceilings in
     # 3 metrics: 24 messages to each of 3 groups, less those that repeat a request
     assert 3 * 19 < len(grid.replies) <= 3 * 24
     assert audit(grid, world) == []
-
-
-def test_the_groups_did_have_what_was_searched_for(whole_run):
-    world, grid = whole_run
-    assert len(world.rows) > 60
-    assert len(np.unique(np.concatenate(world.rows))) == sum(len(row) for row in world.rows)
-    for context, (group, mine) in zip(grid.contexts.values(), world.answers.items(), strict=True):
-        kept = Group(Party.of(context), group)
-        truth_QK, context_NK = kept.truth_QK, kept.data.answer_NK
-        assert all(holds(truth_QK, row) for row in mine.values())
-        assert 0 < sum(holds(context_NK, row) for row in mine.values()) < len(mine)
-        assert DIARY in world.files[group].read_text()
 
 
 def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
@@ -153,3 +140,122 @@ def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     grid = talked(world)
     assert {asked_for(asked) for asked in grid.requests} >= set(KINDS)
     assert audit(grid, world) == []
+
+
+# --- secure sums ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secure_run(tmp_path_factory):
+    """The run where owners pin a roster and let out nothing of their own."""
+    world = make_world(tmp_path_factory.mktemp("secure"), run__sums="secure")
+    grid = InProcessGrid(pinned(world.config, world.files, owner_policy=f"{FEW}\nown-score = 0"))
+    run_server(grid, world.config)
+    return world, grid
+
+
+def test_under_secure_sums_nothing_but_sums_and_names_leaves(secure_run):
+    world, grid = secure_run
+    assert {reply.kind for reply in grid.replies} == set(messages.MESSAGES)
+    assert not any(reply.message.has_error() for reply in grid.replies)
+    plain = [
+        asked_for(asked)
+        for asked in grid.requests
+        if asked.kind == messages.ASK and not messages.unpack_ask(asked.message.content)[1].cohort
+    ]
+    assert set(plain) <= {asks.OWN_SCORES}
+    assert audit(grid, world) == []
+
+
+def test_a_secure_run_has_its_results_and_says_what_is_not_known(secure_run):
+    world, _ = secure_run
+    folder = world.config.run_folder
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["weights"], line["history"], line["rewards"]) for line in lines] == [({}, {}, {})] * 2
+    assert all(line["group_reward"] is not None for line in lines)
+    rows = json.loads((folder / "summary.json").read_text())
+    assert {row["method"] for row in rows} >= {"base", "sft", "ppo", "uniform", "majority", "mean-prediction"}
+    assert not any(row["method"].startswith("ceiling") for row in rows)
+    for row in rows:
+        assert 0 <= row["avg_as"] <= 1
+        assert np.isnan(row["min_as"])
+        assert np.isnan(list(row["per_group"].values())).all()
+    assert not (folder / "scores.parquet").exists()
+    page = (folder / "report.html").read_text()
+    assert "only sums over the groups" in page
+
+
+# --- the audit itself: clients that leak on purpose are caught --------------------------------------------------------
+
+Change = Callable[[RecordDict, np.ndarray], None]
+
+
+def put(record: str, key: str, value: object) -> Change:
+    """Set an entry of a record, or a whole record where none is named; functions are given a private answer."""
+
+    def change(content: RecordDict, row: np.ndarray) -> None:
+        (content[record] if record else content)[key] = value(row) if callable(value) else value
+
+    return change
+
+
+def at(start: int, value: Callable[[np.ndarray], np.ndarray] | float) -> Change:
+    """Replace the group's numbers from a place on; functions are given a private answer."""
+
+    def change(content: RecordDict, row: np.ndarray) -> None:
+        arrays = content.array_records["arrays"]
+        changed, numbers = arrays["numbers"].numpy().copy(), np.ravel(value(row) if callable(value) else value)
+        changed[0, start : start + len(numbers)] = numbers
+        arrays["numbers"] = Array(changed)
+
+    return change
+
+
+LEAKS = [
+    (asks.REWARDS, put("", "notes", ConfigRecord({"x": 1})), "records"),
+    (asks.REWARDS, put("arrays", "more", lambda row: Array(row[None])), "numbers that were not asked for"),
+    (messages.HELLO, put("head", "share", lambda row: row.tolist()), "fields"),
+    (messages.HELLO, put("head", "groups", ["Avaria", f"{DIARY}-1"]), "the private text"),
+    (asks.VOTES, put("head", "groups", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
+    (messages.CATALOGUE, put("head", "answered", lambda row: [float(row[0])]), "a private share in head"),
+    (messages.CATALOGUE, put("head", "may", ["a yes"]), "fields"),
+    (asks.SCORES, at(1, lambda row: row[:1]), "a private share in arrays"),
+    (asks.VALIDATION, at(1, lambda row: row[:1]), "a private share in arrays"),
+    (asks.UPDATE, at(7, np.copy), "a private answer in arrays"),
+    (asks.REWARDS, at(3, np.copy), "a private answer in arrays"),
+    (asks.REWARDS, at(3, 1.5), "js targets reward outside"),
+    (asks.VOTES, at(0, np.copy), "a private answer in arrays"),
+    (asks.VOTES, at(0, 0.5), "a vote that is none"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "finding"), LEAKS, ids=[f"{kind}: {finding}" for kind, _, finding in LEAKS])
+def test_a_client_that_leaks_is_caught(kind, change, finding, whole_run):
+    """What the groups really sent, with every reply of one kind changed as by a client that leaks."""
+    world, recorded = whole_run
+
+    def leaking(asked: Crossed, reply: Crossed) -> Crossed:
+        if asked_for(asked) != kind:
+            return reply
+        content = cross_records(reply.message.content)
+        change(content, world.rows[0])
+        return cross(Message(content, reply_to=asked.message))
+
+    grid = InProcessGrid(recorded.contexts)
+    grid.requests = recorded.requests
+    grid.replies = [leaking(*pair) for pair in zip(recorded.requests, recorded.replies, strict=True)]
+    lines = audit(grid, world)
+    assert any(f"{kind}: {finding}" in line for line in lines), lines
+    assert [line.split(":")[0] for line in lines if "ledger" in line] == [*world.files]
+
+
+def test_an_error_in_its_own_words_is_caught(whole_run):
+    world, grid = whole_run
+    asked = grid.requests[0]
+    reason = f"no {DIARY}-1 in {world.rows[0][0]}"
+    reply = cross(Message(Error(code=refusals.FAILED, reason=reason), reply_to=asked.message))
+    group, public = next(iter(world.files)), build_catalogue(world.config)
+    assert "an error in its own words" in next(structure(asked, reply, group=group, public=public))
+    lines = " ".join(private_values(asked, reply, world))
+    assert "private text" in lines
+    assert "as text" in lines

@@ -1,4 +1,4 @@
-"""Our PPO functions on two rollouts of TRL 1.12's PPO trainer, tensor by tensor.
+"""Our PPO functions on a rollout of TRL 1.12's PPO trainer, tensor by tensor.
 
 TRL's ways, which the masks below carry over: the policy counts tokens up to and including the end token; values and
 per-token rewards count one token further, where there is room, and the score sits on that one; per-token rewards are
@@ -17,19 +17,15 @@ import torch
 
 from server_app.policy import losses as ppo
 
-EXTRACT = Path(__file__).parent / "trl112_rollout.npz"  # the first rollout, with four of its micro-batches
-ANCHOR = Path(__file__).resolve().parents[3] / "shared" / "anchors" / "trl112_rollouts.npz"
+RECORDED = Path(__file__).parent / "trl112_rollout.npz"  # the first rollout, with four of its micro-batches
 GAMMA, LAMBDA, KL, CLIP, CLIP_VALUE = 1.0, 0.95, 0.05, 0.2, 0.2
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=["extract", "r0", "r1"])
-def recorded(request):
-    path, prefix = (EXTRACT, "") if request.param == "extract" else (ANCHOR, f"{request.param}_")
-    if not path.is_file():
-        pytest.skip(f"the whole of TRL's recorded rollouts is absent: {path.name}")
-    with np.load(path) as file:
-        found = {key.removeprefix(prefix): torch.from_numpy(file[key]) for key in file.files if key.startswith(prefix)}
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(RECORDED) as file:
+        found = {key: torch.from_numpy(file[key]) for key in file.files}
     return found | {"policy_mask": ~found["padding_mask"], "value_mask": ~found["padding_mask_p1"]}
 
 

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import ScoreRequest, Task
+from appa_flwr.protocol.rewards import js
 from client_app.party import Party
 
 
@@ -50,14 +51,15 @@ def test_a_run_has_one_catalogue(tmp_path):
     first, other = node.cut(training=12, held_out=10), node.cut(training=30, held_out=10)
     assert node.take(first) == 0
     assert node.take(first) == 0  # sent again after a restart
-    for changed in (
-        other,
-        replace(first, embedding_QKE=first.embedding_QKE + 1),
-        replace(first, train_Q=~first.train_Q),
-    ):
+    again, swapped = replace(first, embedding_QKE=first.embedding_QKE + 1), replace(first, train_Q=~first.train_Q)
+    for changed in (other, again, swapped):
         assert node.take(changed) == refusals.OTHER_CATALOGUE
-    node.run(2)
-    assert node.take(other) == 0
+    # another run is about the same answers, or about quite other ones
+    for run, (training, held_out, code) in enumerate(
+        ((12, 9, refusals.NEARLY_SAME), (21, 10, refusals.NEARLY_SAME), (30, 10, 0)), start=2
+    ):
+        node.run(run)
+        assert node.take(node.cut(training=training, held_out=held_out)) == code
 
 
 def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch):
@@ -78,21 +80,6 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
     assert codes == [0]
     assert len(node.catalogue.questions) == len(other.questions)
     assert len(node.context_of(GROUP)) == 30
-
-
-@pytest.mark.parametrize(
-    ("training_count", "held_out_count", "allowed"),
-    [(20, 10, True), (29, 10, False), (30, 10, True), (20, 9, False)],
-)
-def test_two_runs_ask_about_the_same_answers_or_about_quite_other_ones(
-    training_count, held_out_count, allowed, tmp_path
-):
-    node = Owned(tmp_path)
-    assert node.take(node.cut(training=20, held_out=10)) == 0
-    node.run(2)
-    changed = node.cut(training=training_count, held_out=held_out_count)
-    other = replace(changed, embedding_QKE=2 * changed.embedding_QKE)
-    assert node.take(other) == (0 if allowed else refusals.NEARLY_SAME)
 
 
 def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_path):
@@ -163,18 +150,13 @@ def test_where_a_roster_is_pinned_nothing_but_sums_leaves(kind, tmp_path):
     assert node.ledger.releases()[-1].numbers == (2 if kind == asks.OWN_SCORES else 0)
 
 
-def test_without_a_roster_no_sum_is_added_to(tmp_path):
+def test_a_sum_without_a_roster_and_a_request_of_another_world_are_refused(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
-    content = messages.pack_ask(asked_of(asks.REWARDS, node.catalogue, node.config), Task("run", 1, (GROUP, "B", "C")))
-    assert refused(node.send(messages.ASK, content)) == refusals.NO_ROSTER
-
-
-def test_another_world_is_refused(tmp_path):
-    node = Owned(tmp_path).ready(training=20, held_out=10)
-    content = messages.pack_ask(
-        asks.Ask(asks.VOTES), Task(request=asks.request_digest(asks.Ask(asks.VOTES), "another"))
-    )
-    assert refused(node.send(messages.ASK, content)) == refusals.OTHER_WORLD
+    for task, code in (
+        (Task("run", 1, (GROUP, "B", "C")), refusals.NO_ROSTER),
+        (Task(request=asks.request_digest(asks.Ask(asks.VOTES), "another")), refusals.OTHER_WORLD),
+    ):
+        assert refused(node.send(messages.ASK, messages.pack_ask(asks.Ask(asks.VOTES), task))) == code
 
 
 def test_a_request_has_an_end(tmp_path):
@@ -194,12 +176,75 @@ def test_an_id_that_would_spoil_the_ledger_is_refused(question_id, tmp_path):
     assert node.take(bad) == refusals.FAILED
 
 
-def test_what_a_run_says_of_a_source_changes_nothing_of_what_a_deployed_node_reads(tmp_path):
-    read = []
-    reading = {"weight": "W", "group-by": "Q1", "missing": "1,2", "refusals": "drop", "min-respondents": 9999}
-    for name, keys in (("plain", {}), ("other", reading)):
-        node = Owned(tmp_path / name)
-        node.context.run_config.update({f"data.{key}": value for key, value in keys.items()})
-        assert node.take(node.public) == 0
-        read.append(node.truth(GROUP))
-    np.testing.assert_array_equal(*read)
+# --- scores: how many of a question, and own ones ---
+
+
+def rewards(node, answer_JK, question_J, *, sides=(asks.TARGET_SIDE,), metrics=("js",)):
+    """The reply's rewards by name; the code of a refusal."""
+    request = ScoreRequest(np.array(question_J), np.array(answer_JK, dtype=np.float64), metrics, sides)
+    asked = request.ask(asks.REWARDS)
+    reply = node.ask(asked)
+    return refused(reply) or node.numbers(asked)[GROUP]
+
+
+def shares(node, *rows):
+    """Answers (J, K), padded."""
+    width = node.catalogue.option_QK.shape[1]
+    return [[*row, *[0.0] * (width - len(row))] for row in rows]
+
+
+def test_scores_against_predictions_end_with_the_allowance(tmp_path):
+    node = Owned(tmp_path, "scores-per-question = 2").ready(training=20, held_out=10)
+    two = shares(node, [1.0], [0.25, 0.75])
+    unreadable = [[np.nan] * len(two[0])]
+    for _ in range(2):  # the same answers again are nothing new, and one that nobody can read tells nothing
+        assert not isinstance(rewards(node, [*two, *unreadable, two[0]], [0, 0, 0, 0]), int)
+    spent = node.ledger.spent(f"scores by targets: {GROUP}")
+    first = node.catalogue.questions[0].question_id
+    assert spent == {first: 2}
+    assert rewards(node, shares(node, [0.5, 0.5], [1.0]), [0, 1]) == refusals.SPENT
+    assert node.ledger.spent(f"scores by targets: {GROUP}") == {first: 2}  # what did not leave was not spent
+    assert not isinstance(rewards(node, shares(node, [1.0]), [1]), int)  # the other question has some left
+
+
+def test_against_own_answers_what_has_no_score_left_is_unknown(tmp_path):
+    policy = "scores-per-question = 1\nmay-leave = ['rewards', 'truth']"
+    node = Owned(tmp_path, policy).ready(training=20, held_out=10)
+    known = np.flatnonzero(~np.isnan(node.truth(GROUP)).any(1) & ~node.catalogue.train_Q)[:2]
+    asked = shares(node, [1.0], [0.25, 0.75], [1.0])
+    left = rewards(node, asked, [known[0], known[0], known[1]], sides=(asks.TRUTH_SIDE,))
+    assert left["js truth known"].tolist() == [1.0, 0.0, 1.0]
+
+
+def own_score(node, answer_JK, question_J):
+    asked = ScoreRequest(np.array(question_J), np.array(answer_JK), ("js",)).ask(asks.OWN_SCORES)
+    return node.numbers(asked)[GROUP]["js targets"].tolist()
+
+
+def test_an_own_score_is_a_mean_over_questions_that_can_be_read(tmp_path):
+    """Many answers to one question, or unreadable ones beside it, would make it that question's score."""
+    node = Owned(tmp_path, "least-answers = 3").ready(training=20, held_out=10)
+    corner, even = shares(node, [1.0], [0.5, 0.5])
+    nothing = [np.nan] * len(corner)
+    assert own_score(node, [corner, even], [0, 1]) == [0.0, 0.0]
+    for unreadable in (nothing, [0.5, np.nan, *corner[2:]]):  # all of it, or a part
+        assert own_score(node, [corner, unreadable, unreadable], [0, 1, 2]) == [0.0, 0.0]
+    many = own_score(node, [*[corner] * 50, even, even], [*[0] * 50, 1, 2])
+    single = own_score(node, [corner, even, even], [0, 1, 2])
+    assert many == single
+    expected = js(np.array([corner, even, even]), node.targets(GROUP)[:3], node.catalogue.option_QK[:3]).mean()
+    assert single == [round(float(expected), 2), 1.0]
+
+
+@pytest.mark.parametrize(("limit", "given"), [(3, [1.0, 1.0, 0.0]), (0, [0.0, 0.0, 0.0])])
+def test_own_scores_end_with_the_allowance(limit, given, tmp_path):
+    node = Owned(tmp_path, f"least-answers = 3\nown-score = {limit}").ready(training=20, held_out=10)
+    first = shares(node, [1.0], [1.0], [1.0])
+    own_score(node, first, [0, 1, 2])
+    assert own_score(node, first, [0, 1, 2])[1] == given[0]  # sent again it is free
+    node.run(2)  # by other weights the same request has another score
+    other = ArrayRecord({name: 0.9 * value for name, value in weights(node.config).to_torch_state_dict().items()})
+    assert node.take(node.cut(training=20, held_out=10)) == 0
+    assert node.send(messages.TARGETS, messages.pack_weights(other)).has_content()
+    got = [own_score(node, shares(node, [1.0 - n / 10, n / 10], [1.0], [1.0]), [0, 1, 2])[1] for n in range(3)]
+    assert got == given

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import federated, scoring_node
+from fake_groups import GROUPS, NODES, TABLES, TEST_J, federated, scoring_node
+from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
-from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J
 
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
@@ -61,11 +61,6 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
     pairs += [(method, metric) for method in ("ceiling-average", "ceiling-min") for metric in solved]
     assert [(row.method, row.metric) for row in rows] == pairs
     sizes = {1: 3, 2: 4, 4: 5}
-    uniform = [
-        np.mean([float(rewards.js([1 / n] * n, TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
-        for group in GROUPS
-    ]
-    assert list(found["uniform", "js"].per_group.values()) == pytest.approx(uniform)
     mean = {q: np.mean([TABLES[group][q, :n] for group in GROUPS], axis=0) for q, n in sizes.items()}
     by_mean = [
         np.mean([float(rewards.js(mean[q], TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
@@ -125,6 +120,7 @@ def test_there_are_the_rows_that_owners_allow_and_sums_hold(tmp_path, run_sums, 
         run = RunInputs(config, folder, groups, CATALOGUE)
         rows = server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
     assert list(dict.fromkeys(row.method for row in rows)) == methods
+    assert (asks.PREDICTIONS in asked(groups)) == ("mean-prediction" in methods)
 
 
 # --- look-ups: hand-worked answers, and what they may know ---

@@ -16,11 +16,11 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs, ask_votes
 
-CATALOGUE = catalogue_of([3, 3], train=[True, False])
-MODES = {"A": [[1, 0, 0], [0, 1, 0]], "B": [[1, 0, 0], [0, 0, 1]], "C": [[0, 0, 1], [0, 0, 1]]}
-SHARES = {"A": [[0.6, 0.2, 0.2], [0, 1, 0]], "B": [[0.5, 0.1, 0.4], [0, 0, 1]], "C": [[0.1, 0, 0.9], [0, 0.2, 0.8]]}
-MEAN = np.mean([*SHARES.values()], axis=0)
-MAJORITY = [[1, 0, 0], [0, 0, 1]]
+CATALOGUE = catalogue_of([3, 2], train=[True, False])
+MODES = {"A": [[1, 0, 0], [1, 0, 0]], "B": [[1, 0, 0], [0, 1, 0]], "C": [[0, 0, 1], [0, 1, 0]]}
+SHARES = {"A": [[0.6, 0.2, 0.2], [1, 0, 0]], "B": [[0.5, 0.1, 0.4], [0, 1, 0]], "C": [[0.1, 0, 0.9], [0.2, 0.8, 0]]}
+MEAN = [[0.4, 0.1, 0.5], [0.4, 0.6, 0.0]]
+MAJORITY = [[1, 0, 0], [0, 1, 0]]
 
 
 def voted(**keys):
@@ -39,8 +39,9 @@ def voted(**keys):
     ("target", "sft_QK", "kinds"),
     [
         ("majority", MAJORITY, [asks.VOTES]),
-        ("votes", np.mean([*MODES.values()], axis=0), [asks.VOTES]),
-        ("smoothed-votes", (np.sum([*MODES.values()], axis=0) + 1) / 6, [asks.VOTES]),
+        ("votes", [[2 / 3, 0, 1 / 3], [1 / 3, 2 / 3, 0]], [asks.VOTES]),
+        # 2, 0 and 1 votes of 3 become 3, 1 and 2 of 6; 1 and 2 of 3 become 2 and 3 of 5
+        ("smoothed-votes", [[3 / 6, 1 / 6, 2 / 6], [2 / 5, 3 / 5, 0]], [asks.VOTES]),
         ("predicted-mean", MEAN, [asks.PREDICTIONS]),
     ],
 )

@@ -15,36 +15,21 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fakes import FakeGrid
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 from flwr.supercore.run import RunNotRunningException
 from flwr.superlink.grid import HttpGrid
-from in_process import flower_task
+from whole_loop import run_server
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages
 from server_app import main, run
-
-
-def begun(grid, config):
-    with flower_task():
-        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
 
 
 def test_letters_that_stdout_lacks_end_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: print("México", flush=True))
-    begun(FakeGrid({}), Config.load({"run-name": "r", "run.output-dir": str(tmp_path)}))
+    run_server(FakeGrid({}), Config.load({"run-name": "r", "run.output-dir": str(tmp_path)}))
     assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
-
-
-@pytest.mark.parametrize("groups", [{"data.num-groups": 3}, {"groups": "Avaria;Belmora;Castria"}])
-def test_keys_that_contradict_each_other_are_found_without_the_launcher(groups, tmp_path):
-    keys = {**groups, "run.min-groups": 4, "run-name": "r", "run.output-dir": str(tmp_path)}
-    flat = Config.load({}).flat() | keys
-    problem = "run.min-groups = 4 must be at most the number of groups, which is 3"
-    with flower_task(), pytest.raises(UserError, match=problem):
-        main.app(FakeGrid({}), Context(17, 1, {}, RecordDict(), dict(flat)))
 
 
 SECOND = """
@@ -72,34 +57,9 @@ def test_a_second_run_of_one_name_ends_before_anything_large_is_imported(tmp_pat
 ASKED = httpx.Request("POST", "https://127.0.0.1:9100/v1/runtime/pull-messages")
 LOST = {
     "frozen": httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out"),
-    "read": httpx.ReadTimeout("The read operation timed out"),
     "gone": httpx.ConnectError("[Errno 111] Connection refused"),
     "no token": httpx.HTTPStatusError("Client error '401'", request=ASKED, response=httpx.Response(401)),
     "not running": RunNotRunningException(),
-}
-
-
-class Lost(FakeGrid):
-    """A grid that raises as Flower's own does, in one of its calls."""
-
-    def __init__(self, call, error):
-        super().__init__({1: lambda message: None})
-
-        def fail(*given):
-            raise error
-
-        setattr(self, call, fail)
-
-
-def asked(grid):
-    grid.send(messages.ASK, {1: RecordDict()}, timeout=1.0)
-
-
-CALLS = {
-    "get_node_ids": lambda grid: grid.online(),
-    "get_nodes": lambda grid: grid.get_nodes(),
-    "push_messages": asked,
-    "pull_messages": asked,
 }
 
 
@@ -111,7 +71,7 @@ def ended(tmp_path, monkeypatch):
         config = Config.load({"run-name": "r", "run.output-dir": str(tmp_path)})
         monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: phases(grid))
         with pytest.raises(raised):
-            begun(grid, config)
+            run_server(grid, config)
         (said,) = (config.run_folder / "error.txt").read_text().splitlines()
         assert (config.run_folder / "run.log").read_text().splitlines()[-1] == f"failed: {said}"
         return said
@@ -120,9 +80,18 @@ def ended(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", LOST)
-@pytest.mark.parametrize("call", CALLS)
-def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, ended):
-    said = ended(Lost(call, LOST[how]), CALLS[call], main.SuperLinkLost)
+@pytest.mark.parametrize("call", ["get_node_ids", "get_nodes", "push_messages", "pull_messages"])
+def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, ended, monkeypatch):
+    def fail(*given):
+        raise LOST[how]
+
+    def phases(grid):
+        grid.online()
+        grid.get_nodes()
+        grid.send(messages.ASK, {1: RecordDict()}, timeout=1.0)
+
+    monkeypatch.setattr(lost := FakeGrid({1: lambda message: None}), call, fail)
+    said = ended(lost, phases, main.SuperLinkLost)
     assert said.startswith("Flower's SuperLink does not answer, or has given this run up (")
     assert f"({type(LOST[how]).__name__}" in said
     assert "run.resume=true" in said

@@ -25,25 +25,29 @@ def begun(monkeypatch, capsys):
     return begin
 
 
-def test_a_model_that_will_compute_without_a_gpu_is_said_once(begun, monkeypatch):
+GEMMA = {"model": "/models/gemma", "policy.tuning": "lora"}
+FULL = {"model": "/models/gemma", "policy.tuning": "full", "ppo.learning-rate": 4e-4}
+NO_GPU = "torch sees no GPU: /models/gemma computes on CPU, by 3 threads\n"
+TOO_FAR = "ppo.learning-rate = 0.0004 is a step for adapters; with policy.tuning = full try 1e-5\n"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "keys", "warning"),
+    [
+        (False, GEMMA, NO_GPU),
+        (True, GEMMA, ""),
+        (False, {}, ""),  # the tiny one needs no GPU
+        (False, {**GEMMA, "run.phases": "pluralllm"}, None),  # and here no model is looked at
+        (True, FULL, TOO_FAR),
+        (True, {**FULL, "ppo.learning-rate": 1e-5}, ""),
+        (True, {**FULL, "policy.tuning": "lora"}, ""),
+        (True, {**FULL, "model": "tiny"}, ""),  # its default step is of all its weights
+    ],
+)
+def test_what_makes_a_policy_slow_or_breaks_it_is_said(begun, monkeypatch, gpu, keys, warning):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(preflight.base, "check", lambda config, say: say("looked at"))
-    keys = {"model": "/models/gemma", "policy.tuning": "lora"}
-    said = "looked at\ntorch sees no GPU: /models/gemma computes on CPU, by 3 threads\n"
-    assert begun(gpu=False, **keys) == ("", said)
-    assert begun(gpu=True, **keys) == ("", "looked at\n")
-    assert begun(gpu=False) == ("", "looked at\n")  # the tiny one needs none
-    assert begun(gpu=False, **keys, **{"run.phases": "pluralllm"}) == ("", "")
-
-
-def test_a_step_of_adapters_for_all_weights_is_said(begun, monkeypatch):
-    monkeypatch.setattr(preflight.base, "check", lambda config, say: None)
-    keys = {"model": "/models/gemma", "policy.tuning": "full", "ppo.learning-rate": 4e-4}
-    said = "ppo.learning-rate = 0.0004 is a step for adapters; with policy.tuning = full try 1e-5\n"
-    assert begun(gpu=True, **keys) == ("", said)
-    assert begun(gpu=True, **{**keys, "ppo.learning-rate": 1e-5}) == ("", "")
-    assert begun(gpu=True, **{**keys, "policy.tuning": "lora"}) == ("", "")
-    assert begun(gpu=True, **{**keys, "model": "tiny"}) == ("", "")  # its default step is of all its weights
+    assert begun(gpu=gpu, **keys) == ("", "" if warning is None else f"looked at\n{warning}")
 
 
 def test_a_mistake_is_the_line_that_the_launcher_shows(begun, monkeypatch, capsys):
@@ -52,6 +56,6 @@ def test_a_mistake_is_the_line_that_the_launcher_shows(begun, monkeypatch, capsy
 
     monkeypatch.setattr(preflight.base, "check", missing)
     with pytest.raises(SystemExit) as ended:
-        begun(gpu=False, **{"model": "/models/gemma", "policy.tuning": "lora"})
+        begun(gpu=False, **GEMMA)
     assert ended.value.code == 2
     assert capsys.readouterr().out == "no such model\n"

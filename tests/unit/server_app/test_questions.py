@@ -46,15 +46,12 @@ def ids(catalogue, of_Q):
 def test_questions_of_other_groups_are_learned_from_and_never_held_out(survey_file):
     plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
     assert not plain.unanswered_Q.any()
+    assert not catalogue_by(survey_file, groups="").unanswered_Q.any()  # every group takes part
     catalogue = catalogue_by(survey_file)
     assert ids(catalogue, catalogue.unanswered_Q) == ["x0", "x1", "x2"]
     assert not (catalogue.train_Q & catalogue.unanswered_Q).any()
     assert ids(catalogue, catalogue.held_out_Q) == ids(plain, plain.held_out_Q) == ids(plain, ~plain.train_Q)
     assert ids(catalogue, catalogue.train_Q) == ids(plain, plain.train_Q)
-
-
-def test_where_every_group_takes_part_no_question_is_unanswered(survey_file):
-    assert not catalogue_by(survey_file, groups="").unanswered_Q.any()
 
 
 def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twice(survey_file, tmp_path):

@@ -5,23 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
-from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
+from in_process import InProcessGrid, SimulatedGrid, simulated
 from safetensors.torch import load_file
 from small import CHOSEN, SMALL_PREDICTOR, VALUE_MODEL, VOTES
-from whole_loop import read_every_answer
+from whole_loop import Killed, read_every_answer, run_server
 
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from server_app import checkpoint, main
+from server_app import checkpoint
 from server_app import run as server
 from server_app.federation import groups
 from server_app.policy import export
@@ -50,10 +48,6 @@ TINY = {
     "pluralllm.architecture": "attention",  # and the number of the iteration
 }
 ITERATIONS = TINY["ppo.num-iterations"]
-
-
-class Killed(BaseException):
-    """Nothing that the run could catch or write about."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,12 +83,12 @@ def session(config: Config) -> InProcessGrid:
         torch.manual_seed(time.time_ns())
         return load_model(*args, **kwargs)
 
-    with flower_task(), pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         read_every_answer(patched)
         for user in (server.base_models, export):
             patched.setattr(user, "load_model", loaded)
         patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
-        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        run_server(grid, config)
     return grid
 
 
@@ -239,26 +233,3 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]
     phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]
     assert phases == [row["phase"] for row in json.loads((unbroken / "phases.json").read_text())]
-
-
-def test_policies_by_other_rules_begin_like_that_by_the_run_s_rule(unbroken, expected):
-    by_average = results(unbroken / "average")
-    first, of_appa = by_average["metrics"][0], expected["metrics"][0]
-    assert first["rewards"] == of_appa["rewards"]  # the first rollouts are the same
-    assert by_average["metrics"][1]["weights"] != expected["metrics"][1]["weights"]
-
-
-def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):
-    config = config_of(shared, "unbroken", **{"run.resume": True})
-    with pytest.raises(UserError, match="the run is finished"):
-        session(config)
-    copy = shared / "runs" / "copy"
-    shutil.copytree(unbroken, copy)
-    (copy / "progress.jsonl").write_text("")
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"^seed = 1, but the run in .*copy began with 0; .* config\.json$"):
-        session(config_of(shared, "copy", seed=1, **{"run.resume": True}))
-    with pytest.raises(UserError, match=r"nowhere: not a run folder, it has no config\.json"):
-        session(config_of(shared, "nowhere", **{"run.resume": True}))
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
-    assert not (shared / "runs" / "nowhere").exists()

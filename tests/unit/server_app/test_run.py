@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from fakes import catalogue_of
-from flwr.app import Context, RecordDict
-from in_process import SimulatedGrid, flower_task, simulated
-from whole_loop import SMALL
+from in_process import SimulatedGrid, simulated
+from whole_loop import SMALL, run_server
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from server_app import main, run
+from server_app import run
 from server_app.inputs import answer_tokens
 from server_app.ppo_phase import num_iterations
 from server_app.questions import fitting_questions
@@ -74,8 +73,8 @@ def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):
     monkeypatch.setattr(run.base_models, "prepare", prepare)
     monkeypatch.setattr(run.predictor_phase, "train", train)
     config = Config.load({**SMALL, "run.output-dir": str(tmp_path), "run-name": "r"})
-    with flower_task(), pytest.raises(UserError, match="no group trained"):
-        main.app(SimulatedGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
+    with pytest.raises(UserError, match="no group trained"):
+        run_server(SimulatedGrid(simulated(config, 2)), config)
     assert len(steps) < 500
     assert (tmp_path / "r" / "error.txt").read_text() == "no group trained\n"
 

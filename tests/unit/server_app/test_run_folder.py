@@ -57,13 +57,6 @@ def test_phases_are_timed_and_their_steps_reach_the_launcher(tmp_path, clock, ca
     assert capsys.readouterr().out == log
 
 
-def test_a_phase_that_fails_is_not_counted_as_done(tmp_path):
-    folder = RunFolder(config_in(tmp_path))
-    with pytest.raises(ZeroDivisionError), folder.phase("sft"):
-        raise ZeroDivisionError
-    assert not (folder.path / "phases.json").exists()
-
-
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
     with RunFolder(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
@@ -78,15 +71,6 @@ def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_r
     ]
 
 
-def finished(folder: RunFolder) -> None:
-    folder.progress(LAST_PHASE, 1, 1, "", None)
-    for name in ("sft-model", "policy"):
-        (folder.path / name).mkdir()
-        (folder.path / name / "weights").write_text(name)
-    for name in ("checkpoint.pt", "pluralllm.safetensors", "summary.json", "report.html"):
-        (folder.path / name).write_text(name)
-
-
 def broken(folder: RunFolder) -> None:
     folder.append(METRICS, iteration(1))
     with (folder.path / "progress.jsonl").open("a") as file:
@@ -99,17 +83,27 @@ def without_its_config(folder: RunFolder) -> None:
     (folder.path / "config.json").unlink()
 
 
-@pytest.mark.parametrize("spoil", [finished, broken, without_its_config, lambda folder: None])
-def test_a_folder_that_holds_a_run_is_refused_and_not_touched(tmp_path, spoil):
+def finished(folder: RunFolder) -> None:
+    folder.progress(LAST_PHASE, 1, 1, "", None)
+
+
+@pytest.mark.parametrize(
+    ("left", "keys", "says"),
+    [
+        (broken, {}, r'^run-name = "r": /.*/r holds a run already; .* run\.resume=true$'),
+        (without_its_config, {}, "holds a run already"),
+        (lambda folder: None, {}, "holds a run already"),
+        (finished, {"run.resume": True}, "the run is finished"),
+        (broken, {"run.resume": True, "seed": 2}, r"^seed = 2, but the run in .*/r began with 1; .* config\.json$"),
+        (without_its_config, {"run.resume": True}, r"not a run folder, it has no config\.json"),
+    ],
+)
+def test_a_folder_that_holds_another_run_is_refused_and_not_touched(left, keys, says, tmp_path):
     with RunFolder(config_in(tmp_path, seed=1)) as earlier:
-        spoil(earlier)
+        left(earlier)
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises(UserError) as refused:
-        RunFolder(config_in(tmp_path, seed=1))
-    assert str(refused.value) == (
-        f'run-name = "r": {earlier.path} holds a run already; choose another run-name, or go on with it '
-        f"(run.resume=true): appa run --resume {earlier.path}"
-    )
+    with pytest.raises(UserError, match=says):
+        RunFolder(config_in(tmp_path, **{"seed": 1, **keys}))
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 

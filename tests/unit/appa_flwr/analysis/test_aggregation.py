@@ -44,15 +44,12 @@ def once(rule, reward_GJ, training_GJ=None, history_G=None):
     return rule.apply(state, reward_GJ, reward_GJ if training_GJ is None else training_GJ)
 
 
-def test_average_and_min_by_hand():
-    average = once(make("average"), [[0.2, 1.0], [0.6, 0.0]])
-    np.testing.assert_allclose(average.aggregate_J, [0.4, 0.5])
-    np.testing.assert_array_equal(average.weight_G, [0.5, 0.5])
+def test_min_by_hand():
     minimum = once(make("min"), [[0.2, 0.3, 0.9], [0.6, 0.3, 0.5], [0.7, 0.8, 0.5]])
     np.testing.assert_array_equal(minimum.aggregate_J, [0.2, 0.3, 0.5])
     # rollout 1 goes to group 0, 2 is shared by groups 0 and 1, 3 by groups 1 and 2: (1.5, 1, .5) / 3
     np.testing.assert_allclose(minimum.weight_G, [1 / 2, 1 / 3, 1 / 6])
-    assert average.fell_back is minimum.fell_back is None
+    assert minimum.fell_back is None
 
 
 def gradient_GJ(aggregate, reward_GJ, step=1e-6):
@@ -112,16 +109,6 @@ def test_weights_sum_to_one_and_follow_the_groups(rule, reward_GJ, random):
         np.testing.assert_allclose(shuffled.weight_G, straight.weight_G[order], atol=1e-14)
 
 
-@given(rewards, st.floats(-1e308, 1e308))
-def test_alpha_lies_between_the_extremes_and_grows(reward_GJ, alpha):
-    slack = 1e-12
-    aggregate_J = agg.alpha_aggregate(reward_GJ, alpha=alpha)
-    assert (aggregate_J >= reward_GJ.min(axis=0) - slack).all()
-    assert (aggregate_J <= reward_GJ.max(axis=0) + slack).all()
-    larger = alpha + abs(alpha) / 2 if abs(alpha) < 1e307 else math.inf
-    assert (agg.alpha_aggregate(reward_GJ, alpha=larger) >= aggregate_J - slack).all()
-
-
 @given(rewards)
 def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
     for alpha, expected_J, slack in (
@@ -134,13 +121,9 @@ def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
         np.testing.assert_allclose(agg.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
 
 
-def test_states_are_not_changed_and_cannot_be():
-    rule = make("appa")
-    state = rule.init(2)
-    rule.apply(state, [[0.5], [0.1]], [[0.5], [0.1]])
-    np.testing.assert_array_equal(state.history_G, [0.0, 0.0])
+def test_states_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
-        state.history_G[0] = 1.0
+        make("appa").init(2).history_G[0] = 1.0
 
 
 @pytest.mark.parametrize(

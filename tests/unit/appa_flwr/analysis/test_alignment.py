@@ -8,16 +8,6 @@ import pytest
 from appa_flwr.analysis.alignment import alignment_scores, deviation_correlation
 
 
-def test_dense_rewards_by_hand():
-    scores = alignment_scores([[0.2, 0.4], [0.6, 0.4]])
-    np.testing.assert_allclose(scores.per_group_G, [0.3, 0.5])
-    assert scores.avg_as == pytest.approx(0.4)
-    # the minimum of the groups' averages, not the smallest reward .2 nor the mean of the questions' minima .3
-    assert scores.min_as == pytest.approx(0.3)
-    # (.8 + 1) / 2
-    assert scores.fairness_index == pytest.approx(0.9)
-
-
 def test_sparse_rewards():
     nan = np.nan
     scores = alignment_scores([[0.2, 0.9, nan], [0.6, nan, nan], [nan, nan, nan]])

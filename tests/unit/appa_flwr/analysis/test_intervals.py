@@ -34,13 +34,6 @@ def test_a_constant_gain_is_certain_and_no_gain_is_none():
         assert not same[measure].excludes_zero
 
 
-def test_with_one_group_it_is_the_bootstrap_of_a_mean():
-    # gains of 0 or 1 on 100 questions, 50 each: the mean of a resample is binomial, sd .05
-    gain_Q = np.arange(100) % 2 * 1.0
-    found = bootstrap([(gain_Q[None], np.zeros((1, 100)))], resamples=20_000)["Avg AS"]
-    assert (found.low, found.high) == pytest.approx((0.40, 0.60), abs=0.011)
-
-
 def test_levels_are_those_of_the_tables_and_spread_as_a_mean_does():
     reward_GQ = np.tile([0.2, 0.6], 50)[None] + np.array([[0.0], [0.1]])  # mean .45, worst .4; sd .2 over 100 questions
     found = bootstrap([[reward_GQ]], resamples=20_000)

@@ -8,8 +8,3 @@ from appa_flwr.core.seeds import child_seed
 def test_a_known_seed():
     # printf '0\037ppo' | sha256sum begins 6de6a8950640cccf; its first 63 bits are the seed
     assert child_seed(0, "ppo") == 0x6DE6A8950640CCCF // 2
-
-
-def test_every_name_has_its_own_seed():
-    calls = [(), (1,), ("a",), ("b",), ("a", "b"), ("ab",), ("b", "a"), (1, 1), (11,)]
-    assert len({child_seed(seed, *names) for seed in (0, 1, 10) for names in calls}) == 3 * len(calls)

@@ -108,20 +108,6 @@ def test_answers_as_models_write_them(task, text, prediction, score):
         np.testing.assert_allclose(parsed.prediction, prediction, rtol=1e-15, atol=1e-15)
 
 
-ENDLESS = (
-    "9" * 1_000_000, "0.5," * 500_000, "0.5,0.5" + " " * 1_000_000 + "x", "," * 1_000_000, "A," * 500_000,
-    "\n" * 1_000_000, "e" * 1_000_000, "1." * 500_000,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("task", ["dpa", "opa"])
-def test_endless_text_is_read_no_further_than_the_limit(task):
-    for text in ENDLESS:
-        read, cut = (parse(task, shown, 2) for shown in (text, text[:MAX_CHARACTERS] + "#"))
-        assert read.format_score == cut.format_score
-        assert (read.prediction is None) == (cut.prediction is None)
-
-
 def test_nothing_is_read_behind_the_limit_and_an_answer_cut_there_is_not_bare():
     padded = "0.5,0.5".ljust(MAX_CHARACTERS)
     assert parse("dpa", padded, 2).format_score == 1.0

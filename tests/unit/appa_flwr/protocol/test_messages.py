@@ -110,26 +110,11 @@ def test_weights_arrive_as_they_were_sent_in_one_array_in_the_order_of_their_nam
 def test_names_shapes_and_bounds_follow_from_the_request():
     # two training questions and a held-out one, of at most three options
     weights = {"weights": np.zeros(5, np.float32)}
-    shapes = {
-        kind: asks.numbers_of(ask, PUBLIC)
-        for kind, ask in {
-            asks.VOTES: Ask(asks.VOTES),
-            asks.UPDATE: Ask(asks.UPDATE, weights),
-            asks.VALIDATION: Ask(asks.VALIDATION, weights, {"size": 4}),
-            asks.SCORES: Ask(asks.SCORES, {}, {"size": 8}),
-            asks.OWN_SCORES: ANSWERS.ask(asks.OWN_SCORES),
-            "average": ANSWERS.ask(asks.TERMS, rule="average"),
-            "appa": ANSWERS.ask(asks.TERMS, rule="appa"),
-        }.items()
-    }
-    assert shapes[asks.VOTES] == {"votes": Number((3, 3), 0.0, 3.0)}
-    assert shapes[asks.UPDATE]["step"] == Number((5,), -32.0, 32.0)
-    assert shapes[asks.UPDATE]["answers"] == Number((1,), 0.0, 2)
-    assert shapes[asks.VALIDATION]["error"] == Number((4,), 0.0, np.log(2) ** 0.5)
-    assert shapes[asks.SCORES] == {"scores": Number((2, 8), 0.0, 3.0)}
-    assert list(shapes[asks.OWN_SCORES]) == ["js targets", "cosine targets"]
-    assert list(shapes["average"]) == ["reward", "square", "training"]
-    assert list(shapes["appa"]) == ["reward", "square", "training", "term", "weight", "next"]
+    assert asks.numbers_of(Ask(asks.VOTES), PUBLIC) == {"votes": Number((3, 3), 0.0, 3.0)}
+    update = asks.numbers_of(Ask(asks.UPDATE, weights), PUBLIC)
+    assert (update["step"], update["answers"]) == (Number((5,), -32.0, 32.0), Number((1,), 0.0, 2))
+    assert asks.numbers_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Number((2, 8), 0.0, 3.0)}
+    assert list(asks.numbers_of(ANSWERS.ask(asks.OWN_SCORES), PUBLIC)) == ["js targets", "cosine targets"]
     for bad in (Ask(asks.UPDATE), Ask(asks.SCORES, {}, {"size": 10**9}), Ask(asks.REWARDS)):
         with pytest.raises(ValueError, match=r"."):
             asks.numbers_of(bad, PUBLIC)
@@ -207,41 +192,35 @@ def test_a_reply_that_breaks_the_protocol_is_a_value_error_that_quotes_nothing(k
     assert caught.value.__suppress_context__
 
 
+CATALOGUE = (messages.unpack_catalogue, lambda: messages.pack_catalogue(PUBLIC))
+REQUEST = (messages.unpack_ask, lambda: messages.pack_ask(ANSWERS.ask(asks.REWARDS), Task("run")))
+
+
 @pytest.mark.parametrize(
-    ("record", "name", "value"),
+    ("message", "record", "name", "value"),
     [
-        *(("arrays", name, None) for name in ("train", "embedding")),
-        ("arrays", "train", np.ones(4, dtype=bool)),  # four questions, elsewhere three
-        ("arrays", "train", np.ones(3)),
-        ("arrays", "embedding", np.ones((3, 2, 2), dtype=np.float32)),  # two options, elsewhere three
-        ("arrays", "unanswered", np.ones(3, dtype=bool)),  # of a training question too
-        *(("head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", ["c"], null]]', "{}")),
-        ("head", "questions", json.dumps([["Q0", "Twice?", ["a", "b"], None]] * 3)),  # a sum would be one answer's
+        *((CATALOGUE, "arrays", name, None) for name in ("train", "embedding")),
+        (CATALOGUE, "arrays", "train", Array(np.ones(4, dtype=bool))),  # four questions, elsewhere three
+        (CATALOGUE, "arrays", "train", Array(np.ones(3))),
+        (CATALOGUE, "arrays", "embedding", Array(np.ones((3, 2, 2), dtype=np.float32))),  # two options, elsewhere three
+        (CATALOGUE, "arrays", "unanswered", Array(np.ones(3, dtype=bool))),  # of a training question too
+        *((CATALOGUE, "head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", ["c"], null]]', "{}")),
+        # a sum over them would be one answer's
+        (CATALOGUE, "head", "questions", json.dumps([["Q0", "Twice?", ["a", "b"], None]] * 3)),
+        *((REQUEST, "head", name, 0.5) for name in ("kind", "run", "request", "roster", "round", "cohort")),
+        (REQUEST, "head", "kind", "diary"),
+        (REQUEST, "head", "cohort", [1]),
+        (REQUEST, "arrays", "question", raw(b"junk")),
     ],
 )
-def test_a_broken_catalogue_is_a_value_error(record, name, value):
-    content = messages.pack_catalogue(PUBLIC)
+def test_a_broken_catalogue_or_request_is_a_value_error(message, record, name, value):
+    unpack, pack = message
+    content = pack()
     del content[record][name]
     if value is not None:
-        content[record][name] = Array(value) if isinstance(value, np.ndarray) else value
+        content[record][name] = value
     with pytest.raises(ValueError, match=NO_PROTOCOL):
-        messages.unpack_catalogue(content)
-
-
-@pytest.mark.parametrize(
-    ("record", "name", "value"),
-    [
-        *(("head", name, 0.5) for name in ("kind", "run", "request", "roster", "round", "cohort")),
-        ("head", "kind", "diary"),
-        ("head", "cohort", [1]),
-        ("arrays", "question", raw(b"junk")),
-    ],
-)
-def test_a_broken_request_is_a_value_error(record, name, value):
-    content = messages.pack_ask(ANSWERS.ask(asks.REWARDS), Task("run"))
-    content[record][name] = value
-    with pytest.raises(ValueError, match=NO_PROTOCOL):
-        messages.unpack_ask(content)
+        unpack(content)
 
 
 @pytest.mark.parametrize(
@@ -263,17 +242,7 @@ def test_a_request_for_scores_of_no_answers_is_a_value_error(part, name, value):
         ScoreRequest.of(ask)
 
 
-@pytest.mark.parametrize(
-    "unpack",
-    [
-        messages.unpack_ask,
-        messages.unpack_open,
-        messages.unpack_hello,
-        messages.unpack_catalogue,
-        messages.unpack_weights,
-        messages.unpack_reply,
-    ],
-)
-def test_an_empty_message_is_a_value_error(unpack):
+@pytest.mark.parametrize("kind", ["ask", "open", "hello", "catalogue", "weights", "reply"])
+def test_an_empty_message_is_a_value_error(kind):
     with pytest.raises(ValueError, match=NO_PROTOCOL):
-        unpack(RecordDict())
+        getattr(messages, f"unpack_{kind}")(RecordDict())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from appa_flwr.protocol.votes import BALLOTS, cast
+from appa_flwr.protocol.votes import cast
 
 
 def test_votes_by_hand():
@@ -19,13 +18,3 @@ def test_votes_by_hand():
         [0.3, 0.7, 0.0],
         *opinion_QK.tolist()[1:],
     ]
-
-
-@pytest.mark.parametrize("kind", [*BALLOTS.values(), "distribution"])
-def test_a_vote_that_is_cast_again_stays_and_groups_vote_apart(kind):
-    option_QK = np.array([[True, True, True], [True, True, False]])
-    opinion_GQK = np.random.default_rng(0).dirichlet(np.ones(3), size=(4, 2))
-    once_GQK = cast(opinion_GQK, option_QK, kind=kind)
-    np.testing.assert_array_equal(cast(once_GQK, option_QK, kind=kind), once_GQK)
-    for opinion_QK, once_QK in zip(opinion_GQK, once_GQK, strict=True):
-        np.testing.assert_array_equal(cast(opinion_QK, option_QK, kind=kind), once_QK)

@@ -29,35 +29,20 @@ def test_texts_are_left_as_they_are_or_lose_what_a_terminal_obeys():
     assert plain(HOSTILE) == " [2J ]0;owned ends A line of its own "
     assert plain("x" * (LENGTH + 1)) == "x" * (LENGTH - 3) + "..."
     assert len(plain(HUGE)) == LENGTH
-    assert listed(["a", "b", "c"]) == "a, b, c"
-    assert listed(["a\n", "b", "c", "d", "e"]) == "a , b, c and 2 more"
+    assert listed(["a\n", "b", "c"]) == "a , b, c"
+    assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 def error(text):
     return lambda message: Message(Error(refusals.FAILED, text), reply_to=message)
 
 
-def names(*names):
-    """A node that gives these names, and a row for each."""
-
-    def answer(message):
-        fields = {
-            messages.HELLO: {"roster": "", "round": 0},
-            messages.CATALOGUE: {"answered": [1] * len(names), "may": []},
-        }
-        rows = np.full((len(names), 11), 0.5) if message.metadata.message_type == messages.ASK else None
-        content = messages.pack_reply(names, rows, **fields.get(message.metadata.message_type, {}))
-        return Message(content, reply_to=message)
-
-    return answer
-
-
 BAD = {
     "an error": error(HUGE),
-    "too many names": names(*MANY),
-    "many names": names(*MANY[:MOST_NAMES]),
-    "one name many times": names(*["B"] * MOST_NAMES),
-    "the other's name many times": names(*["A"] * MOST_NAMES),
+    "too many names": replying(*MANY),
+    "many names": replying(*MANY[:MOST_NAMES]),
+    "one name many times": replying(*["B"] * MOST_NAMES),
+    "the other's name many times": replying(*["A"] * MOST_NAMES),
 }
 
 
@@ -105,7 +90,7 @@ def test_a_greeting_too(kind, with_keys, run_log, monkeypatch):
 
 
 def test_names_that_nobody_asked_for_are_few_in_the_error_too():
-    nodes = {1: replying("A"), 2: names(*(f"unrelated {n}" for n in range(MOST_NAMES)))}
+    nodes = {1: replying("A"), 2: replying(*(f"unrelated {n}" for n in range(MOST_NAMES)))}
     with pytest.raises(UserError, match=rf"not in `groups`: .* and {MOST_NAMES - 3} more$") as refused:
         gathered(nodes, ("A", "B"), run__min_groups=2)
     assert len(str(refused.value)) < 300
@@ -113,7 +98,7 @@ def test_names_that_nobody_asked_for_are_few_in_the_error_too():
 
 @pytest.mark.parametrize(("more", "joined"), [(MOST_NAMES - 1, True), (MOST_NAMES, False)])
 def test_a_node_that_says_too_many_names_is_not_read(more, joined, caplog):
-    groups = gathered({1: replying("A"), 2: names("B", *MANY[:more])}, ("A", "B"))
+    groups = gathered({1: replying("A"), 2: replying("B", *MANY[:more])}, ("A", "B"))
     assert ("B" in groups.present) == joined
     assert (f"node 2: it names {MOST_NAMES + 1} groups, at most {MOST_NAMES} are read" in caplog.messages) != joined
 

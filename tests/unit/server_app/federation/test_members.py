@@ -12,13 +12,12 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from server_app.federation import members
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
-
 
 @pytest.mark.parametrize(
     ("nodes", "expected", "min_groups", "message"),
     [
         ({1: replying("A", "B"), 2: replying("B")}, ("A", "B"), 1, "two nodes speak for group 'B'"),
+        ({1: lambda message: None}, (), 1, "^groups: name those"),
         ({}, ("A",), 1, r"0 groups joined \(none\); run\.min-groups = 1; missing: A$"),
         (
             {1: replying("C"), 2: replying("A")},
@@ -75,11 +74,6 @@ def test_nodes_are_greeted_until_all_are_there(monkeypatch):
     assert sorted(asked) == ["A", "B", "C"]  # whoever has answered is not asked again
 
 
-def test_a_deployment_names_its_groups():
-    with pytest.raises(UserError, match=r"^groups: name those"):
-        gathered({1: lambda message: None})
-
-
 # --- groups that come late, come back or restart ----------------------------------------------------------------------
 
 
@@ -127,23 +121,17 @@ def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warning
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
 
 
-def test_a_group_that_is_late_joins_and_gets_what_the_others_got():
-    groups, grid = working({1: living("A")[0]}, ("B", "A"))
-    assert np.isnan(again(groups)[0]).all()
-    grid.nodes[7], asked = living("B", GOOD / 2)
-    np.testing.assert_array_equal(again(groups), [GOOD / 2, GOOD])
-    assert asked == WHOLE_LIFE
-
-
-def test_nodes_that_have_restarted_are_set_up_again_side_by_side():
-    groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0], 3: living("C")[0]}, ("A", "B", "C"))
+def test_nodes_that_have_restarted_or_come_late_are_set_up_side_by_side():
+    first = {1: living("A")[0], 2: living("B", GOOD / 2)[0], 3: living("C")[0]}
+    groups, grid = working(first, ("A", "B", "C", "late"))
     grid.nodes[2], second = living("B", GOOD / 2)
     grid.nodes[3], third = living("C")
     assert np.isnan(again(groups)[1:]).all()
+    grid.nodes[4], late = living("late", GOOD / 3)
     pushes = grid.events.count("push")
-    np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2, GOOD])
-    assert second == third == [messages.ASK, *WHOLE_LIFE]
-    assert grid.events.count("push") - pushes == 4  # a greeting, a catalogue and targets for both, and the request
+    np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2, GOOD, GOOD / 3])
+    assert second == third == [messages.ASK, *late] == [messages.ASK, *WHOLE_LIFE]
+    assert grid.events.count("push") - pushes == 4  # a greeting, a catalogue and targets for all three, and the request
 
 
 def test_a_new_node_takes_no_group_that_is_there_and_brings_none(warnings):
@@ -196,22 +184,6 @@ def test_a_node_that_came_too_early_is_not_forgotten():
     np.testing.assert_array_equal(reward_GJ[0], GOOD)
     assert np.isnan(reward_GJ[1]).all()
     groups.grid.online = lambda: {7, 8}
-    np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
-
-
-def test_a_node_that_cannot_be_set_up_stays_missing_and_is_tried_again():
-    groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
-    ready, _ = living("B", GOOD / 2)
-    broken = [True]
-
-    def answer(message):
-        code = refusals.FORGOTTEN if message.metadata.message_type == messages.ASK else 5
-        return Message(Error(code, "no"), reply_to=message) if broken[0] else ready(message)
-
-    grid.nodes[2] = answer
-    for _ in range(2):
-        assert np.isnan(again(groups)[1]).all()
-    broken[0] = False
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
 
 

@@ -75,21 +75,12 @@ def in_a_task():
         yield
 
 
-RULES = {
-    "appa": {"appa__fairness_threshold": 1.1, "appa__temperature": 0.1},
-    "alpha": {"appa__alpha": 5.0},
-}
-
-
-def all_parties(folder, rule):
-    """All three by their name; the nodes' own config has the rule, and their ledgers a run's histories."""
-    return {how: Parties(folder / how, how, rule=rule, **RULES[rule]) for how in (ROWS, SUMS, MASKED)}
-
-
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory):
+    """All three by their name; the nodes' own config has the rule, and their ledgers a run's histories."""
+    folder, keys = tmp_path_factory.mktemp("parties"), {"appa__fairness_threshold": 1.1, "appa__temperature": 0.1}
     with flower_task():
-        yield all_parties(tmp_path_factory.mktemp("parties"), "appa")
+        yield {how: Parties(folder / how, how, **keys) for how in (ROWS, SUMS, MASKED)}
 
 
 def run_of(party, config):
@@ -105,10 +96,8 @@ def run_of(party, config):
     return results
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rewards_and_fairness_are_the_same(rule, parties, tmp_path):
-    by_rule = parties if rule == "appa" else all_parties(tmp_path, rule)
-    plain, *others = (run_of(party, party.config) for party in by_rule.values())
+def test_rewards_and_fairness_are_the_same(parties):
+    plain, *others = (run_of(party, party.config) for party in parties.values())
     for results in others:
         for (expected_J, expected), (reward_J, result) in zip(plain, results, strict=True):
             np.testing.assert_allclose(reward_J, expected_J, atol=1e-6)
@@ -156,60 +145,24 @@ def test_where_owners_keep_their_own_scores_the_sums_stand_alone(parties, monkey
 
 # --- Flower's strategies ----------------------------------------------------------------------------------------------
 
-START = ArrayRecord({"b": Array(np.array([1.0], np.float32)), "a": Array(np.array([[2.0, 3.0]], np.float32))})
-# by a's two weights and b: 10 answers moved by 1, 2 and 3 in the mean, and 30 by 3, 2 and 1; nobody's C
-NUMBERS = {
-    "A": {"step": np.array([10.0, 20.0, 30.0]), "answers": 2.0, "loss": 4.0},
-    "B": {"step": np.array([3.0, 2.0, 1.0]), "answers": 1.0, "loss": 0.5},
-    "C": {"step": np.array([9.0, 9.0, 9.0]), "answers": 1.0, "loss": 9.0},
-}
-ERRORS = {"A": {"answers": 1.0, "error": 0.5}, "B": {"answers": 1.0, "error": 0.25}, "C": {"answers": 0.0}}
+START = ArrayRecord({"b": Array(np.array([1.0], np.float32))})
 
 
-def asked(sums, *, kind=TRAIN, names=("A", "B", "C"), **config):
-    """The replies that a strategy gets, with the requests that the groups got."""
-    node = FakeGroups(names, lambda ask, name: (NUMBERS if kind == TRAIN else ERRORS)[name])
-    flat = {"run.min-groups": 1, "run.sums": sums, "pluralllm.unseen-groups": "C" if sums == "plain" else ""}
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load(flat))
+def before_strategies(**keys):
+    """The grid of a strategy, before three groups whose steps are all 1."""
+    node = FakeGroups(("A", "B", "C"), lambda ask, name: {"step": np.ones(1), "answers": 1.0, "loss": 1.0})
+    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load(keys))
     groups.grid.simulated = True
     groups.gather((), patience=0.0)
     groups.send_catalogue(CATALOGUE)
-    grid = AskGrid(groups)
-    content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3, **config})})
-    sent = [Message(content, place, kind) for place in reversed(list(grid.get_node_ids()))]
-    return grid.send_and_receive(sent), node.asked
+    return AskGrid(groups)
 
 
-def arrays_of(reply):
-    return {name: array.numpy().tolist() for name, array in reply.content["arrays"].items()}
-
-
-def test_a_strategy_gets_a_reply_of_each_group_that_trains():
-    replies, (ask,) = asked("plain")
-    assert (ask.kind, ask.settings) == (asks.UPDATE, {"round": 3})
-    assert ask.arrays["weights"].tolist() == [2, 3, 1]  # by name
-    assert [reply.content["metrics"] for reply in replies] == [
-        {"num-examples": 2, "loss": 2.0},
-        {"num-examples": 1, "loss": 0.5},
-    ]
-    assert [arrays_of(reply) for reply in replies] == [
-        {"b": [1 + 15], "a": [[2 + 5, 3 + 10]]},
-        {"b": [1 + 1], "a": [[2 + 3, 3 + 2]]},
-    ]
-    assert all(array.numpy().dtype == np.float32 for reply in replies for array in reply.content["arrays"].values())
-
-
-def test_under_sums_it_gets_one_that_is_their_mean():
-    (reply,), _ = asked("secure")
-    assert reply.content["metrics"] == {"num-examples": 4, "loss": (4 + 0.5 + 9) / 4}
-    assert arrays_of(reply) == {"b": [1 + 40 / 4], "a": [[2 + 22 / 4, 3 + 31 / 4]]}
-
-
-@pytest.mark.parametrize(("sums", "errors"), [("plain", [0.5, 0.25]), ("secure", [0.75 / 2])])
-def test_validation_errors_are_means_over_answers(sums, errors):
-    replies, (ask,) = asked(sums, kind="evaluate")
-    assert ask.kind == asks.VALIDATION
-    assert [reply.content["metrics"]["errors"][0] for reply in replies] == pytest.approx(errors)
+@pytest.mark.parametrize(
+    ("keys", "places"), [({}, [1, 2, 3]), ({"pluralllm.unseen-groups": "C"}, [1, 2]), ({"run.sums": "secure"}, [1])]
+)
+def test_a_strategy_meets_the_groups_that_train_or_one_that_is_their_sum(keys, places):
+    assert [*before_strategies(**keys).get_node_ids()] == places
 
 
 def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
@@ -222,6 +175,7 @@ def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
         return ask(self, asked, **others)
 
     monkeypatch.setattr(Groups, "ask", lost)
-    (reply,), _ = asked("secure")
-    assert reply.content["metrics"]["num-examples"] == 4
+    content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3})})
+    (reply,) = before_strategies(**{"run.sums": "secure"}).send_and_receive([Message(content, 1, TRAIN)])
+    assert reply.content["metrics"]["num-examples"] == 3
     assert len({asked.digest for asked in tries}) == 3

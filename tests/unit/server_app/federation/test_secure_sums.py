@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from fake_groups import flat, gathered
-from fakes import CATALOGUE, REQUEST
+from fakes import CATALOGUE, silent
 from flwr.app import Error, Message
 
 from appa_flwr.protocol import asks, messages, refusals
@@ -21,8 +21,6 @@ from appa_flwr.secure.roster import own_key, public_key, read_roster, roster_fil
 from server_app.federation import grid as grids
 from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.members import MOST_ROUNDS
-
-pytestmark = pytest.mark.usefixtures("no_pauses")
 
 NAMES = ("A", "B", "C", "D")
 SHARE = {name: np.full((3, 3), share) for name, share in zip(NAMES, (0.1, 0.2, 0.4, 0.8), strict=True)}
@@ -78,10 +76,6 @@ def parties(keys):
     return [Party(name, keys) for name in NAMES]
 
 
-def silent(message):
-    return None
-
-
 def refusing(code):
     return lambda message: Message(Error(code, refusals.REFUSALS[code]), reply_to=message)
 
@@ -127,21 +121,6 @@ def test_who_drops_out_before_anything_is_opened_costs_another_try(parties, warn
     assert "secure sum of votes: without B, the others are asked again" in warnings()
     del parties[1].faults[messages.ASK]
     assert groups.ask(fresh()).groups == NAMES
-
-
-def test_a_late_reply_of_who_counted_as_missing_does_no_harm(parties):
-    """Its words are of a round that nobody opens."""
-    groups = met(parties)
-    held = []
-    parties[1].faults[messages.ASK] = lambda message: held.append(message) or None
-    answer = groups.ask(fresh())
-    late = parties[1].content(messages.ASK, held[0].content)
-    assert messages.unpack_reply(late, numbers=(np.uint64, 1)).numbers.size == 9
-    _, task = messages.unpack_ask(held[0].content)
-    assert set(task.cohort) == set(NAMES)
-    with pytest.raises(refusals.Refused, match="another sum"):
-        parties[0].member.open(task)
-    assert answer.groups == ("A", "C", "D")
 
 
 def test_a_seed_that_stays_away_is_asked_for_again_over_the_same_groups(parties):
@@ -234,8 +213,3 @@ def test_a_restarted_server_goes_on_with_rounds_that_nobody_has_masked(parties, 
     np.testing.assert_array_equal(again.data, kept.data)
     assert (again.task, len(parties[0].asked)) == (kept.task, masked)
     np.testing.assert_allclose(second.ask(lost).sum("votes"), total(*NAMES), atol=1e-12)  # for the same groups
-
-
-def test_own_scores_are_asked_plainly(parties):
-    answer = met(parties).ask(REQUEST.ask(asks.OWN_SCORES))
-    assert answer.each("js targets").shape == (4, 2)

@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import QUESTIONS, tiny_causal_lm
-from huggingface_hub import constants as hub_settings
 from huggingface_hub import errors as hub
 from small import CHOSEN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from appa_flwr.config import THREADS, Config
 from appa_flwr.core.errors import UserError
@@ -57,11 +56,6 @@ def raising(error):
 def prepare(source, **keys):
     config = Config.load({**CHOSEN, "model": source, **keys})
     return bases.prepare(config, QUESTIONS), config
-
-
-def test_prompts_of_real_surveys_name_the_number_of_options():
-    styles = [Config.load({"survey": survey}).prompt_style for survey in ("generated", "/a/b.jsonl")]
-    assert styles == ["compact", "counted"]
 
 
 @pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
@@ -143,25 +137,9 @@ def weights_of(folder):
     return folder / "model.safetensors"
 
 
-def as_bert(folder):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    BertForMaskedLM(BertConfig(vocab_size=99, **sizes)).save_pretrained(folder)
-
-
-def as_adapters(folder):
-    (folder / "config.json").unlink()
-    (folder / "adapter_config.json").write_text("{}")
-
-
 def without_tokenizer(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
-
-
-def with_lost_shard(folder):
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    weights_of(folder).unlink()
 
 
 def cut_short(folder):
@@ -175,20 +153,16 @@ def cut_short(folder):
         (lambda f: shutil.rmtree(f), "no such folder"),
         (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
-        (lambda f: edit_config(f, model_type="t5"), "no causal language model"),
         (lambda f: edit_config(f, architectures=["Qwen3Model"]), "no causal language model but Qwen3Model"),
-        (as_bert, "no causal language model but BertForMaskedLM"),
-        (as_adapters, "cannot be loaded .*config.json"),
         (lambda f: weights_of(f).unlink(), "cannot be loaded .*no file named model.safetensors"),
         (cut_short, "cannot be loaded .*file not fully covered"),
-        (with_lost_shard, "cannot be loaded .*model-00002-of-00002.safetensors"),
         (
             lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3),
             "11 weights .*do not fit, model.layers.2",
         ),
         (
             lambda f: edit_config(f, intermediate_size=32),
-            "6 weights are missing or do not fit, model.layers.0.mlp.down_proj",
+            "6 weights are missing or do not fit, model.layers.0.mlp.down",
         ),
         (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
@@ -219,16 +193,6 @@ def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_
     bases.check(Config.load({"policy.ppo-targets": "c_attn"}))  # all weights are tuned
 
 
-@pytest.mark.parametrize(
-    "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
-)
-def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkeypatch):
-    monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", raising(raised))
-    with pytest.raises(UserError, match=f"model folder {folder}: cannot be loaded .{type(raised).__name__}") as error:
-        bases.load_model(Config.load({}), str(folder), quantized=False)
-    assert "\n" not in str(error.value)
-
-
 # --- the hub --------------------------------------------------------------------------------------
 
 ANSWER = SimpleNamespace(headers={}, request=None)
@@ -237,26 +201,13 @@ GEMMA = "google/gemma-2-2b-it"
 
 @pytest.mark.parametrize(
     "raised",
-    [
-        hub.GatedRepoError("403\nAsk", response=ANSWER),
-        hub.RepositoryNotFoundError("404", response=ANSWER),
-        hub.HTTPError("read timed out\n."),
-        OSError(28, "No space left on device"),
-    ],
+    [hub.GatedRepoError("403\nAsk", response=ANSWER), hub.HTTPError("timed out\n."), OSError(28, "No space left")],
 )
 def test_a_hub_that_does_not_give_the_model(raised, monkeypatch):
     monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
     with pytest.raises(UserError, match=rf"cannot be fetched .*{type(raised).__name__}.*hf download {GEMMA} ") as error:
         bases.check(Config.load({**CHOSEN, "model": GEMMA}))
     assert "\n" not in str(error.value)
-
-
-def test_the_real_client_without_a_network(monkeypatch):
-    monkeypatch.setattr(hub_settings, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"^model = nobody/has-this: "):
-        bases.check(Config.load({**CHOSEN, "model": "nobody/has-this"}))
-    with pytest.raises(UserError, match=r"model = ../some/folder: no such folder"):
-        bases.check(Config.load({**CHOSEN, "model": "../some/folder"}))
 
 
 def test_all_files_of_a_model_by_name_are_fetched_once(folder, monkeypatch):

@@ -86,17 +86,13 @@ def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, tar
     assert (sampled_JT - untaught_JT).abs().max() > 0.1
 
 
-def test_a_matrix_that_is_also_the_embedding_is_refused_since_merging_would_change_both(tmp_path):
+def test_a_matrix_that_is_also_the_embedding_is_refused_since_merging_would_change_both():
     model = tiny_causal_lm("qwen3")
     model.config.tie_word_embeddings = True
     model = AutoModelForCausalLM.from_config(model.config)
     config = config_of("q_proj,lm_head", model="m")
     with pytest.raises(UserError, match=r"m has no linear layer 'lm_head' with weights of its own"):
         check_layers(config, model)
-    model.save_pretrained(tmp_path / "base")
-    _, sampled_JT, _ = as_sampled_and_saved(config, tmp_path)
-    merged = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "policy").eval().merge_and_unload()
-    assert (logprobs(merged) - sampled_JT).abs().max() > 0.1  # where PEFT ends this otherwise, the refusal can go
 
 
 ALL = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
@@ -109,7 +105,6 @@ ALL = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
         ("qwen3", "q_proj,v_prj", "v_prj", ALL),
         ("qwen3", "q_proj,proj", "proj", ALL),  # the end of a name, not of a path
         ("qwen3", "q_proj,norm", "norm", ALL),  # no linear layer
-        ("qwen3", "mlp", "mlp", ALL),
         ("qwen3", ",", "", ALL),  # no name at all
     ],
 )

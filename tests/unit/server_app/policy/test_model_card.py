@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from huggingface_hub import ModelCard
+from small import keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.run.records import SummaryRow
@@ -32,29 +33,22 @@ ROWS = [
 
 
 def card(**keys):
-    return model_card(
-        Config.load({key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}),
-        ROWS,
-        ["A", "B C"],
-        survey="poll.csv (sha256 0123456789ab)",
-    )
+    return model_card(Config.load(keys_of(keys)), ROWS, ["A", "B C"], survey="poll.csv (sha256 0123456789ab)")
 
 
-@pytest.mark.parametrize(("tuning", "library"), [("full", "transformers"), ("lora", "peft")])
-def test_the_hub_reads_it(tuning, library):
-    data = ModelCard(card(policy__tuning=tuning, sft__learning_rate=1e-3, model="org/name")).data
+@pytest.mark.parametrize(
+    ("tuning", "dtype", "library"),
+    [("full", "float32", "transformers"), ("lora", "bfloat16", "peft"), ("qlora", "bfloat16", "peft")],
+)
+def test_the_hub_reads_it_and_a_policy_scored_in_four_bits_is_loaded_in_four_bits(tuning, dtype, library):
+    text = card(policy__tuning=tuning, policy__compute_dtype=dtype, sft__learning_rate=1e-3, model="org/name")
+    data = ModelCard(text).data
     assert (data.library_name, data.base_model) == (library, "org/name")
     assert "appa-flwr" in data.tags
+    assert (f'bnb_4bit_compute_dtype="{dtype}"' in text) == (tuning == "qlora")
     assert ModelCard(card()).data.base_model is None  # the tiny policy is from no hub
     smollm2 = card(model="smollm2", sft__learning_rate=1e-3)
     assert ModelCard(smollm2).data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_policy_scored_in_four_bits_is_loaded_in_four_bits(dtype):
-    keys = {"model": "org/name", "policy__compute_dtype": dtype}
-    assert f'bnb_4bit_compute_dtype="{dtype}"' in card(policy__tuning="qlora", **keys)
-    assert "BitsAndBytesConfig" not in card(policy__tuning="lora", **keys)
 
 
 def test_scores_of_the_training_metric_beside_the_baselines():

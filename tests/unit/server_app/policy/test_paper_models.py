@@ -51,25 +51,10 @@ def test_the_prompt_is_the_family_s_own_template_around_the_question(prepared):
         assert ids.count(base.tokenizer.bos_token_id) == ("bos_token" in family.roles)
 
 
-def test_answers_end_where_the_generation_settings_say(prepared):
-    family, base, _ = prepared
+def test_what_ends_and_pads_an_answer_and_how_attention_is_computed_follow_from_the_model(prepared):
+    family, base, config = prepared
     assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {*family.ends, family.end}
     assert base.tokenizer.convert_ids_to_tokens(base.end_id) == family.end
-
-
-def test_without_generation_settings_the_turn_and_the_sequence_end_an_answer(folders, tmp_path):
-    for name, family in families.FAMILIES.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in folders[name].iterdir():
-            if file.name != "generation_config.json":
-                (folder / file.name).symlink_to(file)
-        base = bases.prepare(Config.load({**CHOSEN, "model": str(folder)}), QUESTIONS)
-        assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {family.roles["eos_token"], family.end}
-
-
-def test_padding_has_an_embedding_and_ends_no_answer_and_attention_is_chosen_for_the_model(prepared):
-    family, base, config = prepared
     assert base.tokenizer.pad_token == family.pad
     assert base.tokenizer.pad_token_id not in base.stop_ids
     model = bases.load_model(config, base.source, quantized=False)
@@ -77,7 +62,10 @@ def test_padding_has_an_embedding_and_ends_no_answer_and_attention_is_chosen_for
     # what Transformers chooses for 32 bits: Gemma-2's capped attention scores cannot be had from sdpa
     assert model.config._attn_implementation == ("eager" if family is families.FAMILIES["gemma2"] else "sdpa")
     halved = Config.load({**config.flat(), "policy.compute-dtype": "bfloat16", "policy.tuning": "lora"})
-    assert bases.load_model(halved, base.source, quantized=False).config._attn_implementation == "eager"
+    half = bases.load_model(halved, base.source, quantized=False)
+    assert half.config._attn_implementation == "eager"
+    assert [{p.dtype for p in each.parameters()} for each in (model, half)] == [{torch.float32}, {torch.bfloat16}]
+    assert not model.training
 
 
 # --- fine-tuning ----------------------------------------------------------------------------------

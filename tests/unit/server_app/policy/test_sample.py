@@ -16,14 +16,12 @@ from fakes import (
     PROMPTS,
     ROUNDING,
     SHORT_WINDOW,
-    VOCABULARY,
     WIDE_WINDOW,
     tiny_causal_lm,
 )
 from transformers import GenerationConfig
 
 from server_app.policy import sample as sampling
-from server_app.policy import sequences
 from server_app.policy.logprobs import response_logprobs, shared_prefix
 from server_app.policy.sample import Decoding
 
@@ -67,18 +65,6 @@ def test_log_probabilities_are_those_of_one_pass_without_cache(model, temperatur
     torch.testing.assert_close(sampled.logprob_JT, again_JT, **ROUNDING)
     assert (sampled.logprob_JT[sampled.sequences.mask_JT] < 0).all()
     assert_own_forward_agrees(model, prompts * 2, sampled, temperature=temperature)
-
-
-@pytest.mark.parametrize("stop_ids", [(VOCABULARY,), STOPS], ids=["all stay", "rows leave"])
-def test_the_same_seed_gives_the_same_answers_with_and_without_the_shared_prefix(model, stop_ids, monkeypatch):
-    shared = draw(model, LONG_PROMPTS * 4, stop_ids=stop_ids)
-    monkeypatch.setattr(sequences, "MIN_TOKENS", 99)
-    plain = draw(model, LONG_PROMPTS * 4, stop_ids=stop_ids)
-    assert shared.sequences.prefix_C.tolist() == PREFIX
-    assert not len(plain.sequences.prefix_C)
-    assert torch.equal(shared.sequences.response_JT, plain.sequences.response_JT)
-    assert torch.equal(shared.sequences.mask_JT, plain.sequences.mask_JT)
-    torch.testing.assert_close(shared.logprob_JT, plain.logprob_JT, **ROUNDING)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["plain", "shared"])

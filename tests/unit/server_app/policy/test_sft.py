@@ -21,22 +21,6 @@ from server_app.policy.logprobs import NotFinite
 from server_app.policy.tiny import TinyRecipe
 
 OPTION_QK = np.array([[True, True, True], [True, True, False]])
-CHOICES_GQK = np.eye(3)[np.array([[2, 1], [0, 1], [2, 0], [1, 1]])]
-PADDING_GQK = np.array([[[0.5, 0.25, 0.25], [0.9, 0.1, 0]], [[0.1, 0.15, 0.75], [0.3, 0.7, 0.5]]])
-
-
-@pytest.mark.parametrize(
-    ("votes_GQK", "target", "expected_QK"),
-    [
-        (CHOICES_GQK, "majority", [[0, 0, 1], [0, 1, 0]]),
-        (CHOICES_GQK, "votes", [[0.25, 0.25, 0.5], [0.25, 0.75, 0]]),
-        # 1, 1 and 2 votes of 4 become 2, 2 and 3 of 7; 1 and 3 of 4 become 2 and 4 of 6
-        (CHOICES_GQK, "smoothed-votes", [[2 / 7, 2 / 7, 3 / 7], [2 / 6, 4 / 6, 0]]),
-        (PADDING_GQK, "mean", [[0.3, 0.2, 0.5], [0.6, 0.4, 0]]),
-    ],
-)
-def test_votes_are_counted_as_the_target_says(votes_GQK, target, expected_QK):
-    np.testing.assert_allclose(sft.sft_targets(votes_GQK, OPTION_QK, target=target), expected_QK)
 
 
 @pytest.mark.parametrize(
@@ -86,14 +70,14 @@ def start():
 def tune(start, tmp_path):
     """Fine-tune and load what was written; gives the model and the steps that were reported."""
 
-    def run(*, anew=False, **keys):
+    def run(*, anew=False, prefix=(), **keys):
         model, base, prompts = copy.deepcopy(start) if anew else start
         untouched, steps = copy.deepcopy(model), []
         sft.fine_tune(
             model,
             base,
             Config.load({**KEYS, **keys}),
-            prompts=prompts,
+            prompts=[[*prefix, *prompt] for prompt in prompts],
             answers=ANSWERS,
             folder=tmp_path / "tuned",
             progress=lambda step, of, loss: steps.append((step, of, loss)),
@@ -231,13 +215,9 @@ def test_of_two_gpus_the_first_is_used(tune, monkeypatch):
     assert used == [(1, KEYS["sft.batch-size"])]
 
 
-SHARED = list(range(20, 34))
-
-
 @pytest.mark.parametrize(("tuning", "tokens"), [("full", 20), ("lora", 10**6)], ids=["row by row", "at once"])
-def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp_path, tuning, tokens, monkeypatch):
+def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(tune, tuning, tokens, monkeypatch):
     """Against Transformers' loss on the whole padded batch, without a shared prefix."""
-    model, base, prompts = start
     compared = []
 
     def step(trainer, trained, inputs, num_items_in_batch=None):
@@ -260,14 +240,5 @@ def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp
     own_step = sft._LeanTrainer.training_step
     monkeypatch.setattr(sft._LeanTrainer, "training_step", step)
     monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
-    keys = {"policy.tuning": tuning, "sft.steps": 2, "ppo.micro-batch-tokens": tokens}
-    sft.fine_tune(
-        model,
-        base,
-        Config.load({**KEYS, **keys}),
-        prompts=[SHARED + prompt for prompt in prompts],
-        answers=ANSWERS,
-        folder=tmp_path / "tuned",
-        progress=lambda step, of, loss: None,
-    )
+    tune(prefix=range(20, 34), **{"policy.tuning": tuning, "sft.steps": 2, "ppo.micro-batch-tokens": tokens})
     assert compared == [True, True]

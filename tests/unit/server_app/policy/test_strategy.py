@@ -10,12 +10,11 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from fake_groups import federated, scoring_node
+from fake_groups import GROUPS, federated, scoring_node
 from fakes import catalogue_of, random_tables
 from flwr.app import ArrayRecord
 from in_process import flower_task
-from small import VALUE_MODEL
-from three_groups import GROUPS
+from small import VALUE_MODEL, keys_of
 
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
@@ -80,7 +79,7 @@ def scoring_nodes():
 
 def build(*, nodes=None, done=0, min_groups=2, order=None, **keys):
     groups = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
-    config = Config.load({**SETTINGS, **{name.replace("_", "-").replace("--", "."): key for name, key in keys.items()}})
+    config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
     strategy = AppaStrategy(
         groups,
@@ -144,7 +143,7 @@ def request_of(message):
 
 
 def test_the_groups_are_asked_what_the_policy_wrote():
-    strategy, groups, engine, _ = build()
+    strategy, groups, engine, _ = build(pluralllm__architecture="attention", done=6)
     sent = asked(strategy, groups)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
     assert [m.metadata.dst_node_id for m in sent] == [0, 1, 2]
@@ -152,13 +151,11 @@ def test_the_groups_are_asked_what_the_policy_wrote():
     assert request.question_J.tolist() == QUESTIONS
     np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
     assert np.isnan(request.prediction_JK[[2, 4]]).all()
-    assert (request.metrics, request.sides, request.draw) == (("js",), (asks.TARGET_SIDE,), 0)
-
-
-def test_fresh_contexts_draw_by_the_iteration():
-    strategy, groups, _, _ = build(pluralllm__architecture="attention", done=6)
-    (message, *_) = asked(strategy, groups)
-    assert request_of(message).draw == 7
+    assert (request.metrics, request.sides, request.draw) == (
+        ("js",),
+        (asks.TARGET_SIDE,),
+        7,
+    )  # fresh contexts draw by the iteration
 
 
 def test_values_are_computed_while_the_groups_score():

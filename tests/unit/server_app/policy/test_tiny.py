@@ -131,13 +131,11 @@ def test_another_recipe_or_question_is_another_model():
 
 
 def test_a_build_is_reproducible_and_leaves_the_global_generator_alone():
-    torch.manual_seed(123)
-    before = torch.get_rng_state()
-    first, _ = tiny.build(RECIPE, QUESTIONS)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(7)
-    second, _ = tiny.build(RECIPE, QUESTIONS)
-    other, _ = tiny.build(dataclasses.replace(RECIPE, seed=1), QUESTIONS)
-    for mine, again, foreign in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, again)
-        assert mine.numel() == 0 or mine.std() == 0 or not torch.equal(mine, foreign)
+    built = []
+    for number, seed in ((123, 0), (7, 0), (7, 1)):
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        built.append(tiny.build(dataclasses.replace(RECIPE, seed=seed), QUESTIONS)[0].lm_head.weight)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(built[0], built[1])
+    assert not torch.equal(built[0], built[2])

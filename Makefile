@@ -39,7 +39,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Other engines' own code asks a served run for rewards: their wheels, unpacked without what they need to train.
+# Other engines' own code calls our reward functions: their wheels, unpacked without what they need to train.
 ENGINES := build/engines
 conformance: $(VENV)/installed-dev
 	$(BIN)/python -m pip download --quiet --no-deps --dest $(ENGINES) openrlhf==0.11.2 verl==0.9.1

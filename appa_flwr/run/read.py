@@ -21,7 +21,7 @@ from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
 from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import read_config, rule_folder
-from appa_flwr.run.served import read_rounds
+from appa_flwr.run.served import read_runs
 from appa_flwr.survey.store import read_about
 
 GROUP, BY = "group/", " by "
@@ -88,7 +88,7 @@ def read_run(folder: Path) -> RunFiles:
     """
     config = read_config(folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
-    lines = {line.iteration: line for line in run_files.METRICS.read(folder) or ()}
+    lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
     for rule in config.rules[1:]:
         if finished(other := folder / rule_folder(rule)):
@@ -102,7 +102,7 @@ def read_run(folder: Path) -> RunFiles:
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
         predictions=pair_scores.read_predicted(folder),
-        served={name: as_frame(rounds) for name, rounds in read_rounds(folder).items()},
+        served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),
@@ -142,7 +142,7 @@ def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:
 def _made_by(folder: Path) -> str:
     """What the run's latest session wrote of itself; a torn line of its progress costs no report."""
     try:
-        written = [line.message for line in run_files.PROGRESS.read(folder) or () if line.phase == run_files.MACHINE]
+        written = [line.message for line in run_files.PROGRESS.read(folder) if line.phase == run_files.MACHINE]
     except UserError:
         return ""
     return written[-1] if written else ""

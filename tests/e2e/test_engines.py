@@ -16,10 +16,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from served import MEAN_OF_TWO, TWO, serving
+from served import MEAN_OF_TWO, TWO, rounds_of, serving
 
-from appa_flwr.run.served import read_rounds
-from appa_flwr.trainers import client, verl
+from appa_flwr.trainers import client, engines
 
 ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
 pytestmark = [
@@ -34,7 +33,7 @@ def service(tmp_path, monkeypatch):
     with serving(tmp_path) as (_, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
-        yield SimpleNamespace(url=url, token=token, folder=tmp_path)
+        yield tmp_path
 
 
 def loaded(folder, wheel, inner, name, monkeypatch, **stubs):
@@ -83,12 +82,12 @@ def test_openrlhf_s_executor(service, tmp_path, monkeypatch):
         tmp_path, "openrlhf", "openrlhf/utils/agent.py", "openrlhf.utils.agent", monkeypatch,
         **{"openrlhf.utils.logging_utils": {"init_logger": lambda name: logger}},
     )  # fmt: skip
-    executor = agent.SingleTurnAgentExecutor(f"{service.url}/openrlhf/{service.token}?run=o1")
+    executor = agent.SingleTurnAgentExecutor([engines.__file__])
     sampling = SimpleNamespace(max_tokens=60, logprobs=None)
     found = asyncio.run(executor.execute(PROMPT, "Q0", sampling, 200, Tokenizer(), Engine()))
     assert found["reward"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
     assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
-    assert [line.size for line in read_rounds(service.folder)["o1"]] == [1]
+    assert [line.size for line in rounds_of(service, "openrlhf")] == [1]
 
 
 class Data:
@@ -122,7 +121,7 @@ def test_verl_s_naive_reward_manager(service, tmp_path, monkeypatch):
     naive = loaded(tmp_path, "verl", path, f"{name}.naive", monkeypatch, **more)
 
     async def run():
-        return await naive.NaiveRewardManager({}, Tokenizer(), verl.compute_score).run_single(Data())
+        return await naive.NaiveRewardManager({}, Tokenizer(), engines.compute_score).run_single(Data())
 
     found = asyncio.run(run())
     assert found["reward_score"] == pytest.approx(MEAN_OF_TWO[0])

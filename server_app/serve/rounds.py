@@ -217,7 +217,9 @@ class Rounds:
             state = f"run '{request.run}' is at round {number}, and {waiting} answers to the next wait"
             raise HTTPException(409, f"{state}, which these contradict; a trainer that goes back sends resumed = true")
         batches = [*self._open.values(), *([self._asked] if self._asked else [])]
-        if (waiting := sum(len(batch.items) for batch in batches)) + len(request.items) > MOST_WAITING:
+        known = there.items if there and fits else {}
+        num_new = sum(item.id not in known for item in request.items)
+        if (waiting := sum(len(batch.items) for batch in batches)) + num_new > MOST_WAITING:
             raise _later(429, f"{waiting} answers wait already")
         if not fits and request.round:
             if asked:
@@ -234,7 +236,7 @@ class Rounds:
         """A new batch, for the request's answers and others."""
         batch = Batch(request.run, request.round, request.total if request.round else GATHER_SIZE)
         batch.scored = asyncio.create_task(self._answers(batch))
-        batch.scored.add_done_callback(lambda done: done.exception())  # perhaps nobody waits
+        batch.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
         self._open[request.run] = batch
         return batch
 

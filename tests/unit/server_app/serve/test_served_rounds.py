@@ -127,6 +127,16 @@ def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
     assert served.history() == pytest.approx([0.8 * expected[0] + 0.2 * 0.75, 0.8 * expected[1] + 0.2 * 0.8])
 
 
+def test_equal_answers_to_an_older_round_take_the_state_back_too(served):
+    async def ask():
+        for number in (1, 2):
+            await served.score(*two(number), number=number)
+        return await served.score(*two(1), number=1, resumed=True)
+
+    assert asyncio.run(ask()) == pytest.approx(MEAN_OF_TWO)
+    assert served.history() == pytest.approx(HISTORY)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_trainer_that_begins_anew_takes_the_place_of_one_that_hangs(served, asked):
     served.groups.gate.clear()

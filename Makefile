@@ -39,11 +39,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Other engines' own code asks a served run for rewards: their wheels, unpacked without what they need to train.
+# Other engines' own code calls our reward functions: their packages, without what they need to train.
 ENGINES := build/engines
 conformance: $(VENV)/installed-dev
-	$(BIN)/python -m pip download --quiet --no-deps --dest $(ENGINES) openrlhf==0.11.2 verl==0.9.1
-	$(BIN)/python -m pip install --quiet --upgrade --target $(ENGINES)/site aiohttp
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(ENGINES) openrlhf==0.11.2 verl==0.9.1
 	APPA_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m long tests/e2e/test_engines.py
 
 format: $(VENV)/installed-dev

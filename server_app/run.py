@@ -23,6 +23,7 @@ from appa_flwr import report
 from appa_flwr.analysis.aggregation import check_methods
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.ports import listening
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, SFT_MODEL, SUMMARY, SURVEY_FILE
@@ -58,9 +59,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if serving := config.run.phases == "serve":
-        from server_app.serve import app  # with a web server, which other runs have no use for
-
-        app.check(config)
+        listening(config.serve.host, config.serve.port).close()
     # Before the questions are embedded, which may take minutes.
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions")
@@ -86,6 +85,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
                 phase.step(1, 1, f"policy starts from {config.model}")
         align(run, policy_inputs(run, base), votes)
     if serving:
+        from server_app.serve import app  # with a web server, which other runs have no use for
+
         app.serve(run)
     with writing(folder.path):
         path = report.build(folder.path)

@@ -23,6 +23,7 @@ from appa_flwr.run.run_files import (
     METRICS,
     PHASES,
     PROGRESS,
+    SERVED,
     JsonFile,
     LineFile,
 )
@@ -59,7 +60,7 @@ class RunFolder:
         self._lock = claim(config)
         with writing(self.path):
             recover(self.path)
-            for name in (METRICS.name, PROGRESS.name, LOG_FILE):
+            for name in (METRICS.name, PROGRESS.name, SERVED.name, LOG_FILE):
                 keep_lines(self.path / name)
         self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 
@@ -83,9 +84,14 @@ class RunFolder:
         self._append(file.name, run_files.dumps(line))
 
     def _append(self, name: str, line: str) -> None:
-        with writing(self.path / name), (self.path / name).open("a") as file:
-            file.write(line + "\n")
-            sync(file)
+        try:
+            with writing(self.path / name), (self.path / name).open("a") as file:
+                file.write(line + "\n")
+                sync(file)
+        except UserError:
+            with suppress(UserError):
+                keep_lines(self.path / name)  # a part of the line may be there
+            raise
 
     def keep_iterations(self, count: int) -> None:
         """Cut `metrics.jsonl` back to its first iterations.

@@ -17,13 +17,15 @@ from fakes import catalogue_of
 from fastapi import HTTPException
 
 from appa_flwr.config import Config
+from appa_flwr.core.files import keep_lines
 from appa_flwr.protocol import asks
-from appa_flwr.run.served import read_rounds
+from appa_flwr.run.run_files import SERVED
+from appa_flwr.run.served import read_runs
 from client_app.numbers import score
 from server_app.federation.ask import Replies, TooFew
+from server_app.run_folder import RunFolder
 from server_app.serve import app
-from server_app.serve.requests import Item, ScoreRequest
-from server_app.serve.rounds import Rounds
+from server_app.serve.rounds import Item, Rounds, ScoreRequest
 
 CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
 TABLES = {
@@ -59,6 +61,16 @@ class Groups:
         return Replies(there, numbers, np.stack(rows), "")
 
 
+class Folder:
+    """Of a run's folder what the service needs."""
+
+    append, _append = RunFolder.append, RunFolder._append
+
+    def __init__(self, path):
+        self.path = path
+        keep_lines(path / SERVED.name)
+
+
 class Served:
     """A service over the groups, with its folder."""
 
@@ -69,8 +81,7 @@ class Served:
 
     def open(self):
         """The service, anew where there was one: what a restart does."""
-        folder = SimpleNamespace(path=self.folder)
-        run = SimpleNamespace(config=self.config, folder=folder, groups=self.groups, catalogue=CATALOGUE)
+        run = SimpleNamespace(config=self.config, folder=Folder(self.folder), groups=self.groups, catalogue=CATALOGUE)
         self.rounds = Rounds(run, closed=lambda name, record: None)
 
     async def score(self, *answers, number=None, **fields):
@@ -79,16 +90,17 @@ class Served:
         found = await self.rounds.score(ScoreRequest(run=fields.pop("run", "r"), round=number, items=items, **fields))
         return [item["reward"] for item in found["items"]]
 
-    async def sample(self, question_id, completion):
-        """The reward of an answer without an id."""
-        items = [Item(question_id=question_id, completion=completion)]
-        return (await self.rounds.score(ScoreRequest(run="r", items=items)))["items"][0]["reward"]
-
     def lines(self, run="r"):
-        return read_rounds(self.folder).get(run, ())
+        return rounds_of(self.folder, run)
 
     def history(self, run="r"):
         return list(self.lines(run)[-1].history.values())
+
+
+def rounds_of(folder, run):
+    """The rounds that a folder's served.jsonl keeps of a trainer's run."""
+    runs = read_runs(folder)
+    return runs[run].rounds if run in runs else []
 
 
 @contextmanager

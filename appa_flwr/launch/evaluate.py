@@ -42,8 +42,6 @@ def evaluate(
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.
     """
     held_out = asyncio.run(served.ask("GET", "/v1/held-out"))
-    if held_out is None:
-        raise UserError("the served run judges no models; it has to be one of appa serve")
     tokens = int(held_out["answer_tokens"])
     prompts = {row["question_id"]: row["prompt"] for row in held_out["questions"]}
     answers: dict[str, str] = {}
@@ -63,9 +61,7 @@ def evaluate(
             texts = loaded.answers(list(prompts.values()), answer_tokens=tokens)
             for question, text in zip(prompts, texts, strict=True):
                 put(question, text)
-    judged = asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
-    assert judged is not None
-    return judged
+    return asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
 
 
 async def _remote(url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool) -> None:
@@ -77,13 +73,12 @@ async def _remote(url: str, prompts: Mapping[str, str], put: Put, *, model: str,
     async def ask(question: str, prompt: str) -> None:
         asked = {"prompt": prompt} if plain else {"messages": [{"role": "user", "content": prompt}]}
         body = {"model": model, "max_tokens": tokens, "temperature": 0.0, **asked}
-        reply: dict[str, Any] | None = None
+        async with room:
+            reply = await endpoint.ask("POST", path, body)
         try:
-            async with room:
-                reply = await endpoint.ask("POST", path, body)
-            choice = (reply or {})["choices"][0]
+            choice = reply["choices"][0]
             put(question, str((choice["text"] if plain else choice["message"]["content"]) or ""))
         except (LookupError, TypeError, ValueError):
-            raise UserError(f"{url}{path}: gives no answer of OpenAI's API: {str(reply or 404)[:200]}") from None
+            raise UserError(f"{url}{path}: gives no answer of OpenAI's API: {str(reply)[:200]}") from None
 
     await asyncio.gather(*(ask(question, prompt) for question, prompt in prompts.items()))

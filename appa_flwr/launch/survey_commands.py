@@ -106,7 +106,7 @@ def prompts(
     out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("prompts"),
     plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
 ) -> None:
-    """Write a survey's prompts as TRL, OpenRLHF, verl, slime and NeMo Gym read them (docs/engines.md)."""
+    """Write a survey's prompts as TRL, OpenRLHF, verl and slime read them (docs/engines.md)."""
     chosen = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     # By name: the server's code lies above this package, which a group has without it.
     written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)

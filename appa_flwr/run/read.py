@@ -21,7 +21,7 @@ from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
 from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import read_config, rule_folder
-from appa_flwr.run.served import read_rounds
+from appa_flwr.run.served import read_runs
 from appa_flwr.survey.store import read_about
 
 GROUP, BY = "group/", " by "
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> RunFiles:
         summary=pd.DataFrame(sorted(summary, key=_place), columns=None if summary else ["method", "metric", "against"]),
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
-        served={name: as_frame(rounds) for name, rounds in read_rounds(folder).items()},
+        served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
         phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),

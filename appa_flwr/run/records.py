@@ -118,6 +118,30 @@ class ServedRound(RuleRound):
     seconds: float
 
 
+class ServedAnswer(Record):
+    """A scored answer of another trainer.
+
+    Attributes:
+        id: the trainer's.
+        digest: of question and completion.
+        reward: in [0, 1].
+        components: "alignment", the mean reward over the groups that answered, and "format", the format score.
+    """
+
+    id: str
+    digest: str
+    reward: float
+    components: dict[str, float]
+
+
+class ServedLine(Record):
+    """A line of served.jsonl: a round of a trainer's run, and its answers."""
+
+    run: str
+    round: ServedRound
+    answers: tuple[ServedAnswer, ...]
+
+
 def _method(name: str) -> str:
     if name not in METHODS and not name.startswith(MODEL):
         raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")

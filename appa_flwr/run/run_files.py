@@ -29,6 +29,7 @@ superlink.log          what the SuperLink said of a run that failed, by the laun
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -79,16 +80,22 @@ class LineFile(Generic[T]):
     kind: type[T]
 
     def read(self, folder: Path) -> tuple[T, ...]:
-        """Its lines, but for a last one that a kill cut short, none where there is no file; see `read`."""
+        """Its lines; see `lines`."""
+        return tuple(self.lines(folder))
+
+    def lines(self, folder: Path) -> Iterator[T]:
+        """One line at a time, none where there is no file; an end that a kill cut short is left out. See `read`."""
         path, adapter = folder / self.name, TypeAdapter(self.kind)
-        lines = enumerate((_bytes(path) or b"").split(b"\n")[:-1], start=1)
-        return tuple(parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
+        for number, line in enumerate((_bytes(path) or b"").split(b"\n")[:-1], start=1):
+            if line.strip():
+                yield parse(line, adapter, f"{path}: line {number}")
 
 
 MACHINE = "machine"
 """Of progress.jsonl the line that says which version made the run, and on what."""
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
+SERVED = LineFile("served.jsonl", records.ServedLine)
 PHASES = JsonFile("phases.json", tuple[records.Phase, ...])
 CARD = JsonFile("pluralllm.json", cards.Card)
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)

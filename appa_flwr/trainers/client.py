@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import ssl
-import sys
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -18,13 +17,12 @@ import httpx
 
 from appa_flwr.core.errors import UserError
 
-URL, TOKEN = "APPA_URL", "APPA_TOKEN"
+URL, TOKEN, RUN = "APPA_URL", "APPA_TOKEN", "APPA_RUN"
 READ_SECONDS, CONNECT_SECONDS = 60.0, 10.0  # of one try: what waits for other processes is asked for again
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 AGAIN = (429, 502, 503, 504)
-FIRST_WORD, NEXT_WORD = 10.0, 60.0  # seconds until it is said that an address is silent, and between two such lines
-
-_last_word: dict[str, float] = {}  # by address, over all requests
+MOST_SHOWN = 500  # characters of a refusal
+SILENCE_SECONDS = 10.0  # after which an address that does not answer is warned of
 
 
 class Served:
@@ -54,8 +52,8 @@ class Served:
         self._headers, self._patience = {"Authorization": f"Bearer {token.strip()}"}, patience
         self._timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
 
-    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The answer, None for one that is not there (404).
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request, which is sent again while that can help.
 
         Raises:
             UserError: it was refused, or patience is at its end; the message says why.
@@ -68,21 +66,21 @@ class Served:
                 try:
                     reply = await client.request(method, url, json=body, headers=self._headers, timeout=self._timeout)
                     if reply.is_success:
-                        content: dict[str, Any] = reply.json()
-                        return content
-                    if reply.status_code == 404:
-                        return None
-                    why = f"{reply.status_code}: {_reason(reply)}"
+                        return dict(reply.json())
+                    why = f"{reply.status_code}: {reply.text[:MOST_SHOWN]}"
                     if reply.status_code not in AGAIN:
                         raise UserError(f"{url}: {why}")
                     wait = min(LONGEST_PAUSE, retry_after(reply, pause))
+                except ValueError:
+                    raise UserError(f"{url}: answers without a JSON object: {reply.text[:MOST_SHOWN]}") from None
                 except httpx.TransportError as error:
                     why = f"{type(error).__name__}: {error}"
                     if isinstance(error, httpx.ReadTimeout):  # a round waits for those who are there
                         wait = 0.0
                 if time.monotonic() + wait > started + self._patience:
                     raise UserError(f"{url}: no answer in {self._patience:.0f} s; the last: {why}")
-                _say_silence(self._url, started, why)
+                if time.monotonic() > started + SILENCE_SECONDS:  # Python shows a warning of one text once
+                    warnings.warn(f"{self._url} does not answer ({why}); it is asked again", stacklevel=2)
                 await asyncio.sleep(wait)
                 pause = min(LONGEST_PAUSE, 2 * pause)
 
@@ -114,22 +112,3 @@ def retry_after(reply: httpx.Response, otherwise: float) -> float:
     """Seconds of a reply's `Retry-After`; `otherwise` where it has no number, but nothing or a date."""
     text = reply.headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else otherwise
-
-
-def _say_silence(url: str, started: float, why: str) -> None:
-    """Say on stderr that an address has not answered since `started`: after some seconds, and then each minute."""
-    now = time.monotonic()
-    if now - started >= FIRST_WORD and now - _last_word.get(url, -math.inf) >= NEXT_WORD:
-        _last_word[url] = now
-        print(f"{url}: no answer for {now - started:.0f} s ({why}); waiting", file=sys.stderr, flush=True)
-
-
-def _reason(reply: httpx.Response) -> str:
-    """What a refusal says; of a body that is wrong, FastAPI lists places and reasons."""
-    try:
-        detail = reply.json()["detail"]
-        if isinstance(detail, list):
-            return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in detail)
-        return str(detail)
-    except (ValueError, KeyError, TypeError):
-        return reply.text[:200]

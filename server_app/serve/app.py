@@ -1,4 +1,4 @@
-"""Serving as a phase of a run, over HTTP: who may ask, what, and until when. `engines` has other engines' routes.
+"""Serving as a phase of a run, over HTTP: who may ask, what, and until when.
 
 No axis letters: there are no arrays here.
 """
@@ -6,11 +6,9 @@ No axis letters: there are no arrays here.
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +16,37 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import listening
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from appa_flwr.secure.roster import read_file
-from appa_flwr.trainers.client import TOKEN
 from server_app.evaluation import round_in_words
 from server_app.inputs import RunInputs
-from server_app.serve.engines import LOOK_SECONDS, answered, engine_routes
 from server_app.serve.judge import Judge
-from server_app.serve.requests import ModelAnswers, RunName, ScoreRequest
-from server_app.serve.rounds import Rounds
+from server_app.serve.rounds import Rounds, RunName, ScoreRequest, Text
 
 MEBIBYTE = 2**20
 BODY_MIB = 32  # of the largest request
-END_SECONDS = 10
+LOOK_SECONDS, END_SECONDS = 0.2, 10
 TOKEN_BYTES = 32
 OPEN_PATHS = ("/docs", "/openapi.json")
 MOST_ERRORS = 10  # of a request's body that are named
-TOKEN_LETTERS = re.compile(r"[!\"$&-.0->@-~]+")  # printable ASCII without / ? # %, which a path cannot hold
+CLIENT_GONE = 499
+
+
+class ModelAnswers(BaseModel):
+    """The body of POST /v1/models/{name}: question_id -> the answer, of all held out."""
+
+    answers: dict[str, Text]
 
 
 class Door:
-    """Lets in whoever has the token, as a bearer's or as the path's second part, and no request above `BODY_MIB`."""
+    """Lets in whoever has the token, and no request above `BODY_MIB`."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()
@@ -54,10 +55,9 @@ class Door:
         """Pass a request on, or refuse it (401, 413)."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return await self._app(scope, receive, send)
-        kind, _, bearer = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        _, _, in_path = scope["path"][1:].partition("/")
-        token = bearer.strip() if kind.lower() == b"bearer" else in_path.partition("/")[0].encode()
-        if not secrets.compare_digest(token, self._token):  # which takes as long however much of it is right
+        kind, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        # The comparison takes as long however much of the token is right.
+        if kind.lower() != b"bearer" or not secrets.compare_digest(token.strip(), self._token):
             refusal = {"detail": "a bearer token is needed: Authorization: Bearer TOKEN"}
             return await JSONResponse(refusal, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
         size = 0
@@ -74,10 +74,9 @@ class Door:
 
 
 def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
-    """The application: rewards by rounds and by the engines' routes, and models that are judged."""
+    """The application: rewards, and models that are judged."""
     app = FastAPI(title="APPA: the groups' rewards", version="1")
     app.add_middleware(Door, token=token)
-    app.include_router(engine_routes(rounds))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -103,10 +102,17 @@ def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
     return app
 
 
-def check(config: Config) -> None:
-    """See before anything is trained that it could listen; UserError as of `serve`."""
-    listening(config.serve.host, config.serve.port).close()
-    find_token(config.run_folder)
+async def answered(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Do the work while the client is there: once it is gone, its part of a round must not wait for other parts.
+
+    A trainer that is killed and started again would else have an old part of a round scored with its new ones.
+    """
+    task = asyncio.create_task(work)
+    while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+        if await request.is_disconnected():
+            task.cancel()
+            raise HTTPException(CLIENT_GONE, "the client has gone")
+    return task.result()
 
 
 def serve(run: RunInputs) -> None:
@@ -117,7 +123,7 @@ def serve(run: RunInputs) -> None:
         Exception: an error that no request can be answered after, such as Flower's SuperLink gone.
     """
     config, stop = run.config, run.folder.path / STOP_FILE
-    token, token_source = find_token(run.folder.path)
+    token = find_token(run.folder.path)
     with run.folder.phase(SERVE_PHASE) as phase, listening(config.serve.host, config.serve.port) as listener:
         stop.unlink(missing_ok=True)
 
@@ -127,7 +133,7 @@ def serve(run: RunInputs) -> None:
 
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"
-        phase.step(0, 1, f"at {where}, its token in {token_source}")
+        phase.step(0, 1, f"at {where}, its token in {run.folder.path / TOKEN_FILE}")
         asyncio.run(until(lambda: rounds.failed or stop.exists(), rounds, Judge(run), token, listener))
         stop.unlink(missing_ok=True)
         if rounds.failed:
@@ -139,7 +145,7 @@ async def until(ended: Callable[[], object], rounds: Rounds, judge: Judge, token
     server = uvicorn.Server(
         uvicorn.Config(
             web_app(rounds, judge, token),
-            access_log=False,  # paths may hold the token
+            access_log=False,
             log_config=None,
             timeout_graceful_shutdown=END_SECONDS,
         )
@@ -152,16 +158,16 @@ async def until(ended: Callable[[], object], rounds: Rounds, judge: Judge, token
     await running
 
 
-def find_token(folder: Path) -> tuple[str, str | Path]:
-    """The token, and where it stands: in the environment, or in a file of the run's folder, for its user alone.
+def find_token(folder: Path) -> str:
+    """The token in a file of the run's folder, which is made where there is none, for its user alone.
 
     Raises:
-        UserError: it cannot be used.
+        UserError: the file cannot be read or written, or is empty.
     """
-    chosen, path = os.environ.get(TOKEN), folder / TOKEN_FILE
-    if not (chosen or path.exists()):
+    path = folder / TOKEN_FILE
+    if not path.exists():
         replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
-    token, source = (chosen, TOKEN) if chosen else (read_file(path).decode(errors="replace"), path)
-    if not TOKEN_LETTERS.fullmatch(token.strip()):
-        raise UserError(f"{source}: a token is one word of letters, digits and the like, without / ? # %")
-    return token.strip(), source
+    token = read_file(path).decode(errors="replace").strip()
+    if not token:  # anyone would be let in
+        raise UserError(f"{path}: there is no token in it")
+    return token

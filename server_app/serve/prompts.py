@@ -6,7 +6,7 @@ No axis letters: there are no arrays here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,6 @@ from server_app.questions import divided_questions
 
 Row = dict[str, Any]
 
-ENGINES: Mapping[str, Callable[[Row], Row]] = {
-    "": lambda row: row,
-    "nemo-gym.": lambda row: {
-        "responses_create_params": {"input": row["prompt"]},
-        "question_id": row["question_id"],
-        "agent_ref": {"type": "responses_api_agents", "name": "simple_agent"},
-    },
-    "verl.": lambda row: {
-        "data_source": "appa",
-        "prompt": row["prompt"],
-        "ability": "opinion",
-        "reward_model": {"style": "rule", "ground_truth": row["question_id"]},
-        "extra_info": {"question_id": row["question_id"]},
-    },
-}
-"""Beginning of a file's name -> its rows; TRL, OpenRLHF and slime are told which columns of the first to read."""
-
 
 def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[Row]:
     """A row a question: the prompt as messages of a chat, or as plain text."""
@@ -49,7 +32,7 @@ def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[
 
 
 def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, int]:
-    """Write the files of each split, verl's as Parquet, the others as JSONL; split -> number of its rows.
+    """Write the rows of each split as JSONL, and for verl as Parquet; split -> number of its rows.
 
     Raises:
         UserError: the survey cannot be read, or the folder not be written.
@@ -59,11 +42,18 @@ def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, in
     held_out = [question for question in asked if question.question_id not in train]
     splits = {"train": rows(config, learned, plain=plain), "test": rows(config, held_out, plain=plain)}
     for split, split_rows in splits.items():
-        for engine, shaped in ENGINES.items():
-            made, path = [shaped(row) for row in split_rows], folder / f"{engine}{split}"
-            if engine == "verl.":
-                replace_file(path.with_name(f"{path.name}.parquet"), pd.DataFrame(made).to_parquet(index=False))
-            else:
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in made)
-                replace_file(path.with_name(f"{path.name}.jsonl"), "".join(lines).encode(), parents=True)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in split_rows)
+        replace_file(folder / f"{split}.jsonl", "".join(lines).encode(), parents=True)
+        verl = pd.DataFrame([_verl_row(row) for row in split_rows])
+        replace_file(folder / f"verl.{split}.parquet", verl.to_parquet(index=False))
     return {name: len(split_rows) for name, split_rows in splits.items()}
+
+
+def _verl_row(row: Row) -> Row:
+    return {
+        "data_source": "appa",
+        "prompt": row["prompt"],
+        "ability": "opinion",
+        "reward_model": {"style": "rule", "ground_truth": row["question_id"]},
+        "extra_info": {"question_id": row["question_id"]},
+    }

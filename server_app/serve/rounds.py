@@ -11,99 +11,123 @@ Axis letter: J answers.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import keep_lines
 from appa_flwr.protocol.asks import TARGET_SIDE
-from appa_flwr.run import served
-from appa_flwr.run.records import ServedRound
-from appa_flwr.run.served import ServedAnswer, ServedLine, ServedRun
+from appa_flwr.run.records import ServedAnswer, ServedLine, ServedRound
+from appa_flwr.run.run_files import SERVED
+from appa_flwr.run.served import ServedRun, read_runs
 from server_app.federation.answers import parse_answers
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import RunInputs
-from server_app.serve.requests import Item, ScoreRequest
 
 GATHER_SECONDS, GATHER_SIZE = 2.0, 96
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
 RETRY_SECONDS = 5  # after which a refused trainer may come again
 STOPPING = "the service stops; what was scored is kept"
 
+RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Text = Annotated[str, StringConstraints(max_length=2**25)]  # with a limit, pydantic refuses half a surrogate pair
+Count = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+class Item(BaseModel):
+    """An answer to be scored; by `id` a retry is told from another answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    id: Name
+    question_id: Name
+    completion: Text
+
+    @property
+    def digest(self) -> str:
+        """Of question and completion."""
+        return hashlib.sha256(json.dumps([self.question_id, self.completion]).encode()).hexdigest()[:32]
+
+
+class ScoreRequest(BaseModel):
+    """The body of POST /v1/score.
+
+    Attributes:
+        run: a name for the training.
+        round: that the answers are of, rising from one to the next; None = the next.
+        size: of a numbered round, its answers in all; None if these are all.
+        resumed: whether the trainer begins with this round, perhaps from a checkpoint: the round and those after it are
+            given up, and so is what another round of this name waits for.
+        items: the answers.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    run: RunName
+    round: Count | None = None
+    size: Count | None = None
+    resumed: bool = False
+    items: Annotated[list[Item], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len({item.id for item in self.items}) < len(self.items):
+            raise ValueError("two items have the same id")
+        if self.size is not None and self.size < len(self.items):
+            raise ValueError(f"size is {self.size}, and there are {len(self.items)} items")
+        return self
+
+    @property
+    def total(self) -> int:
+        """Answers of the round."""
+        return self.size or len(self.items)
+
+
+Scored = tuple[ServedRound, Mapping[str, ServedAnswer]]
+"""A round, and answers by id, its own among them."""
+
 
 @dataclass(eq=False)
 class Batch:
-    """Answers, by id, that the groups are asked about together.
+    """Answers of a trainer's run, by id, that the groups are asked about together.
 
-    `requests` counts those that wait for it, `full` ends its own wait for more answers, `refusal` says why the groups
-    are not asked.
+    Attributes:
+        run: the trainer's.
+        round: its number; None = the next, once the groups are asked.
+        size: answers with which it is full.
+        requests: how many wait for it.
+        full: ends its own wait for more answers.
+        refusal: why the groups are not asked.
     """
 
+    run: str
     round: int | None
     size: int
     items: dict[str, Item] = field(default_factory=dict)
     requests: int = 0
     full: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: HTTPException | None = None
-    scored: asyncio.Task[Mapping[str, ServedAnswer]] = field(init=False)
+    scored: asyncio.Task[Scored] = field(init=False)
 
-
-@dataclass
-class Run:
-    """A trainer's run.
-
-    Attributes:
-        past: what was scored.
-        asked: batch that the groups are being asked about.
-        open: batch that takes more answers.
-        lost: digest -> ids of answers whose engine gives none, and may not have had the reward.
-    """
-
-    past: ServedRun = field(default_factory=ServedRun)
-    asked: Batch | None = None
-    open: Batch | None = None
-    lost: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def number(self) -> int:
-        """Of the last round that the groups were asked about."""
-        return self.past.number if self.asked is None else self.asked.round or self.past.number + 1
-
-    def sent(self, name: str) -> Item | ServedAnswer | None:
-        """The answer of a round that is over or being scored, by its id."""
-        return self.asked.items.get(name) if self.asked and name in self.asked.items else self.past.kept.get(name)
-
-    def has_place(self, request: ScoreRequest, items: Mapping[str, Item]) -> bool:
-        """Whether answers can be of the open round, or of one that follows."""
-        if (request.round and request.round <= self.number) or any(self.sent(name) for name in items):
+    def takes(self, request: ScoreRequest) -> bool:
+        """Whether all answers can be of this batch, which may have some of them."""
+        if self.round != request.round or any(self.items.get(item.id, item) != item for item in request.items):
             return False
-        if self.open is None:
-            return True
-        there, same = self.open.items, self.open.round == request.round
-        if request.round:
-            same = same and self.open.size == request.total and len(there.keys() | items.keys()) <= request.total
-        return same and all(there.get(name, item).digest == item.digest for name, item in items.items())
-
-    def refuse(self, status: int, reason: str) -> None:
-        """Let the open batch go, and with it whoever waits for it."""
-        if self.open:
-            self.open.refusal = _later(status, reason)
-            self.open.scored.cancel()
-            self.open = None
+        num_new = sum(item.id not in self.items for item in request.items)
+        return self.round is None or (self.size == request.total and len(self.items) + num_new <= self.size)
 
 
 class Rounds:
     """Scores answers for any number of runs, one round at a time.
 
-    Its coroutines belong to one event loop; a thread of its own asks the groups and writes the lines.
+    Its coroutines belong to one event loop; the groups are asked, and lines written, in a thread beside it.
 
     Args:
         inputs: of the run whose groups score, and whose folder keeps what comes of it.
@@ -121,26 +145,21 @@ class Rounds:
         self._inputs, self._closed = inputs, closed
         self._rule = RewardRule(inputs.groups.names, inputs.config)
         self._position = {question.question_id: q for q, question in enumerate(inputs.catalogue.questions)}
-        self._turn, self._worker = asyncio.Lock(), ThreadPoolExecutor(1, "rewards")
-        self._num_asked, self._stopped = 0, False
-        keep_lines(inputs.folder.path / served.SERVED_FILE)
-        self._runs = {name: Run(past) for name, past in served.read_runs(inputs.folder.path).items()}
-        for run in self._runs.values():  # a kill may have come before the last reply
-            for answer in list(run.past.kept.values())[-run.past.rounds[-1].size :]:
-                run.lost.setdefault(answer.digest, []).append(answer.id)
+        self._turn, self._num_asked, self._stopped = asyncio.Lock(), 0, False
+        self._runs = read_runs(inputs.folder.path)
+        self._open: dict[str, Batch] = {}  # run -> batch that takes more answers
+        self._asked: Batch | None = None  # that the groups are being asked about
 
     async def close(self) -> None:
         """Refuse whoever waits, and let the groups answer what they have been asked."""
         self._stopped = True
-        for run in self._runs.values():
-            run.refuse(503, STOPPING)
-        await asyncio.to_thread(self._worker.shutdown)
+        for run in list(self._open):
+            self._refuse(run, 503, STOPPING)
+        async with self._turn:
+            pass
 
     async def score(self, request: ScoreRequest) -> dict[str, Any]:
         """Rewards, once they are written.
-
-        An answer without an id is another sample than an equal one, unless that one's client went away before it had
-        the reward.
 
         Returns:
             body of the reply: run, the last round with its metrics, and of each item id, reward and components.
@@ -154,23 +173,14 @@ class Rounds:
             if item.question_id not in self._position:
                 known = next(iter(self._position))
                 raise HTTPException(422, f"answer '{item.id}': no question_id '{item.question_id}' (one is '{known}')")
-        run = self._runs.setdefault(request.run, Run())
-        items = {item.id or (run.lost.get(item.digest) or [uuid.uuid4().hex]).pop(): item for item in request.items}
-        try:
-            batch = self._batch(run, request, items)
-            scored = {name: run.past.kept[name] for name in items if name in run.past.kept}
-            if batch is not None:
-                scored |= await _result(run, batch)
-        except BaseException:
-            for name, item in items.items():
-                if item.id is None and (run.sent(name) or (run.open and name in run.open.items)):
-                    run.lost.setdefault(item.digest, []).append(name)
-            raise
-        last, replies = run.past.rounds[-1], [scored[name].model_dump(exclude={"digest"}) for name in items]
+        past = self._runs.setdefault(request.run, ServedRun())
+        batch = self._batch(request, past)
+        last, answers = await self._result(batch) if batch else (past.rounds[-1], past.kept)
+        replies = [answers[item.id].model_dump(exclude={"digest"}) for item in request.items]
         return {"run": request.run, "round": last.round, "metrics": _metrics(last), "items": replies}
 
     async def in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do what the groups are asked for in the thread, after what came before it.
+        """Do what the groups are asked for in a thread, after what came before it.
 
         Raises:
             HTTPException: too few groups answered, or it could not be done at all.
@@ -182,7 +192,7 @@ class Rounds:
         if self._stopped:
             raise _later(503, STOPPING)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+            return await asyncio.to_thread(work, *arguments)
         except HTTPException:
             raise
         except UserError as error:
@@ -191,54 +201,83 @@ class Rounds:
             self.failed = error
             raise _later(503, f"the service has failed ({type(error).__name__})") from error
 
-    def _batch(self, run: Run, request: ScoreRequest, items: Mapping[str, Item]) -> Batch | None:
+    def _batch(self, request: ScoreRequest, past: ServedRun) -> Batch | None:
         """The batch in which a request waits, which new answers join; None where all have their rewards."""
-        number = request.round if request.round and request.resumed else 0  # to which the trainer may go back
-        repeated = all((sent := run.sent(name)) and sent.digest == item.digest for name, item in items.items())
-        if repeated and not 0 < number < run.number:
-            return run.asked if run.asked and items.keys() & run.asked.items.keys() else None
-        fits = run.has_place(request, items)
-        if not (fits or number):
-            waiting = len(run.open.items) if run.open else 0
-            state = f"run '{request.run}' is at round {run.number}, and {waiting} answers to the next wait"
+        asked = self._asked if self._asked and self._asked.run == request.run else None
+        there = self._open.get(request.run)
+        number = asked.round if asked and asked.round else past.number  # of the last round that is no longer open
+        sent = [(asked and asked.items.get(item.id)) or past.kept.get(item.id) for item in request.items]
+        same = all(old and old.digest == item.digest for old, item in zip(sent, request.items, strict=True))
+        if same and not (request.resumed and request.round and request.round < number):
+            return asked if asked and any(item.id in asked.items for item in request.items) else None
+        fits = not any(sent) and (request.round is None or request.round > number)
+        fits = fits and (there is None or there.takes(request))
+        if not fits and not (request.resumed and request.round):
+            waiting = len(there.items) if there else 0
+            state = f"run '{request.run}' is at round {number}, and {waiting} answers to the next wait"
             raise HTTPException(409, f"{state}, which these contradict; a trainer that goes back sends resumed = true")
-        more = items.keys() - (run.open.items.keys() if run.open and fits else ())
-        waiting = sum(len(batch.items) for one in self._runs.values() for batch in (one.asked, one.open) if batch)
-        if waiting + len(more) > MOST_WAITING:
+        batches = [*self._open.values(), *([self._asked] if self._asked else [])]
+        known = there.items if there and fits else {}
+        num_new = sum(item.id not in known for item in request.items)
+        if (waiting := sum(len(batch.items) for batch in batches)) + num_new > MOST_WAITING:
             raise _later(429, f"{waiting} answers wait already")
-        if not fits:
-            if run.asked and number <= run.number:
-                raise _later(503, f"the groups are being asked about round {run.number} of run '{request.run}'")
-            run.past.go_back(number)
-            run.refuse(409, "a trainer of this name has begun anew")
-        if run.open is None:
-            run.open = Batch(request.round, request.total if request.round else GATHER_SIZE)
-            run.open.scored = asyncio.get_running_loop().create_task(self._answers(request.run, run, run.open))
-            run.open.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
-        run.open.items |= items
-        if len(run.open.items) >= run.open.size:
-            run.open.full.set()
-        return run.open
+        if not fits and request.round:
+            if asked:
+                raise _later(503, f"the groups are being asked about round {number} of run '{request.run}'")
+            past.go_back(request.round)
+            self._refuse(request.run, 409, "a trainer of this name has begun anew")
+        batch = self._open.get(request.run) or self._opened(request)
+        batch.items |= {item.id: item for item in request.items}
+        if len(batch.items) >= batch.size:
+            batch.full.set()
+        return batch
 
-    async def _answers(self, name: str, run: Run, batch: Batch) -> Mapping[str, ServedAnswer]:
-        """A batch's answers by id, once they are scored and written."""
+    def _opened(self, request: ScoreRequest) -> Batch:
+        """A new batch, for the request's answers and others."""
+        batch = Batch(request.run, request.round, request.total if request.round else GATHER_SIZE)
+        batch.scored = asyncio.create_task(self._answers(batch))
+        batch.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        self._open[request.run] = batch
+        return batch
+
+    def _refuse(self, run: str, status: int, reason: str) -> None:
+        """Let an open batch go, and with it whoever waits for it."""
+        if batch := self._open.pop(run, None):
+            batch.refusal = _later(status, reason)
+            batch.full.set()
+
+    async def _result(self, batch: Batch) -> Scored:
+        """A batch's answers, once they are scored; where no request waits for more of them, the trainer has gone."""
+        batch.requests += 1
+        try:
+            await asyncio.wait({batch.scored})
+            return batch.scored.result()
+        finally:
+            batch.requests -= 1
+            if not batch.requests and self._open.get(batch.run) is batch:  # it may come back with other answers
+                self._refuse(batch.run, 503, "nobody waits for these answers")
+
+    async def _answers(self, batch: Batch) -> Scored:
+        """A batch's answers, once they are scored and written."""
         with suppress(TimeoutError):
             await asyncio.wait_for(batch.full.wait(), None if batch.round else GATHER_SECONDS)
         async with self._turn:  # until then, a batch without a number takes more answers
-            run.asked, run.open = batch, None
-            last = run.past.rounds[-1] if run.past.rounds else None
+            if batch.refusal:
+                raise batch.refusal
+            past = self._runs[batch.run]
+            batch.round = number = batch.round or past.number + 1
+            self._asked = self._open.pop(batch.run)
             try:
-                line: ServedLine = await self._in_thread(self._scored, name, batch, last)
-                run.past.add(line)
+                line = await self._in_thread(self._scored, batch, number, past.rounds[-1] if past.rounds else None)
+                past.add(line)
             finally:
-                run.asked = None
-        return {answer.id: answer for answer in line.answers}
+                self._asked = None
+        return line.round, past.kept
 
-    def _scored(self, name: str, batch: Batch, last: ServedRound | None) -> ServedLine:
+    def _scored(self, batch: Batch, number: int, last: ServedRound | None) -> ServedLine:
         """Ask the groups, apply the rule to its state after the last round, and write this one."""
         config, catalogue, groups = self._inputs.config, self._inputs.catalogue, self._inputs.groups
-        ids = sorted(batch.items)  # in whichever order processes have sent them
-        items = [batch.items[key] for key in ids]
+        items = sorted(batch.items.values(), key=lambda item: item.id)  # in whichever order processes have sent them
         question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
         answers = parse_answers(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
@@ -249,36 +288,22 @@ class Rounds:
         held_out = bool(catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
         record = ServedRound(
             iteration=last.iteration + 1 if last else 1,
-            round=batch.round or (last.round + 1 if last else 1),
+            round=number,
             size=len(items),
             held_out=held_out,
             seconds=time.monotonic() - started,
             **(fields | self._rule.saved(state if held_out else after)),
         )
         alignment_J = replies.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
-        numbers_J = np.array((reward_J, alignment_J, answers.format_score_J)).T.tolist()
+        numbers_J = zip(reward_J.tolist(), alignment_J.tolist(), answers.format_score_J.tolist(), strict=True)
         scored = (
-            ServedAnswer(id=key, digest=item.digest, reward=row[0], components={"alignment": row[1], "format": row[2]})
-            for key, item, row in zip(ids, items, numbers_J, strict=True)
+            ServedAnswer(id=item.id, digest=item.digest, reward=reward, components={"alignment": mean, "format": score})
+            for item, (reward, mean, score) in zip(items, numbers_J, strict=True)
         )
-        line = ServedLine(run=name, round=record, answers=tuple(scored))
-        served.append(self._inputs.folder.path, line)
-        self._closed(name, record)
+        line = ServedLine(run=batch.run, round=record, answers=tuple(scored))
+        self._inputs.folder.append(SERVED, line)
+        self._closed(batch.run, record)
         return line
-
-
-async def _result(run: Run, batch: Batch) -> Mapping[str, ServedAnswer]:
-    """A batch's answers, once they are scored."""
-    batch.requests += 1
-    try:
-        await asyncio.wait({batch.scored})
-        if batch.refusal is not None:
-            raise batch.refusal
-        return batch.scored.result()
-    finally:
-        batch.requests -= 1
-        if not batch.requests and run.open is batch:  # the trainer has gone, and may come back with other answers
-            run.refuse(503, "nobody waits for these answers")
 
 
 def _metrics(last: ServedRound) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 from real_run import APPA, TINY_RUN, _belonging_to, _temporary, kill_all, small_environment
+from served import rounds_of
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
-from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.questions import build_catalogue
 
@@ -78,4 +78,4 @@ def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_p
         assert _belonging_to(second.temporary) == {}
     assert "<dd>2, of 8 answers</dd>" in (folder / "report.html").read_text()
     assert not (folder / "error.txt").exists()
-    assert [line.round for line in read_rounds(folder)["trl"]] == [1, 1001]
+    assert [line.round for line in rounds_of(folder, "trl")] == [1, 1001]

@@ -1,30 +1,28 @@
-"""OpenRLHF's and verl's own client code on a served run; `make conformance` fetches their wheels for it.
+"""OpenRLHF's and verl's own code calls our reward functions on a served run; `make conformance` fetches them for it.
 
-What needs a GPU or a cluster is stubbed: vLLM, the tokenizer, verl's containers. The requests, and what is made of the
-answers, are theirs.
+What needs a GPU or a cluster is stubbed: vLLM, the tokenizer, verl's containers. The calls, and what is made of the
+rewards, are theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import os
 import sys
-import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from served import MEAN_OF_TWO, TWO, serving
+from served import MEAN_OF_TWO, TWO, rounds_of, serving
 
-from appa_flwr.run.served import read_rounds
-from appa_flwr.trainers import client, verl
+from appa_flwr.trainers import client, engines
 
 ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif("APPA_ENGINES" not in os.environ, reason="make conformance fetches the engines' wheels"),
+    pytest.mark.skipif("APPA_ENGINES" not in os.environ, reason="make conformance fetches the engines"),
 ]
 PROMPT = "<|im_start|>What about topic 0? scores:"
 
@@ -34,28 +32,19 @@ def service(tmp_path, monkeypatch):
     with serving(tmp_path) as (_, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
-        yield SimpleNamespace(url=url, token=token, folder=tmp_path)
+        yield tmp_path
 
 
-def loaded(folder, wheel, inner, name, monkeypatch, **stubs):
-    """A module of a wheel, without what its package would import."""
-    (path,) = ENGINES.glob(f"{wheel}-*.whl")
-    with zipfile.ZipFile(path) as content:
-        (member,) = [one for one in content.namelist() if one.endswith(f"/{inner}") or one == inner]
-        content.extract(member, folder)
+def loaded(name, monkeypatch, **stubs):
+    """An engine's module, without what the packages around it import; stubs are modules' contents."""
     parts = name.split(".")
-    for cut in range(1, len(parts)):
-        package = ModuleType(".".join(parts[:cut]))
-        package.__path__ = []
-        monkeypatch.setitem(sys.modules, package.__name__, package)
-    for stub, content in stubs.items():
-        made = sys.modules.get(stub) or ModuleType(stub)
-        vars(made).update(content)
-        monkeypatch.setitem(sys.modules, stub, made)
-    spec = importlib.util.spec_from_file_location(name, folder / member)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    packages = [".".join(parts[:cut]) for cut in range(1, len(parts))]
+    for module in (*packages, *stubs):
+        made = ModuleType(module)
+        made.__path__ = [str(ENGINES / module.replace(".", "/"))]
+        vars(made).update(stubs.get(module, {}))
+        monkeypatch.setitem(sys.modules, module, made)
+    return importlib.import_module(name)
 
 
 class Tokenizer:
@@ -76,19 +65,14 @@ class Engine:
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=written, finish_reason="stop", logprobs=None)])
 
 
-def test_openrlhf_s_executor(service, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ENGINES / "site"))
-    logger = SimpleNamespace(info=print, warning=print)
-    agent = loaded(
-        tmp_path, "openrlhf", "openrlhf/utils/agent.py", "openrlhf.utils.agent", monkeypatch,
-        **{"openrlhf.utils.logging_utils": {"init_logger": lambda name: logger}},
-    )  # fmt: skip
-    executor = agent.SingleTurnAgentExecutor(f"{service.url}/openrlhf/{service.token}?run=o1")
+def test_openrlhf_s_executor(service, monkeypatch):
+    agent = loaded("openrlhf.utils.agent", monkeypatch, aiohttp={})
+    executor = agent.SingleTurnAgentExecutor([engines.__file__])
     sampling = SimpleNamespace(max_tokens=60, logprobs=None)
     found = asyncio.run(executor.execute(PROMPT, "Q0", sampling, 200, Tokenizer(), Engine()))
     assert found["reward"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
     assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
-    assert [line.size for line in read_rounds(service.folder)["o1"]] == [1]
+    assert [line.size for line in rounds_of(service, "openrlhf")] == [1]
 
 
 class Data:
@@ -104,25 +88,19 @@ class Data:
         return self
 
 
-def test_verl_s_naive_reward_manager(service, tmp_path, monkeypatch):
-    registry = {"register": lambda name: lambda kind: kind}
-    name = "verl.experimental.reward_loop.reward_manager"
+def test_verl_s_naive_reward_manager(service, monkeypatch):
     stubs = {
         "verl": {"DataProto": Data},
         "verl.utils": {},
         "verl.utils.ray_utils": {"get_event_loop": asyncio.get_event_loop},
         "verl.utils.reward_score": {"default_compute_score": None},
+        "verl.experimental.reward_loop.reward_manager": {"register": lambda name: lambda kind: kind},
         "omegaconf": {"DictConfig": dict},
     }
-    base = loaded(
-        tmp_path, "verl", "verl/experimental/reward_loop/reward_manager/base.py", f"{name}.base", monkeypatch, **stubs
-    )
-    more = {**stubs, name: registry, f"{name}.base": {"RewardManagerBase": base.RewardManagerBase}}
-    path = "verl/experimental/reward_loop/reward_manager/naive.py"
-    naive = loaded(tmp_path, "verl", path, f"{name}.naive", monkeypatch, **more)
+    naive = loaded("verl.experimental.reward_loop.reward_manager.naive", monkeypatch, **stubs)
 
     async def run():
-        return await naive.NaiveRewardManager({}, Tokenizer(), verl.compute_score).run_single(Data())
+        return await naive.NaiveRewardManager({}, Tokenizer(), engines.compute_score).run_single(Data())
 
     found = asyncio.run(run())
     assert found["reward_score"] == pytest.approx(MEAN_OF_TWO[0])

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from served import CATALOGUE, serving
+from served import CATALOGUE, rounds_of, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.policy import tiny
@@ -80,7 +79,7 @@ def folder(tmp_path, monkeypatch):
 def test_two_steps_in_one_process(folder):
     before = dict(AutoModelForCausalLM.from_pretrained(folder / "model").named_parameters())
     rewards, running = train(folder)
-    found = read_rounds(folder)["grpo"]
+    found = rounds_of(folder, "grpo")
     assert [line.round for line in found] == [1, 1001]
     assert [line.size for line in found] == [BATCH] * STEPS
     # The trainer's own log holds what came from the groups.

@@ -100,7 +100,7 @@ def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, r
 @pytest.mark.parametrize(
     ("written", "options", "shown"),
     [
-        ("0.2,0.3,0.5", "Yes; No, never; Perhaps", r"this policy\W+0\.200\W+0\.300\W+0\.500"),
+        ("0.2,0.3,0.5", "Yes; No, never; Perhaps", r"Yes\W+0\.200\W+No, never\W+0\.300\W+Perhaps\W+0\.500"),
         ("no", "Yes,No", "it wrote 'no', which cannot be read"),
     ],
 )

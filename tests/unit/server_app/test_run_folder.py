@@ -90,7 +90,7 @@ def finished(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("left", "keys", "says"),
     [
-        (broken, {}, r'^run-name = "r": /.*/r holds a run already; .* run\.resume=true$'),
+        (broken, {}, r'^run-name = "r": /.*/r holds a run already; .*run\.resume=true'),
         (without_its_config, {}, "holds a run already"),
         (lambda folder: None, {}, "holds a run already"),
         (finished, {"run.resume": True}, "the run is finished"),

@@ -81,7 +81,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("pluralllm", predictor_card(validation="x"), "key 'validation': input should be a valid number"),
         (
             "metrics",
-            b'\n\n{"iteration": 2, "num_it\n',
+            b'\n\n{"iteration": 2, "num_it\n{"iteration',
             "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
         ),
         ("phases", b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),

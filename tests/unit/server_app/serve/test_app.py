@@ -1,4 +1,4 @@
-"""The service's HTTP: who is let in, what a request may be, and what the engines get.
+"""The service's HTTP: who is let in, and what a request may be.
 
 No axis letters: rewards are those of `served`.
 """
@@ -48,40 +48,33 @@ def test_the_native_endpoint(client, served):
     assert client.post("/v1/score", json=body(TWO[::-1])).status_code == 409
 
 
-SCORE, OPENRLHF, SLIME, NEMO = "v1/score", f"openrlhf/{TOKEN}", f"slime/{TOKEN}", f"nemo-gym/{TOKEN}/verify"
-PROMPT = "<|im_start|>Q: what? scores:"
-FOR_OPENRLHF = {"query": [f"{PROMPT}0.70,0.30<|im_end|>\n<pad><pad>"], "prompts": [PROMPT], "labels": ["Q0"]}
-
-
 @pytest.mark.parametrize(
-    ("path", "sent", "status", "says"),
+    ("sent", "status", "says"),
     [
-        (SCORE, b'{"run": "r", "items": NaN}', 422, "items"),
-        (SCORE, b'{"run": "\xff"}', 400, "body"),
-        (SCORE, b'{"run": "\\ud800"}', 422, "run"),
-        (SCORE, json.dumps(body(["\ud800"], ["Q0"])).encode(), 422, "completion"),
-        (SCORE, json.dumps(body(["x"], ["\ud800"])).encode(), 422, "question_id"),
-        (SCORE, b"[" * 100_000, 400, "body"),
-        (SCORE, b"{", 422, "JSON"),
-        (SCORE, b"[]", 422, "body"),
-        (SCORE, body(["x" * 10 * 2**20], ["Q0"]), 413, "1 MiB"),
-        (SCORE, body(run="../r"), 422, "run"),
-        (SCORE, body(round="1"), 422, "round"),
-        (SCORE, body(round=0), 422, "round"),
-        (SCORE, body(roumd=1), 422, "roumd"),
-        (SCORE, body([], []), 422, "items"),
-        (SCORE, {"run": "r", "items": 2 * body()["items"]}, 422, "items"),
-        (SCORE, b'{"\\ud800": 1}', 422, "unicode"),
-        (SCORE, body(["x"], ["Q9"]), 422, "'Q9'"),
-        (OPENRLHF, {**FOR_OPENRLHF, "query": ["scores:0.70,0.30"]}, 422, "does not hold its prompt"),
-        (OPENRLHF, {**FOR_OPENRLHF, "labels": []}, 422, "labels"),
-        (f"{SLIME}?run=a/b", {"response": "", "label": "Q0"}, 422, "run"),
-        (NEMO, {"question_id": "Q1", "response": {"output": ["?"]}}, 422, "response"),
+        (b'{"run": "r", "items": NaN}', 422, "items"),
+        (b'{"run": "\xff"}', 400, "body"),
+        (b'{"run": "\\ud800"}', 422, "run"),
+        (json.dumps(body(["\ud800"], ["Q0"])).encode(), 422, "completion"),
+        (json.dumps(body(["x"], ["\ud800"])).encode(), 422, "question_id"),
+        (b"[" * 100_000, 400, "body"),
+        (b"{", 422, "JSON"),
+        (b"[]", 422, "body"),
+        (body(["x" * 10 * 2**20], ["Q0"]), 413, "1 MiB"),
+        (body(run="../r"), 422, "run"),
+        (body(round="1"), 422, "round"),
+        (body(round=0), 422, "round"),
+        (body(roumd=1), 422, "roumd"),
+        (body([], []), 422, "items"),
+        ({"run": "r", "items": 2 * body()["items"]}, 422, "same id"),
+        (body(size=1), 422, "size"),
+        ({"run": "r", "items": [{"question_id": "Q0", "completion": "x"}]}, 422, "id"),
+        (b'{"\\ud800": 1}', 422, "unicode"),
+        (body(["x"], ["Q9"]), 422, "'Q9'"),
     ],
 )
-def test_a_bad_request_gets_one_clear_answer(client, served, path, sent, status, says):
+def test_a_bad_request_gets_one_clear_answer(client, served, sent, status, says):
     content = sent if isinstance(sent, bytes) else json.dumps(sent)
-    given = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    given = client.post("/v1/score", content=content, headers={"Content-Type": "application/json"})
     assert given.status_code == status
     assert says in str(given.json()["detail"])
     assert len(given.content) < 2000
@@ -99,8 +92,6 @@ def test_without_the_token_there_is_nothing(client, served, headers, caplog):
     for given in (client.post("/v1/score", content=b"{"), client.get("/v1/held-out"), client.get("/other")):
         assert given.status_code == 401
         assert given.headers["www-authenticate"] == "Bearer"
-    for path in ("/openrlhf/wrong", "/slime/wrong", "/nemo-gym/wrong/verify", "/nemo-gym/wrong/seed_session"):
-        assert client.post(path, json={}).status_code == 401
     assert served.groups.requests == []
     assert TOKEN not in "".join(r.getMessage() for r in caplog.records if r.name.startswith(("appa", "uvicorn")))
 
@@ -124,37 +115,4 @@ def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
 
     asyncio.run(leave())
     assert answered[0]["status"] == 499
-    assert served.rounds._runs["r"].open is None
-
-
-# --- engines: their requests as their code makes them ---
-
-
-def test_openrlhf(client):
-    found = client.post(OPENRLHF, json=FOR_OPENRLHF).json()
-    assert found["rewards"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
-    assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
-
-
-def test_slime_and_runs_apart(client, served):
-    for run in ("", "?run=mine"):
-        found = client.post(f"{SLIME}{run}", json={"prompt": "Q: what?", "response": TWO[0], "label": "Q0"})
-        assert found.json()["reward"] == pytest.approx(MEAN_OF_TWO[0])
-    # The mean rewards of A and B are 0.9 and 0.7, and neither run stands on the other's
-    assert served.history("slime") == served.history("mine") == pytest.approx([0.2 * 0.9, 0.2 * 0.7])
-
-
-def test_nemo_gym_gets_back_all_that_it_sent(client):
-    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TWO[1]}]}
-    row = {
-        "responses_create_params": {"input": [{"role": "user", "content": "what?"}]},
-        "response": {"id": "x", "output": [{"type": "reasoning", "summary": []}, message]},
-        "question_id": "Q1",
-        "country": "Kenya",
-    }
-    assert client.post(f"/nemo-gym/{TOKEN}/seed_session", json={}).json() == {}
-    found = client.post(NEMO, json=row).json()
-    assert {key: found[key] for key in row} == row
-    assert found["reward"] == pytest.approx(MEAN_OF_TWO[1])
-    assert found["reward_components"]["format"] == 1.0
-    assert found["failure_reason"] is None
+    assert served.rounds._open == {}

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
+from served import rounds_of
 from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
@@ -22,8 +23,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
 from appa_flwr.report import build
 from appa_flwr.run.resume import finished
-from appa_flwr.run.served import read_rounds
-from appa_flwr.trainers.client import TOKEN, Served
+from appa_flwr.trainers.client import Served
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app import main
 from server_app import run as phases
@@ -55,7 +55,6 @@ class Running:
     def _run(self):
         try:
             with flower_task(), pytest.MonkeyPatch.context() as patched:
-                patched.delenv(TOKEN, raising=False)
                 patched.setattr(phases.report, "build", lambda path: path / "report.html")
                 grid = SimulatedGrid(simulated(self.config, 2))
                 main.app(grid, Context(17, 1, {}, RecordDict(), dict(self.config.flat())))
@@ -113,7 +112,7 @@ def test_it_scores_until_it_is_stopped_and_goes_on_when_it_is_resumed(served):
     assert not served.finished  # it can go on
     assert served.same_token
     assert all(0 <= reward <= 1 for reward in served.first)
-    rounds = read_rounds(served.folder)["trl"]
+    rounds = rounds_of(served.folder, "trl")
     assert [(line.round, line.iteration) for line in rounds] == [(1, 1), (1001, 2)]
     # The second round stands on the first one's history: h = 0.8 * 0.2 r + 0.2 r of the same answers
     for name, mean in rounds[1].rewards.items():
@@ -200,32 +199,18 @@ def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
     assert "gone" in (tmp_path / "r" / "error.txt").read_text()
 
 
-def test_the_token_is_the_environment_s_or_else_the_folder_s(tmp_path, monkeypatch):
-    monkeypatch.setenv(TOKEN, " mine\n")
-    assert app.find_token(tmp_path) == ("mine", TOKEN)
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv(TOKEN, "")
-    made, source = app.find_token(tmp_path)
-    assert source == tmp_path / "token"
-    assert app.find_token(tmp_path) == (made, source)
-    assert len(made) > 40
-
-
-@pytest.mark.parametrize("token", [" ", "two words", "a/b", "\xe9"])
-def test_a_token_that_cannot_be_used_is_named(tmp_path, monkeypatch, token):
-    (tmp_path / "token").write_text(token, encoding="latin-1")
-    with pytest.raises(UserError, match="token: a token is one word"):
+def test_an_empty_token_lets_nobody_in(tmp_path):
+    (tmp_path / "token").write_text(" \n")
+    with pytest.raises(UserError, match="there is no token"):
         app.find_token(tmp_path)
-    monkeypatch.setenv(TOKEN, token)
-    with pytest.raises(UserError, match="APPA_TOKEN: a token is one word"):
-        app.check(Config.load(KEYS))
 
 
 def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = Config.load({**KEYS, "serve.port": taken.getsockname()[1]})
-        with pytest.raises(UserError, match=r"serve\.port: 127\.0\.0\.1:\d+ cannot be used"):
-            app.check(config)
-        with pytest.raises(UserError, match=r"serve\.port"), Running(tmp_path, **{"serve.port": config.serve.port}):
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UserError, match=r"serve\.port: 127\.0\.0\.1:\d+ cannot"),
+            Running(tmp_path, **{"serve.port": port}),
+        ):
             pass
         assert not (tmp_path / "r" / "pluralllm.json").exists()  # it was said before anything was trained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Groups, Served, refused, two
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.served import SERVED_FILE, read_rounds
+from appa_flwr.run.run_files import SERVED
+from server_app import run_folder
 from server_app.serve import rounds
 
 ONE, OTHER = ("1/0", "Q0", TWO[0]), ("1/0", "Q0", "0.10,0.90")
@@ -125,6 +127,16 @@ def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
     assert served.history() == pytest.approx([0.8 * expected[0] + 0.2 * 0.75, 0.8 * expected[1] + 0.2 * 0.8])
 
 
+def test_equal_answers_to_an_older_round_take_the_state_back_too(served):
+    async def ask():
+        for number in (1, 2):
+            await served.score(*two(number), number=number)
+        return await served.score(*two(1), number=1, resumed=True)
+
+    assert asyncio.run(ask()) == pytest.approx(MEAN_OF_TWO)
+    assert served.history() == pytest.approx(HISTORY)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_trainer_that_begins_anew_takes_the_place_of_one_that_hangs(served, asked):
     served.groups.gate.clear()
@@ -195,13 +207,13 @@ def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch):
     assert [request.question_J.size for request in served.groups.requests] == [2]
 
 
-def test_equal_answers_of_an_engine_without_ids_are_samples_of_their_own(served):
+def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(served):
     async def ask():
-        await served.sample("Q0", TWO[0])
+        await served.score(ONE)
         served.groups.gate.clear()
-        other = asyncio.create_task(served.sample("Q1", TWO[1]))
+        other = asyncio.create_task(served.score(("o", "Q1", TWO[1])))
         await asyncio.sleep(0.1)  # the groups are asked, and the first answer is long delivered
-        twins = [asyncio.create_task(served.sample("Q0", TWO[0])) for _ in range(2)]
+        twins = [asyncio.create_task(served.score((name, "Q0", TWO[0]))) for name in "ab"]
         await asyncio.sleep(0.05)
         served.groups.gate.set()
         await asyncio.gather(other, *twins)
@@ -210,57 +222,37 @@ def test_equal_answers_of_an_engine_without_ids_are_samples_of_their_own(served)
     assert sum(line.size for line in served.lines()) == 4
 
 
-def test_an_engine_without_ids_whose_request_broke_off_gets_that_reward(served):
-    async def ask():
-        served.groups.gate.clear()
-        gone = asyncio.create_task(served.sample("Q0", TWO[0]))
-        await asyncio.sleep(0.1)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        served.groups.gate.set()
-        return await served.sample("Q0", TWO[0])
-
-    assert asyncio.run(ask()) == pytest.approx(MEAN_OF_TWO[0])
-    served.open()  # whether the last line's answers have arrived is not known then
-    asyncio.run(served.sample("Q0", TWO[0]))
-    assert len(served.groups.requests) == 1
-    asyncio.run(served.sample("Q0", TWO[0]))
-    assert len(served.groups.requests) == 2
-
-
 def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(served, monkeypatch):
     given = asyncio.run(served.score(*two(), number=1))
-    path = served.folder / SERVED_FILE
+    path = served.folder / SERVED.name
     (line,) = path.read_text().splitlines()
     assert [answer["reward"] for answer in json.loads(line)["answers"]] == given  # each bit
     with path.open("a") as file:
         file.write(line[:100])  # a kill came while a line was written
-    assert len(read_rounds(served.folder)["r"]) == 1
+    before = path.read_bytes()
+    assert len(served.lines()) == 1
+    assert path.read_bytes() == before  # a report does not write
     served.open()
     assert asyncio.run(served.score(*two(), number=1)) == given
     assert len(served.groups.requests) == 1
     asyncio.run(served.score(*two(2), number=2))
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, (1 - 0.8**2) * 0.8])
 
-    def full(folder, line):
-        raise UserError("no space")
+    def full(file):
+        file.flush()
+        file.truncate(file.tell() - 20)
+        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(rounds.served, "append", full)
-    assert asyncio.run(refused(served.score(*two(3), number=3))).status_code == 503
-
-
-def test_a_served_run_is_read_without_a_write(served):
-    asyncio.run(served.score(*two(), number=1))
-    served.folder.chmod(0o555)
-    before = {path: path.stat().st_mtime_ns for path in served.folder.iterdir()}
-    assert len(read_rounds(served.folder)["r"]) == 1
-    assert {path: path.stat().st_mtime_ns for path in served.folder.iterdir()} == before
-    served.folder.chmod(0o755)
+    with monkeypatch.context() as disk:
+        disk.setattr(run_folder, "sync", full)
+        assert asyncio.run(refused(served.score(*two(3), number=3))).status_code == 503
+    asyncio.run(served.score(*two(3), number=3))
+    assert [line.round for line in served.lines()] == [1, 2, 3]
 
 
 def test_a_file_of_something_else_is_named(tmp_path):
-    (tmp_path / SERVED_FILE).write_text('{"run": "r"}\n')
-    with pytest.raises(UserError, match=rf"{SERVED_FILE}: line 1, key 'round'"):
+    (tmp_path / SERVED.name).write_text('{"run": "r"}\n')
+    with pytest.raises(UserError, match=rf"{SERVED.name}: line 1, key 'round'"):
         Served(tmp_path)
 
 

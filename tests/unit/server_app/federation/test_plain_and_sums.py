@@ -10,9 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from client_node import config_of, home_files, weights
-from fake_groups import FakeGroups
-from fakes import CATALOGUE, FakeGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, pinned, simulated
 from small import AS_OWNERS_ASK
 
@@ -22,8 +19,7 @@ from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from server_app.federation.answers import Answers
-from server_app.federation.ask import LostSum, TooFew
-from server_app.federation.ask_grid import TRAIN, AskGrid
+from server_app.federation.ask import TooFew
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.federation.reward_rule import RewardRule
@@ -152,76 +148,3 @@ def test_where_owners_keep_their_own_scores_the_sums_stand_alone(parties, monkey
     summed = scores(groups, parties[SUMS].answers(6, question_J).request(["js"]))["js", TARGET_SIDE]
     assert 0 < summed.avg_as < 1
     assert np.isnan([summed.min_as, *summed.per_group.values()]).all()
-
-
-# --- Flower's strategies ----------------------------------------------------------------------------------------------
-
-START = ArrayRecord({"b": Array(np.array([1.0], np.float32)), "a": Array(np.array([[2.0, 3.0]], np.float32))})
-# by a's two weights and b: 10 answers moved by 1, 2 and 3 in the mean, and 30 by 3, 2 and 1; nobody's C
-NUMBERS = {
-    "A": {"step": np.array([10.0, 20.0, 30.0]), "answers": 2.0, "loss": 4.0},
-    "B": {"step": np.array([3.0, 2.0, 1.0]), "answers": 1.0, "loss": 0.5},
-    "C": {"step": np.array([9.0, 9.0, 9.0]), "answers": 1.0, "loss": 9.0},
-}
-ERRORS = {"A": {"answers": 1.0, "error": 0.5}, "B": {"answers": 1.0, "error": 0.25}, "C": {"answers": 0.0}}
-
-
-def asked(sums, *, kind=TRAIN, names=("A", "B", "C"), **config):
-    """The replies that a strategy gets, with the requests that the groups got."""
-    node = FakeGroups(names, lambda ask, name: (NUMBERS if kind == TRAIN else ERRORS)[name])
-    flat = {"run.min-groups": 1, "run.sums": sums, "pluralllm.unseen-groups": "C" if sums == "plain" else ""}
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load(flat))
-    groups.grid.simulated = True
-    groups.gather((), patience=0.0)
-    groups.send_catalogue(CATALOGUE)
-    grid = AskGrid(groups)
-    content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3, **config})})
-    sent = [Message(content, place, kind) for place in reversed(list(grid.get_node_ids()))]
-    return grid.send_and_receive(sent), node.asked
-
-
-def arrays_of(reply):
-    return {name: array.numpy().tolist() for name, array in reply.content["arrays"].items()}
-
-
-def test_a_strategy_gets_a_reply_of_each_group_that_trains():
-    replies, (ask,) = asked("plain")
-    assert (ask.kind, ask.settings) == (asks.UPDATE, {"round": 3})
-    assert ask.arrays["weights"].tolist() == [2, 3, 1]  # by name
-    assert [reply.content["metrics"] for reply in replies] == [
-        {"num-examples": 2, "loss": 2.0},
-        {"num-examples": 1, "loss": 0.5},
-    ]
-    assert [arrays_of(reply) for reply in replies] == [
-        {"b": [1 + 15], "a": [[2 + 5, 3 + 10]]},
-        {"b": [1 + 1], "a": [[2 + 3, 3 + 2]]},
-    ]
-    assert all(array.numpy().dtype == np.float32 for reply in replies for array in reply.content["arrays"].values())
-
-
-def test_under_sums_it_gets_one_that_is_their_mean():
-    (reply,), _ = asked("secure")
-    assert reply.content["metrics"] == {"num-examples": 4, "loss": (4 + 0.5 + 9) / 4}
-    assert arrays_of(reply) == {"b": [1 + 40 / 4], "a": [[2 + 22 / 4, 3 + 31 / 4]]}
-
-
-@pytest.mark.parametrize(("sums", "errors"), [("plain", [0.5, 0.25]), ("secure", [0.75 / 2])])
-def test_validation_errors_are_means_over_answers(sums, errors):
-    replies, (ask,) = asked(sums, kind="evaluate")
-    assert ask.kind == asks.VALIDATION
-    assert [reply.content["metrics"]["errors"][0] for reply in replies] == pytest.approx(errors)
-
-
-def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
-    tries, ask = [], Groups.ask
-
-    def lost(self, asked, **others):
-        tries.append(asked)
-        if len(tries) < 3:
-            raise LostSum("C stays away")
-        return ask(self, asked, **others)
-
-    monkeypatch.setattr(Groups, "ask", lost)
-    (reply,), _ = asked("secure")
-    assert reply.content["metrics"]["num-examples"] == 4
-    assert len({asked.digest for asked in tries}) == 3

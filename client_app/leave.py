@@ -154,7 +154,7 @@ def _check(ask: Ask, task: Task, party: Party) -> None:
 def _check_training(group: Group, ask: Ask, task: Task) -> None:
     """Refuse a step that would be nearly a sum of single answers, and more replies than the owner allows."""
     party, settings = group.party, group.party.config.pluralllm
-    weak = settings.local_optimizer == "sgd" or settings.local_steps < LEAST_STEPS
+    weak = settings.local_steps < LEAST_STEPS
     if ask.kind == asks.UPDATE and weak and not task.cohort and not group.unseen:
         raise Refused(refusals.WEAK_TRAINING)
     public, limit = party.public, party.policy.training_replies

@@ -23,7 +23,7 @@ from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import measure_sums
-from pluralllm.training import build, choices, local_update, step_size_factor
+from pluralllm.training import build, choices, local_update
 
 Weights = npt.NDArray[np.float32]
 
@@ -47,18 +47,9 @@ def train(
     """
     torch.set_num_threads(1)
     settings, model = config.pluralllm, _model(config, weight_P)
-    learning_rate = settings.local_learning_rate
-    if settings.local_optimizer == "adam":  # else the server has an optimizer, whose step falls
-        learning_rate *= step_size_factor(round_number - 1, settings.rounds)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number, *filter(None, [secret]))
-    loss = local_update(
-        model,
-        data,
-        embedding,
-        settings,
-        learning_rate=learning_rate,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    generator = torch.Generator().manual_seed(seed)
+    loss = local_update(model, data, embedding, settings, round_number=round_number, generator=generator)
     return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss
 
 

@@ -11,6 +11,7 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,23 +25,24 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.asks import VALIDATION, Ask
+from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
 from client_app import predictor
 from experiments import entry, study
-from experiments.federation import LocalGroups, flower_task
+from experiments.federation import LocalGroups
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
-from pluralllm.encoders import encoder
-from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, mean_of_groups, nearest_question
-from server_app.predictor.checkpoint import network
 from server_app.predictor.pretraining import initial_weights, pretrain
 
-SETTINGS = tuple(f"{key}={value}" for key, value in preset("smollm2").items() if key.startswith("pluralllm."))
+SETTINGS, PAPER = (
+    tuple(f"{key}={value}" for key, value in preset(name).items() if key.startswith("pluralllm."))
+    for name in ("smollm2", "paper")
+)
 SURVEYS = "APPA_SURVEYS"
 REAL = {"globalqa": "globalqa.jsonl", "gss": "gss_demographics.jsonl", "opinionqa": "opinionqa.jsonl"}
 DATASETS = (*REAL, "generated")
@@ -52,9 +54,8 @@ UNSEEN, SEEN = "unseen", "seen"
 SIZES = (1, 4, 16, 64, 128)
 """Numbers of context questions with which the first row is scored too."""
 ROWS: Mapping[str, tuple[str, ...]] = {
-    "residual, FedAdam": (),
-    "residual, FedAvg": ("pluralllm.strategy=fedavg",),
-    "attention, FedAdam": ("pluralllm.architecture=attention", "pluralllm.num-context-questions=16"),
+    "residual": (),
+    "attention": PAPER,
 }
 """Name -> keys of a predictor."""
 ATTENTION_DRAWS = 4
@@ -101,8 +102,7 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     else:
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
-    texts = encoder("ngrams" if name == "generated" else "minilm")
-    embedding = embed_questions(survey.questions, encoder=texts)
+    embedding = embed_questions(survey.questions, encoder="ngrams" if name == "generated" else "minilm")
     split = split_questions(survey.questions, seed=seed)
 
     def part(groups: Sequence[str]) -> Part:
@@ -120,7 +120,7 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     return Problem(embedding, np.isin(embedding.question_ids, split.train), parts)
 
 
-def train(problem: Problem, config: Config) -> PluralLLM:
+def train(problem: Problem, config: Config) -> Predictor:
     """Train a fresh network as a run's server does, every group on a node of its own, all of them in this process."""
     pairs = {data.group: (data, held_out) for data, held_out in zip(*problem.parts[SEEN], strict=True)}
 
@@ -135,10 +135,9 @@ def train(problem: Problem, config: Config) -> PluralLLM:
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 
-    with flower_task():
-        groups = LocalGroups(config, [*pairs], numbers)
-        trained = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
-    return network(config, trained.weights)
+    groups = LocalGroups(config, [*pairs], numbers)
+    weights, _ = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
+    return predictor.load(config, join_weights(weights), problem.embedding, problem.trained_Q)
 
 
 def measure(
@@ -184,11 +183,11 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
     """Train once and score both parts; the first row also has other numbers of context questions, and baselines."""
     config = assemble((*SETTINGS, *ROWS[row], f"seed={seed}"), folder=None)
     problem = load_problem(dataset, seed=seed, folder=folder)
-    model = train(problem, config)
+    trained = train(problem, config)
     draws = ATTENTION_DRAWS if config.pluralllm.architecture == "attention" else 1
 
     def tables(part: Part, size: int) -> list[FloatArray]:
-        ours = Predictor(model, problem.embedding, problem.trained_Q, num_context=size, seed=seed)
+        ours = replace(trained, num_context=size)
         return [np.mean([ours.targets(data, draw=draw) for draw in range(draws)], axis=0) for data in part.context]
 
     for name, part in problem.parts.items():

@@ -106,9 +106,9 @@ def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
     return answer_SNK, step_SP
 
 
-def by_training(nodes: Nodes, *, rounds: int, strategy: str = "fedavg", steps: int = 16) -> FloatArray:
+def by_training(nodes: Nodes, *, rounds: int, steps: int = 16) -> FloatArray:
     """From so many training rounds that start with the same weights, beside rounds that the server trains itself."""
-    settings: dict[str, Scalar] = {"pluralllm.strategy": strategy, "pluralllm.local-steps": steps}
+    settings: dict[str, Scalar] = {"pluralllm.local-steps": steps}
     number, config = len(nodes.asked), Config.load({**nodes.config.flat(), **settings})
     nodes.config, weights = config, _weights(config, 0, {})
     nodes.begin(_questions(number + 1), held_out=0, weights=weights)  # one more: a single text has no features

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pluralllm.data import EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS
 from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
@@ -39,14 +40,13 @@ class _ContextAttention(nn.Module):
     One learned key and value stand beside the context, so that an empty context is no special case.
     """
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.norm = nn.LayerNorm(dim)
-        self.query = nn.Linear(dim, dim)
-        self.key_value = nn.Linear(dim, 2 * dim)
-        self.null_key_value = nn.Parameter(torch.zeros(2 * dim))
-        self.out = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(HIDDEN_DIM)
+        self.query = nn.Linear(HIDDEN_DIM, HIDDEN_DIM)
+        self.key_value = nn.Linear(HIDDEN_DIM, 2 * HIDDEN_DIM)
+        self.null_key_value = nn.Parameter(torch.zeros(2 * HIDDEN_DIM))
+        self.out = nn.Linear(HIDDEN_DIM, HIDDEN_DIM)
 
     def keys_and_values(self, token_ND: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
         """Of the context, each (B, H, 1 + T, D / H); the first is the learned one."""
@@ -65,32 +65,26 @@ class _ContextAttention(nn.Module):
 
     def _heads(self, value_BTD: Tensor) -> Tensor:
         batch, length, dim = value_BTD.shape
-        return value_BTD.view(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)
+        return value_BTD.view(batch, length, NUM_HEADS, dim // NUM_HEADS).transpose(1, 2)
 
 
 class FewShotAttention(PluralLLM):
     """Few-shot preference predictor (paper, appendix "PluralLLM Preference Probability Modeling").
 
     An untrained network answers uniformly: both heads start at 0. The state dict holds float parameters only.
-
-    Args:
-        embedding_dim: features E of an option.
-        dim: width D, a multiple of `num_heads`.
-        num_blocks: blocks of option mixing and attention, at least 1.
-        num_heads: heads H.
     """
 
-    def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, num_heads: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.option = nn.Linear(embedding_dim, dim)
-        self.answer = nn.Linear(ANSWER_FEATURES, 2 * dim)
-        self.answered = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim))
-        self.unanswered = nn.Parameter(torch.zeros(dim))
-        self.prior_mixing = OptionMixing(dim)
-        self.prior_head = Head(dim)
-        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(num_blocks + 1))
-        self.attention = nn.ModuleList(_ContextAttention(dim, num_heads) for _ in range(num_blocks))
-        self.head = Head(dim)
+        self.option = nn.Linear(EMBEDDING_DIM, HIDDEN_DIM)
+        self.answer = nn.Linear(ANSWER_FEATURES, 2 * HIDDEN_DIM)
+        self.answered = nn.Sequential(nn.LayerNorm(HIDDEN_DIM), nn.Linear(HIDDEN_DIM, HIDDEN_DIM))
+        self.unanswered = nn.Parameter(torch.zeros(HIDDEN_DIM))
+        self.prior_mixing = OptionMixing()
+        self.prior_head = Head()
+        self.mixing = nn.ModuleList(OptionMixing() for _ in range(NUM_BLOCKS + 1))
+        self.attention = nn.ModuleList(_ContextAttention() for _ in range(NUM_BLOCKS))
+        self.head = Head()
 
     def loss(self, episodes: Episodes) -> Tensor:
         """Soft-label cross entropy of the targets; the noise is on the features of a question, all options alike."""

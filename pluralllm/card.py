@@ -23,7 +23,6 @@ from appa_flwr.run import run_files
 from appa_flwr.run.cards import Card
 from appa_flwr.survey.types import Question
 
-KEY = "pluralllm.checkpoint"
 HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
@@ -65,18 +64,17 @@ def read(weights: Path) -> Card:
         UserError: one of the two files is missing, the card is of another version or is not a card, or it belongs to
             other weights.
     """
-    where = f'{KEY} = "{weights}"'
     path = weights.with_suffix(".json")
     for needed in (weights, path):
         if not needed.is_file():
             raise UserError(
-                f"{where}: there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
+                f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
                 "pluralllm.json beside it"
             )
     card = run_files.read(path, Card)
     assert card is not None  # it is a file
     if card.weights != _sha256(weights):
-        raise UserError(f"{where}: its card {path.name} belongs to other weights; both files come from one run")
+        raise UserError(f"{weights}: its card {path.name} belongs to other weights; both files come from one run")
     return card
 
 
@@ -87,32 +85,32 @@ def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> N
         UserError: the features are others or of another table, the network is of another architecture, a held-out
             question was trained on, or an unseen group has trained.
     """
-    where, own, trained = f'{KEY} = "{weights}"', config.pluralllm, set(card.survey.training)
+    own, trained = config.pluralllm, set(card.survey.training)
     if table_hash(public.questions) != card.survey.table:
         raise UserError(
-            f"{where}: was trained on another table of {card.survey.num_questions} questions, and this run has "
+            f"{weights}: was trained on another table of {card.survey.num_questions} questions, and this run has "
             f"{len(public.questions)}; the features of a question depend on all of them, so use the same survey"
         )
     held_out = [public.questions[q] for q in np.flatnonzero(public.held_out_Q)]
     leaked = [question for question in held_out if question_hash(question) in trained]
     if leaked:
         raise UserError(
-            f"{where}: was trained on {len(leaked)} of this run's {len(held_out)} held-out questions, such as "
+            f"{weights}: was trained on {len(leaked)} of this run's {len(held_out)} held-out questions, such as "
             f"'{leaked[0].question_id}'; use its seed = {card.survey.split_seed} and "
             f"data.test-fraction = {card.survey.test_fraction}"
         )
     if not np.allclose(probe(public.embedding_QKE, public.questions), card.embedding.probe, atol=PROBE_TOLERANCE):
         raise UserError(
-            f"{where}: the features of its questions are others than this run's, which has pluralllm.encoder = "
+            f"{weights}: the features of its questions are others than this run's, which has pluralllm.encoder = "
             f"{own.encoder}; it was trained with {card.embedding.encoder}"
         )
     if own.architecture != card.architecture:
         raise UserError(
-            f"{where}: was trained with pluralllm.architecture = {card.architecture}, and this run has "
+            f"{weights}: was trained with pluralllm.architecture = {card.architecture}, and this run has "
             f"{own.architecture}; use the same"
         )
     if both := sorted(set(config.unseen_group_names) & card.survey.groups.keys()):
-        raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")
+        raise UserError(f"{weights}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")
 
 
 def _sha256(path: Path) -> str:

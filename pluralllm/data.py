@@ -1,4 +1,4 @@
-"""Inputs of PluralLLM: the public option embedding and one group's private answers (NumPy only).
+"""Inputs and sizes of PluralLLM: the public option embedding and one group's private answers (NumPy only).
 
 A client process that only looks rewards up imports neither torch nor scikit-learn through this module.
 
@@ -19,17 +19,16 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
-# is the answer scale ordered, where on it is this option (-1 to 1), and how far from its middle
-ORDINAL_FEATURES = 3
-# options repeat a few wordings ("Very good", "Agree"), questions vary far more: they get the larger share
-QUESTION_SHARE = 0.6
+# Features of an option: 75 of its question's text, 50 of its own, since options repeat a few wordings ("Very good",
+# "Agree"), and three of its place: is the answer scale ordered, where on it is this option (-1 to 1), and how far from
+# its middle.
+EMBEDDING_DIM = 128
+QUESTION_PART, OPTION_PART = slice(0, 75), slice(75, 125)
 
-
-def embedding_parts(dim: int) -> tuple[slice, slice]:
-    """Where an option's features hold its question's text, and its own; the last are its place on a scale."""
-    texts = dim - ORDINAL_FEATURES
-    question = round(QUESTION_SHARE * texts)
-    return slice(0, question), slice(question, texts)
+HIDDEN_DIM = 64  # width D of a network
+NUM_BLOCKS = 2  # of option mixing, and with "attention" of attention
+NUM_HEADS = 4  # H, of "attention"
+RANK = 16  # R, learned features by which "residual" compares questions
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,6 @@ class OptionEmbedding:
     question_ids: tuple[str, ...]
     value_QKE: npt.NDArray[np.float32]
     option_QK: BoolArray
-
-    @property
-    def dim(self) -> int:
-        """Number of features E of an option."""
-        return int(self.value_QKE.shape[-1])
 
 
 def option_embedding(public: Catalogue) -> OptionEmbedding:

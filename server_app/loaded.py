@@ -21,9 +21,10 @@ from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 from pluralllm.data import group_data, option_embedding
 from pluralllm.prediction import Predictor
+from pluralllm.training import build
 from server_app.evaluation import decode
 from server_app.policy import export
-from server_app.predictor.checkpoint import network, read_checkpoint
+from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
 
@@ -68,13 +69,14 @@ class LoadedPredictor:
             raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
         here = run_folder.resolve()
         placed = {"run.output-dir": str(here.parent), "run-name": here.name}
-        self._config = Config.load({**config.flat(), **placed, "pluralllm.checkpoint": str(weights.absolute())})
+        self._config = Config.load({**config.flat(), **placed})
         with threadpool_limits(1):  # as in a run: another number of threads may find other features
             self._catalogue = catalogue = build_catalogue(self._config)
-        checkpoint = read_checkpoint(self._config, catalogue, initial_weights(self._config))
-        assert checkpoint is not None  # the config names one
+        trained, _ = load(weights, self._config, catalogue, initial_weights(self._config))
+        model = build(config.pluralllm.architecture)
+        model.load_state_dict(trained.to_torch_state_dict())
         self._predictor = Predictor(
-            network(config, checkpoint[0].weights),
+            model,
             option_embedding(catalogue),
             catalogue.train_Q,
             num_context=config.pluralllm.num_context_questions,

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from flwr.app import ArrayRecord
-
 from appa_flwr import report
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -36,7 +34,6 @@ from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
-from server_app.federation.ask_grid import AskGrid
 from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
@@ -168,5 +165,4 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             done=done,
             state=None if checkpoint is None else rule.restored(checkpoint.rule),
         )
-        timeout = config.run.reply_timeout
-        strategy.start(AskGrid(run.groups), ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
+        strategy.start(num_rounds=iterations - done)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from pluralllm.scores import COUNT, MEAN_OF_OTHERS, PREDICTORS, summed
 from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
-from server_app.predictor.checkpoint import load_weights, new_card, save_weights
-from server_app.predictor.pretraining import Pretraining, pretrain
+from server_app.predictor.checkpoint import load, new_card, save
+from server_app.predictor.pretraining import pretrain
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -38,23 +39,23 @@ log = logging.getLogger("appa.server")
 
 
 def train(
-    run: RunInputs, start: ArrayRecord, checkpoint: tuple[Pretraining, Card] | None, answered: Mapping[str, int]
+    run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None, answered: Mapping[str, int]
 ) -> None:
     """Weights into the run's folder, target tables to the groups, and the card with their scores beside the weights.
 
     Args:
         run: where and by whom.
         start: the untrained weights.
-        checkpoint: weights to take instead of training any; see `read_checkpoint`.
+        checkpoint: weights and their card, to take instead of training any.
         answered: training questions that each group has answered.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
     """
-    pretraining = _pretraining(run, start, None if checkpoint is None else checkpoint[0])
-    card = new_card(run.config, run.catalogue, answered, pretraining) if checkpoint is None else checkpoint[1]
+    path = run.folder.path / WEIGHTS_FILE
+    weights, card = _pretraining(run, path, start, checkpoint, answered)
     with run.folder.phase("targets") as phase:
-        run.groups.send_targets(pretraining.weights)
+        run.groups.send_targets(weights)
         try:
             agreement = scores(run.groups, run.catalogue, run.config.unseen_group_names)
         except TooFew:
@@ -63,31 +64,38 @@ def train(
             card = card.model_copy(update=agreement)
             for part, predictors in card.scores.items():
                 shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
-                phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
-        cards.write(run.folder.path / WEIGHTS_FILE, card)
+                phase.step(1, 1, f"JS against survey answers, {part} groups: {shown}")
+        cards.write(path, card)
 
 
-def _pretraining(run: RunInputs, start: ArrayRecord, checkpoint: Pretraining | None) -> Pretraining:
-    """That of an earlier session or of the checkpoint, or else of the groups now."""
-    path, config = run.folder.path / WEIGHTS_FILE, run.config
+def _pretraining(
+    run: RunInputs,
+    path: Path,
+    start: ArrayRecord,
+    checkpoint: tuple[ArrayRecord, Card] | None,
+    answered: Mapping[str, int],
+) -> tuple[ArrayRecord, Card]:
+    """Weights and card: those of an earlier session or of the checkpoint, or else of the groups now."""
+    config = run.config
     with run.folder.phase("pluralllm") as phase:
-        if (kept := load_weights(path, start)) is not None:
+        if path.exists() and path.with_suffix(".json").exists():
             phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
-            return kept
+            return load(path, config, run.catalogue, start)
         if checkpoint is not None:
             phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
         elif not set(run.groups.present) - set(config.unseen_group_names):
             raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
         else:
-            checkpoint = pretrain(
+            weights, losses = pretrain(
                 run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
             )
-        save_weights(path, checkpoint)
+            checkpoint = weights, new_card(config, run.catalogue, answered, losses)
+        save(path, *checkpoint)
         return checkpoint
 
 
 def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dict[str, Any]:
-    """The tables of a `Card`, whose parts tell seen and unseen groups apart: "seen/held-out", "unseen/held-out".
+    """The tables of a `Card`, of seen and of unseen groups apart.
 
     Args:
         groups: who are asked.
@@ -141,6 +149,6 @@ def tables(score_2L: FloatArray) -> PartScores:
             if measure == COUNT:
                 count = float(round(value))  # a masked sum is a little off
             if count:
-                means = parts.setdefault(f"{kind}/held-out", {}).setdefault(name, {})
+                means = parts.setdefault(kind, {}).setdefault(name, {})
                 means[measure] = count if measure == COUNT else value / count
     return parts

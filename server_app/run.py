@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 
 import torch
@@ -38,7 +39,7 @@ from server_app.policy import base as base_models
 from server_app.policy import sft
 from server_app.policy.base import Base
 from server_app.policy.export import load_policy
-from server_app.predictor.checkpoint import read_checkpoint
+from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.preflight import WITHOUT_POLICY, check, machine
 from server_app.questions import build_catalogue, keep_survey
@@ -62,10 +63,10 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         listening(config.serve.host, config.serve.port).close()
     # Before the questions are embedded, which may take minutes.
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
-    embedded = folder.timed("embedding", "embedding the questions")
-    run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
+    run = RunInputs(config, folder, groups, build_catalogue(config), survey.about.sentence())
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
-    checkpoint = read_checkpoint(config, run.catalogue, start)
+    file = config.pluralllm.checkpoint
+    checkpoint = load(Path(file), config, run.catalogue, start) if file else None
     answered = join(run)
     if config.run.phases in WITHOUT_POLICY:
         predictor_phase.train(run, start, checkpoint, answered)

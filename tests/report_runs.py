@@ -59,14 +59,13 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
     card = {
         "architecture": "residual",
         "embedding": {"encoder": "ngrams", "probe": [0.5]},
-        "survey": dict.fromkeys(("num_questions", "num_held_out", "split_seed"), 7)
-        | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}, "unseen_groups": {}},
+        "survey": dict.fromkeys(("num_questions", "split_seed"), 7)
+        | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}},
         "training": {},
         "losses": [0.05 + 0.5 / r for r in range(1, 31)],
-        "validation": 0.25,
         "scores": {
-            "seen/held-out": {name: predictor_scores(js) for name, js in seen.items()},
-            "unseen/held-out": {
+            "seen": {name: predictor_scores(js) for name, js in seen.items()},
+            "unseen": {
                 "pluralllm": predictor_scores(0.71),
                 "uniform": predictor_scores(0.69),
                 "mean-of-others": predictor_scores(0.76, 180),
@@ -74,7 +73,7 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
             },
         },
         "groups": {
-            group: {f"{'unseen' if g == 0 else 'seen'}/held-out": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
+            group: {"unseen" if g == 0 else "seen": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
             for g, group in enumerate(groups)
         },
     }

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 SMALL_PREDICTOR = {
     "pluralllm.num-context-questions": 4,
-    "pluralllm.strategy": "fedadam",
     "pluralllm.local-steps": 2,
-    "pluralllm.learning-rate": 0.0,
+    "pluralllm.learning-rate": 3e-3,
 }
 
 VOTES = {"sft.target": "smoothed-votes", "data.extra-questions": ""}
@@ -16,7 +15,7 @@ VOTES = {"sft.target": "smoothed-votes", "data.extra-questions": ""}
 
 VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
 
-AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
+AS_OWNERS_ASK = {"pluralllm.local-steps": 16}
 """How a deployed node trains PluralLLM where there is no owner's policy."""
 
 CHOSEN = {"sft.learning-rate": 1e-3}

@@ -44,7 +44,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
         groups = Groups(OverlapGrid(grid), config)
         groups.gather([str(context.node_config["group"]) for context in grid.contexts.values()], patience=0.0)
         groups.send_catalogue(catalogue)
-        weights = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None).weights
+        weights, _ = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None)
         groups.send_targets(weights)
         groups.ask(Ask(asks.SCORES, {}, {"size": len(summed())}))
         groups.ask(Ask(asks.VOTES))

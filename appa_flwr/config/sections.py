@@ -124,32 +124,21 @@ class PluralLLMSection(Section):
     )
     encoder: Annotated[str, path_or(NGRAMS, MINILM, on_hub=True)] = key(
         NGRAMS,
-        "what makes vectors of the public texts: ngrams (hashed), minilm (of a package), or a folder or hub id of a "
-        "sentence-transformers model or a causal language model",
+        "what makes vectors of the public texts: ngrams (hashed), minilm (of a package), or folder or hub id of a "
+        "sentence-transformers model",
         min_length=1,
     )
     num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)
     checkpoint: LocalPath = key("", "weights of an earlier run to use instead of pretraining")
     unseen_groups: str = key("", "names; they bring few-shot context only and never train the predictor")
-    strategy: Literal["fedavg", "fedadam"] = key("fedavg", "federated strategy of pretraining")
     rounds: int = key(16, "federated pretraining rounds", ge=0)
     local_steps: int = key(24, "optimizer steps of a group in one round", ge=1)
-    learning_rate: float = key(0.03, "step size of a group; 0 = 0.003 of Adam, 0.1 of SGD, by the strategy", ge=0)
+    learning_rate: float = key(0.03, "step size of a group's Adam", gt=0)
 
     @property
     def fresh_contexts(self) -> bool:
         """Whether each iteration draws contexts anew: the few of the attention network, not the residual's many."""
         return self.architecture == "attention"
-
-    @property
-    def local_optimizer(self) -> Literal["sgd", "adam"]:
-        """A group's optimizer: SGD where the server has Adam."""
-        return "adam" if self.strategy == "fedavg" else "sgd"
-
-    @property
-    def local_learning_rate(self) -> float:
-        """A group's step size, 0 resolved."""
-        return self.learning_rate or {"sgd": 0.1, "adam": 3e-3}[self.local_optimizer]
 
 
 class PolicySection(Section):

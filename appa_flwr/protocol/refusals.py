@@ -26,8 +26,8 @@ REFUSALS = {
     NEARLY_SAME: "its answered questions differ from those of an earlier run by fewer than its owner's policy asks for"
     " (least-answers): the difference of two replies would tell single answers",
     FEW_ANSWERS: "it has answered fewer of the training questions than its owner's policy asks for (least-answers)",
-    WEAK_TRAINING: "plain replies to so few optimizer steps, or to plain SGD, would tell single answers; preset ="
-    " deployed trains with enough, and run.sums = secure needs none",
+    WEAK_TRAINING: "plain replies to so few optimizer steps would tell single answers; preset = deployed trains with"
+    " enough, and run.sums = secure needs none",
     ONLY_SUMS: "its owner's policy names a roster: no number of it leaves but in secure sums",
     NO_ROSTER: "its owner's policy names no roster (appa group pin): it takes part in no secure sum",
     OTHER_WORLD: "the request is of another catalogue, other target tables or another config than it was sent",

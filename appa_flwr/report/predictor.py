@@ -27,9 +27,9 @@ CAPTION = (
 
 
 def scores(card: Card) -> pd.DataFrame:
-    """A row a part, such as "seen / held-out" (groups / questions), and predictor."""
+    """A row for seen or unseen groups, and a predictor."""
     rows = [
-        {"Groups / questions": part.replace("/", " / "), "Predictor": name}
+        {"Groups": part, "Predictor": name}
         | {shown: means[measure] for measure, shown in MEASURES.items()}
         | {"Answers": f"{means['answers']:.0f}"}
         for part, predictors in card.scores.items()
@@ -41,7 +41,7 @@ def scores(card: Card) -> pd.DataFrame:
 def by_group(card: Card) -> pd.DataFrame:
     """JS on held-out questions, a row a group and a column a predictor; the worst first, unseen groups last."""
     rows = [
-        {"Group": f"{group} (unseen)" if (unseen := part.startswith("unseen/")) else group, "unseen": unseen}
+        {"Group": f"{group} (unseen)" if (unseen := part == "unseen") else group, "unseen": unseen}
         | {name: means["js"] for name, means in _ordered(predictors)}
         for group, parts in card.groups.items()
         for part, predictors in parts.items()

@@ -10,7 +10,7 @@ from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 from appa_flwr.run.records import PartScores, Record
 
-CARD_FORMAT = 9
+CARD_FORMAT = 10
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
 
@@ -33,17 +33,14 @@ class SurveySummary(Record):
         table: hash of all public questions, whatever their order.
         training: hashes of the training questions.
         groups: groups that trained -> training questions they answered.
-        unseen_groups: groups that took part without training -> the same.
     """
 
     table: str
     training: tuple[str, ...]
     num_questions: int
-    num_held_out: int
     split_seed: int
     test_fraction: float
     groups: dict[str, int]
-    unseen_groups: dict[str, int]
 
 
 def _readable(version: int) -> int:
@@ -59,8 +56,6 @@ class Card(Record):
         weights: SHA-256 of the file of weights.
         training: the config's keys of the training.
         losses: the groups' mean loss in every round.
-        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
-            answers to held-out questions; None where there were none.
         scores: agreement with the groups' own survey answers; see `server_app.predictor_phase.scores`.
         groups: group -> the same for it alone.
     """
@@ -72,6 +67,5 @@ class Card(Record):
     survey: SurveySummary
     training: dict[str, Scalar]
     losses: tuple[float, ...] = ()
-    validation: float | None = None
     scores: PartScores = Field({})
     groups: dict[str, PartScores] = Field({})

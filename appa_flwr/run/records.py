@@ -24,7 +24,7 @@ MODEL = "model:"
 
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
-"""Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "answers", their number."""
+"""Groups, "seen" or "unseen" in training -> predictor -> measure -> mean, and "answers", their number."""
 
 
 class Record(BaseModel):

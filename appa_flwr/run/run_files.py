@@ -6,7 +6,7 @@ progress.jsonl         a line a step, for the launcher
 run.log                the same for a person; its lock says that the run is being written
 phases.json            seconds of each phase
 answers/               the groups' numbers, by the hash of what they were asked
-pluralllm.json         the card of PluralLLM's weights: its training and its error
+pluralllm.json         the card of PluralLLM's weights: its training and its scores
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
 questions.json         how many questions the policy is asked
@@ -42,7 +42,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
-SCHEMA = 11
+SCHEMA = 12
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")

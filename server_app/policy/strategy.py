@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
+from appa_flwr.protocol.messages import ASK
 from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.ask import LostSum
-from server_app.federation.ask_grid import AskGrid, AskMessage, RepliesMessage
+from server_app.federation.ask import LostSum, Replies
 from server_app.federation.groups import Groups
 from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.federation.scores import scores
@@ -65,6 +65,22 @@ def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
     """Take the next batch's questions: one for each rollout, rollouts of a question side by side."""
     number = settings.answers_per_question
     return np.repeat(order.take(settings.batch_size // number), number)
+
+
+class AskMessage(Message):
+    """A request for numbers, which `Groups` takes to all groups."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(RecordDict(), 1, ASK)
+        self.ask = ask
+
+
+class RepliesMessage(Message):
+    """The groups' replies to it."""
+
+    def __init__(self, replies: Replies, request: AskMessage) -> None:
+        super().__init__(RecordDict(), reply_to=request)
+        self.replies = replies
 
 
 @dataclass
@@ -123,46 +139,53 @@ class AppaStrategy(Strategy):
         self._state = rule.first() if state is None else state
 
     def start(
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
+        self,
+        grid: Grid | None = None,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        *_: Any,
+        **__: Any,
     ) -> Result:
         """Run `num_rounds` rounds after those done before.
 
         Args:
-            grid: an `AskGrid`, which lets the server compute while the groups score.
-            initial_arrays: none.
+            grid: unused; `Groups` has its own, and lets the server compute while the groups score.
+            initial_arrays: unused.
             num_rounds: iterations of Algorithm appa.
-            timeout: seconds for which replies are waited for.
 
         Raises:
             UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost; policy
                 and state are those of the iteration before.
         """
-        assert isinstance(grid, AskGrid)
         result = Result()
         for _number in range(num_rounds):
             server_round = self._done + 1
-            replies = self._scored(server_round, initial_arrays, grid, timeout=timeout)
+            replies = self._scored(server_round)
             result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
         return result
 
-    def _scored(self, server_round: int, arrays: ArrayRecord, grid: AskGrid, *, timeout: float) -> Iterable[Message]:
+    def _scored(self, server_round: int) -> Iterable[Message]:
         """A round's replies; where a secure sum is lost, the next questions are answered and scored instead."""
         for tries_left in reversed(range(TRIES)):
-            messages = self.configure_train(server_round, arrays, ConfigRecord(), grid)
+            (request,) = self.configure_train(server_round)
             try:
-                replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
+                replies = self._groups.ask(request.ask, meanwhile=self._reference_pass)
             except LostSum as error:
                 if not tries_left:
                     raise
                 log.warning("iteration %d: %s; the next questions are answered instead", server_round, error)
             else:
                 self._round.seconds["federation_wait"] = self._groups.seconds_waited
-                return replies
+                return [RepliesMessage(replies, request)]
         raise AssertionError
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
+    ) -> list[AskMessage]:
         """Sample answers to the next questions; ask the groups for their rewards."""
         seconds = dict[str, float]()
         with timed(seconds, "rollout"):

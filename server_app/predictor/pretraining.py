@@ -1,133 +1,39 @@
-"""PluralLLM's federated pretraining, by Flower's stock strategies as the config names them."""
+"""PluralLLM's federated pretraining: FedAvg over the groups' numbers, whether each is known or only their sum.
+
+Axis letters: G groups that trained, 1 where only their sum is known; N numbers, P weights.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from statistics import median_low
-from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import asks
+from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
-from pluralllm.training import BETAS, build, choices, step_size_factor
-from server_app.federation.ask_grid import AskGrid
+from pluralllm.training import build, choices
+from server_app.federation.ask import FloatArray, LostSum, Replies
 from server_app.federation.groups import Groups
 
 LARGEST_STEP = 10.0  # of a group, in units of the round's median
-# Adaptivity floor of FedAdam. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
-# ends up predicting the same answers for every group.
-TAU = 1e-6
-SERVER_LEARNING_RATE = 3e-3  # of FedAdam; Adam's usual step for a network of this size
+TRIES = 3
+"""At a round whose sums are lost, before the run ends."""
 
 Progress = Callable[[int, int, float], None]
 
 log = logging.getLogger("appa.server")
-
-
-class _Watched(Strategy):
-    """One of Flower's strategies, which reports every round and keeps the last one's weights.
-
-    Its replies are the groups', or one that is their mean. A round without a single answer is refused, which Flower
-    itself would pass over.
-    """
-
-    def __init__(self, inner: Strategy, config: Config, names: Sequence[str], progress: Progress) -> None:
-        self._inner, self._names, self._progress = inner, names, progress
-        self._num_rounds = config.pluralllm.rounds
-        self._choices = choices(config.pluralllm.architecture)
-        self.losses: list[float] = []
-        self.weights = ArrayRecord()
-        self.validation: float | None = None
-
-    def summary(self) -> None:
-        self._inner.summary()
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self._sent = arrays
-        if isinstance(self._inner, FedAdam):  # the server's step size rises and falls over the rounds
-            self._inner.eta = SERVER_LEARNING_RATE * step_size_factor(server_round - 1, self._num_rounds)
-        return self._inner.configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        trained = [reply for reply in replies if _answers(reply)]  # Flower would divide by none
-        bound_steps(trained, self._sent, self._names)
-        arrays, metrics = self._inner.aggregate_train(server_round, trained)
-        if arrays is None or metrics is None:
-            raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
-        self.losses.append(float(str(metrics["loss"])))
-        self._progress(server_round, self._num_rounds, self.losses[-1])
-        # FedAdam's arithmetic ends in float64, which would double what travels.
-        narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
-        if SHARES_KEY in narrow:  # nobody trains it: no group's to change
-            narrow[SHARES_KEY] = self._sent[SHARES_KEY]
-        self.weights = narrow
-        return narrow, metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        if server_round != self._num_rounds:
-            return []
-        return self._inner.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Choose how much each view counts, where the network has several (`pluralllm.residual.Shares`).
-
-        It is what gives the groups' mean error on held-out questions its lowest value.
-        """
-        errors = [(_answers(reply), np.array(reply.content.metric_records["metrics"]["errors"])) for reply in replies]
-        if not (num_answers := sum(number for number, _ in errors)):
-            return None
-        error_V = np.sum([number * mean_V for number, mean_V in errors], axis=0) / num_answers
-        best = int(error_V.argmin())
-        self.validation = float(error_V[best])
-        if (shares := self._choices[best]) is not None:
-            self.weights[SHARES_KEY] = Array(np.array(shares, np.float32))
-        return MetricRecord({"error": self.validation})
-
-
-def _answers(reply: Message) -> int:
-    """Number of the answers that a reply rests on."""
-    return int(str(reply.content.metric_records["metrics"]["num-examples"]))
-
-
-def bound_steps(replies: Sequence[Message], sent: ArrayRecord, names: Sequence[str]) -> None:
-    """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
-
-    So one group's huge weights do not decide the round.
-
-    Args:
-        replies: to a training round; their weights are changed in place.
-        sent: the weights they start from.
-        names: the groups', by the places that stand for nodes, from 1 on.
-    """
-    shapes = {name: array.shape for name, array in sent.items()}
-    start_P = join_weights(sent).astype(np.float64)
-    steps = [join_weights(reply.content.array_records["arrays"]) - start_P for reply in replies]
-    lengths = [float(np.linalg.norm(step_P)) for step_P in steps]
-    longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
-    for reply, step_P, length in zip(replies, steps, lengths, strict=True):
-        if length > longest > 0:
-            log.warning(
-                "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
-                *(names[reply.metadata.src_node_id - 1], length / longest * LARGEST_STEP, LARGEST_STEP),
-            )
-            cut_P = (start_P + step_P * (longest / length)).astype(np.float32)
-            reply.content["arrays"] = split_weights(cut_P, shapes)
 
 
 def initial_weights(config: Config) -> ArrayRecord:
@@ -136,41 +42,101 @@ def initial_weights(config: Config) -> ArrayRecord:
     return ArrayRecord(build(config.pluralllm.architecture).state_dict())
 
 
-@dataclass(frozen=True, eq=False)
-class Pretraining:
-    """Result of pretraining.
-
-    Attributes:
-        weights: of the last round.
-        losses: the groups' mean loss in every round.
-        validation: error of the weights, as on the card; None where no group has an answer to a held-out question.
-    """
-
-    weights: ArrayRecord
-    losses: tuple[float, ...] = ()
-    validation: float | None = None
-
-
-def _flower_strategy(config: Config, num_nodes: int) -> Strategy:
-    """The strategy that `pluralllm.strategy` names, for so many nodes."""
-    counts: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": num_nodes}
-    if config.pluralllm.strategy == "fedavg":
-        return FedAvg(**counts)
-    return FedAdam(eta=SERVER_LEARNING_RATE, beta_1=BETAS[0], beta_2=BETAS[1], tau=TAU, **counts)
-
-
-def pretrain(groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress) -> Pretraining:
+def pretrain(
+    groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress
+) -> tuple[ArrayRecord, list[float]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
     How much each view counts is chosen after the last round, on the training groups' held-out questions. The groups
     hold the catalogue already. `progress` is called with (round, rounds, mean loss).
 
+    Returns:
+        The weights, and the groups' mean loss in every round.
+
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
     """
-    if not config.pluralllm.rounds:
-        return Pretraining(start)
-    grid = AskGrid(groups)
-    strategy = _Watched(_flower_strategy(config, len([*grid.get_node_ids()])), config, groups.names, progress)
-    strategy.start(grid, start, num_rounds=config.pluralllm.rounds, timeout=config.run.reply_timeout)
-    return Pretraining(strategy.weights, tuple(strategy.losses), strategy.validation)
+    rounds, unseen = config.pluralllm.rounds, config.unseen_group_names
+    weights, losses = start, list[float]()
+    for number in range(1, rounds + 1):
+        replies = _ask(groups, Ask(asks.UPDATE, {"weights": join_weights(weights)}, {"round": number}))
+        names, rows = _training_rows(replies, unseen)
+        if not names:
+            raise UserError(f"PluralLLM round {number}: no group trained; the groups' own logs say why")
+        weights, loss = federated_average(weights, names, rows)
+        losses.append(loss)
+        progress(number, rounds, loss)
+    if rounds:
+        mixes = choices(config.pluralllm.architecture)
+        replies = _ask(groups, Ask(asks.VALIDATION, {"weights": join_weights(weights)}, {"size": len(mixes)}))
+        names, rows = _training_rows(replies, unseen)
+        if names and (shares := mixes[int(rows["error"].sum(axis=0).argmin())]) is not None:
+            weights[SHARES_KEY] = Array(np.array(shares, np.float32))
+    return weights, losses
+
+
+def _ask(groups: Groups, ask: Ask) -> Replies:
+    """The groups' numbers; where a sum is lost, those of another request with the same weights."""
+    for attempt in range(1, TRIES):
+        try:
+            return groups.ask(ask)
+        except LostSum as error:
+            log.warning("%s; asked anew", error)
+            ask = replace(ask, settings={**ask.settings, "attempt": attempt})
+    return groups.ask(ask)
+
+
+def _training_rows(replies: Replies, unseen: Collection[str]) -> tuple[list[str], dict[str, FloatArray]]:
+    """Names and arrays (G, ...) of the groups that train and have answers; where only the sum is known, that alone."""
+    single = replies.data.ndim > 1
+    names, data_GN = (replies.groups, replies.data) if single else (("the sum",), replies.data[None])
+    arrays = asks.split(data_GN, replies.numbers)
+    arrays["answers"] = arrays["answers"].round()  # a masked sum is a little off
+    kept = [g for g, name in enumerate(names) if name not in unseen and arrays["answers"][g] > 0]
+    return [names[g] for g in kept], {name: rows[kept] for name, rows in arrays.items()}
+
+
+def federated_average(
+    sent: ArrayRecord, names: Sequence[str], rows: Mapping[str, FloatArray]
+) -> tuple[ArrayRecord, float]:
+    """The mean of the groups' weights after a round, and of their losses, each by its number of answers (FedAvg).
+
+    The arithmetic is that of Flower's FedAvg: float32, added in the order of the groups. Nobody trains `SHARES_KEY`, so
+    it is no group's to change.
+
+    Args:
+        sent: the weights that the round started from.
+        names: the G groups', for messages.
+        rows: "answers" (G, 1), all above 0; "step" (G, P), the change of the weights times that number; "loss" (G, 1),
+            the mean loss times that number.
+    """
+    count_G1 = rows["answers"]
+    step_GP = bounded(rows["step"] / count_G1, names)
+    weight_GP = (join_weights(sent) + step_GP).astype(np.float32)
+    share_G = (count_G1[:, 0] / count_G1.sum()).tolist()
+    weight_P, loss_1 = (
+        reduce(operator.add, [share * row for share, row in zip(share_G, of_groups, strict=True)])
+        for of_groups in (weight_GP, rows["loss"] / count_G1)
+    )
+    after = split_weights(weight_P, {name: array.shape for name, array in sent.items()})
+    if SHARES_KEY in sent:
+        after[SHARES_KEY] = sent[SHARES_KEY]
+    return after, float(loss_1[0])
+
+
+def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
+    """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
+
+    So one group's huge weights do not decide the round.
+    """
+    length_G = np.linalg.norm(step_GP, axis=1)
+    longest = LARGEST_STEP * median_low(length_G)
+    factor_G = np.ones(len(names))
+    for g, length in enumerate(length_G):
+        if length > longest > 0:
+            log.warning(
+                "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
+                *(names[g], length / longest * LARGEST_STEP, LARGEST_STEP),
+            )
+            factor_G[g] = longest / length
+    return step_GP * factor_G[:, None]

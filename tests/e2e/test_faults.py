@@ -228,9 +228,8 @@ SMALL = {
     "seed": 1,
     "pluralllm.rounds": 3,
     # in more and longer rounds the order in which nodes are added up shows
-    "pluralllm.strategy": "fedadam",
     "pluralllm.local-steps": 2,
-    "pluralllm.learning-rate": 0.0,
+    "pluralllm.learning-rate": 3e-3,
     "sft.steps": 60,
 }
 KILLS = 3

@@ -83,12 +83,10 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     found_card, found = card(config), read_run(config.run_folder)
     assert [*missing(found)] == []
     assert len(found.pluralllm.losses) == 3
-    assert found.pluralllm.scores.keys() == {"seen/held-out", "unseen/held-out"}
+    assert found.pluralllm.scores.keys() == {"seen", "unseen"}
     predictors = {"pluralllm", "uniform", "nearest-question", "mean-of-others", "pluralllm-shared"}
     assert all(scores.keys() == predictors for scores in found.pluralllm.scores.values())
-    assert 0.0 < found_card["validation"] < 0.833
     assert found_card["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
-    assert found_card["survey"]["unseen_groups"].keys() == {"Castria"}
 
 
 def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
@@ -99,7 +97,7 @@ def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
     assert all((found[key] == without[key]).all() for key in found)
     assert any((found[key] != with_it[key]).any() for key in found)
     # it has targets and scores all the same, which those who never met it cannot change
-    assert "unseen/held-out" in card(config)["groups"]["Castria"]
+    assert "unseen" in card(config)["groups"]["Castria"]
 
 
 def test_who_shares_a_node_moves_not_a_bit(alone, together):
@@ -131,5 +129,5 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone
     path = alone[0].run_folder / FILE
     with pytest.raises(UserError, match="was trained on another table of 60 questions, and this run has 60"):
         run(tmp_path, "refused", **{"pluralllm.checkpoint": str(path), "seed": 1})
-    assert "pluralllm.checkpoint" in (tmp_path / "refused" / "error.txt").read_text()
+    assert str(path) in (tmp_path / "refused" / "error.txt").read_text()
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 SIZES = {
-    "pluralllm.network": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8},
+    "pluralllm.data": {
+        "EMBEDDING_DIM": 16,
+        "QUESTION_PART": slice(0, 8),
+        "OPTION_PART": slice(8, 13),
+        "HIDDEN_DIM": 8,
+        "NUM_BLOCKS": 1,
+        "RANK": 8,
+    },
     "server_app.policy.tiny": {"STEPS": 20, "COUNTED_STEPS": 20},
     "server_app.federation.groups": {"CHECKPOINT_EVERY": 1},
 }

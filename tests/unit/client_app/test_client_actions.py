@@ -78,7 +78,7 @@ def test_deployed_the_node_config_names_the_group(tmp_path):
 def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
-    keys = {"pluralllm__local_steps": 16, "pluralllm__strategy": "fedavg", **changes}
+    keys = {"pluralllm__local_steps": 16, **changes}
     config, files = home_files(survey, folder, config_of(data__num_groups=2, **keys))
     everything = f"{FEW}\nmay-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
     contexts = deployed(config, files, owner_policy=everything)

@@ -99,11 +99,8 @@ def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_pat
     assert node.ledger.releases()[-1].refused == refusals.REFUSALS[refusals.REPLIES_SPENT]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"pluralllm.strategy": "fedadam"}, {"pluralllm.local-steps": 15}], ids=["sgd", "steps"]
-)
-def test_a_plain_step_that_is_nearly_a_sum_of_answers_is_refused(changes, tmp_path):
-    node = Owned(tmp_path, **changes)
+def test_a_plain_step_that_is_nearly_a_sum_of_answers_is_refused(tmp_path):
+    node = Owned(tmp_path, **{"pluralllm.local-steps": 15})
     assert node.take(node.cut(training=20, held_out=10)) == 0
     assert node.code(asks.UPDATE) == refusals.WEAK_TRAINING
 

@@ -25,7 +25,6 @@ from server_app.questions import build_catalogue, run_survey
 CONFIG = config_of(
     data__num_groups=3,
     pluralllm__local_steps=Config.load({}).pluralllm.local_steps,
-    pluralllm__strategy="fedavg",
     pluralllm__rounds=100,  # from round 5 on steps no longer rise, and they do not fall yet
     pluralllm__learning_rate=0.01,
 )
@@ -88,17 +87,16 @@ def test_an_update_is_the_step_times_the_number_of_answers():
         assert (after_P != start_P).any()
 
 
-@pytest.mark.parametrize(("strategy", "share"), [("fedavg", 3 / 50), ("fedadam", 1.0)])
-def test_where_the_server_only_averages_the_groups_own_steps_fall_at_the_end(strategy, share, start, embedding, groups):
+def test_steps_fall_at_the_end(start, embedding, groups):
     def moved(rounds):
-        keys = {"strategy": strategy, "local-steps": 1, "rounds": rounds}
+        keys = {"local-steps": 1, "rounds": rounds}
         config = Config.load({**CONFIG.flat(), **{f"pluralllm.{key}": value for key, value in keys.items()}})
         return train(config, start, groups[1], embedding, number=50)[0].astype(np.float64) - start
 
     # round 50 of 100 is before the last third, round 50 of 50 the end of it: 1 of 50 / 3 rounds is left
     halfway, at_the_end = moved(100), moved(50)
     assert np.abs(halfway).max() > 1e-4
-    np.testing.assert_allclose(at_the_end, share * halfway, atol=1e-6)
+    np.testing.assert_allclose(at_the_end, 3 / 50 * halfway, atol=1e-6)
 
 
 def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding, groups):

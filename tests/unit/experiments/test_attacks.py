@@ -16,7 +16,7 @@ from experiments import likeliest, privacy
 
 READ, GUESS, REFUSED = "read", "guess", "refused"
 NO_LIMITS = {"may-leave": get_args(Leaving), "least-answers": 1, "training-replies": 0, "own-score": 10**6}
-WEAK = partial(privacy.by_training, rounds=1, strategy="fedadam", steps=1)
+WEAK = partial(privacy.by_training, rounds=1, steps=1)
 VALIDATION = partial(privacy.by_errors, number=1, turns=10, kind="validation")
 SCORES = partial(privacy.by_errors, number=1, turns=5, kind="scores")
 FEW_SCORES = partial(privacy.by_errors, number=10, turns=4, kind="scores")

@@ -43,7 +43,7 @@ def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeyp
 
 
 def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
-    monkeypatch.setattr(predictor, "SETTINGS", ("pluralllm.strategy=fedadam", "pluralllm.rounds=2"))
+    monkeypatch.setattr(predictor, "SETTINGS", ("pluralllm.rounds=2",))
     monkeypatch.setattr(predictor, "SIZES", (4,))
     monkeypatch.setattr(predictor, "ROWS", {"residual": ()})
     predictor.main("generated", seeds=1)

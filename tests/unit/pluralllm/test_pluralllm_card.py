@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes import catalogue_of
+from flwr.app import Array, ArrayRecord
 from report_runs import predictor_card
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.cards import Card
 from pluralllm import card as cards
-from server_app.predictor.checkpoint import new_card
-from server_app.predictor.pretraining import Pretraining, initial_weights
+from server_app.predictor.checkpoint import load, new_card, save
 
 TRAIN = (True,) * 4 + (False,) * 2
 CATALOGUE = replace(
@@ -26,9 +26,15 @@ CATALOGUE = replace(
 )
 KEYS = {"seed": 7, "data.test-fraction": 0.3, "pluralllm.unseen-groups": "Castria"}
 CONFIG = Config.load(KEYS)
+
+
+def record(**arrays):
+    return ArrayRecord({name: Array(np.asarray(array, np.float32)) for name, array in arrays.items()})
+
+
 ANSWERED = {"Avaria": 4, "Belmora": 3, "Castria": 2}
 SCORES = Card.model_validate_json(json.dumps(predictor_card())).scores
-CARD = new_card(CONFIG, CATALOGUE, ANSWERED, Pretraining(initial_weights(CONFIG))).model_copy(update={"scores": SCORES})
+CARD = new_card(CONFIG, CATALOGUE, ANSWERED, ()).model_copy(update={"scores": SCORES})
 
 
 def by(order, **changes):
@@ -37,11 +43,13 @@ def by(order, **changes):
     return replace(CATALOGUE, questions=tuple(CATALOGUE.questions[q] for q in order), **{**rows, **changes})
 
 
+WEIGHTS = record(z=np.arange(6.0).reshape(2, 3), a=np.arange(4.0).T)
+
+
 @pytest.fixture
 def weights(tmp_path):
     path = tmp_path / "best.safetensors"
-    path.write_bytes(b"weights")
-    cards.write(path, CARD)
+    save(path, WEIGHTS, CARD)
     return path
 
 
@@ -51,14 +59,32 @@ def fits(weights, catalogue=CATALOGUE, **keys):
 
 def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     assert cards.read(weights).model_copy(update={"weights": ""}) == CARD
-    assert (CARD.survey.groups, CARD.survey.unseen_groups) == ({"Avaria": 4, "Belmora": 3}, {"Castria": 2})
-    assert (CARD.survey.num_questions, CARD.survey.num_held_out, len(CARD.survey.training)) == (6, 2, 4)
+    assert CARD.survey.groups == {"Avaria": 4, "Belmora": 3}
+    assert (CARD.survey.num_questions, len(CARD.survey.training)) == (6, 4)
     assert [path.name for path in weights.parent.iterdir() if path.suffix == ".json"] == ["best.json"]
     fits(weights)
     fits(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature
     fits(weights, by([*range(6)], embedding_QKE=CATALOGUE.embedding_QKE + 1e-4))  # another machine
     fits(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
     fits(weights, **{"pluralllm.unseen-groups": "Castria,Dorvane"})
+
+
+def test_weights_are_read_as_they_were_written_and_others_are_refused(weights):
+    read, card = load(weights, CONFIG, CATALOGUE, WEIGHTS)
+    assert card == cards.read(weights)
+    assert [*read] == ["z", "a"]
+    for name in WEIGHTS:
+        assert read[name].numpy().dtype == np.float32
+        np.testing.assert_array_equal(read[name].numpy(), WEIGHTS[name].numpy())
+    for other in ({"z": WEIGHTS["z"]}, {**WEIGHTS, "a": Array(np.zeros(3, np.float32))}):
+        with pytest.raises(UserError, match=r"best\.safetensors: holds other weights than"):
+            load(weights, CONFIG, CATALOGUE, ArrayRecord(other))
+    whole = weights.read_bytes()
+    for spoilt in (whole[:-3], b""):
+        weights.write_bytes(spoilt)
+        cards.write(weights, CARD)
+        with pytest.raises(UserError, match=r"best\.safetensors: cannot be read"):
+            load(weights, CONFIG, CATALOGUE, WEIGHTS)
 
 
 OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") for question in CATALOGUE.questions)
@@ -86,7 +112,7 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
 def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, catalogue, keys, says):
     with pytest.raises(UserError, match=says) as refused:
         fits(weights, catalogue, **keys)
-    assert str(refused.value).startswith(f'pluralllm.checkpoint = "{weights}"')
+    assert str(refused.value).startswith(f"{weights}: ")
     assert "\n" not in str(refused.value)
 
 
@@ -95,7 +121,7 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ca
     [
         (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
-        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 9"),
+        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 10"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
     ],
 )

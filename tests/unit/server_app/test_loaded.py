@@ -28,10 +28,9 @@ from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
-from pluralllm import card as cards
 from pluralllm.data import OptionEmbedding, group_data
-from server_app.predictor.checkpoint import new_card, save_weights
-from server_app.predictor.pretraining import Pretraining, initial_weights
+from server_app.predictor.checkpoint import new_card, save
+from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
 
 QUESTION, OPTIONS = "Is the sky blue?", ("Yes", "No", "Perhaps")
@@ -129,9 +128,7 @@ def predicting(tmp_path_factory):
     config = Config.load({"data.num-groups": 2, "data.num-questions": 40})
     folder, catalogue, start = tmp_path_factory.mktemp("run"), build_catalogue(config), initial_weights(config)
     write_config(folder, config)
-    save_weights(folder / WEIGHTS_FILE, Pretraining(start))
-    card = new_card(config, catalogue, {}, Pretraining(start))
-    cards.write(folder / WEIGHTS_FILE, card)
+    save(folder / WEIGHTS_FILE, start, new_card(config, catalogue, {}, ()))
     ids = tuple(question.question_id for question in catalogue.questions)
     table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
     node = client_predictor.load(config, join_weights(start), table, catalogue.train_Q)

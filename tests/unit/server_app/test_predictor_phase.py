@@ -60,22 +60,22 @@ def scored(by_group, **keys):
 @pytest.mark.parametrize("run_sums", ["plain", "secure"])
 def test_means_are_over_answers_and_unseen_groups_stand_apart(run_sums):
     found = scored(BY_GROUP, **{"run.sums": run_sums})
-    assert found["scores"].keys() == {"seen/held-out", "unseen/held-out"}
-    assert found["scores"]["seen/held-out"].keys() == {"pluralllm", "uniform", "nearest-question"}
-    seen = found["scores"]["seen/held-out"]["pluralllm"]
+    assert found["scores"].keys() == {"seen", "unseen"}
+    assert found["scores"]["seen"].keys() == {"pluralllm", "uniform", "nearest-question"}
+    seen = found["scores"]["seen"]["pluralllm"]
     # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
     assert seen == pytest.approx({"answers": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8})
-    assert found["scores"]["unseen/held-out"]["pluralllm"]["js"] == pytest.approx(0.5)
+    assert found["scores"]["unseen"]["pluralllm"]["js"] == pytest.approx(0.5)
     if run_sums == "secure":
         assert found["groups"] == {}
         return
-    assert found["groups"]["B"]["seen/held-out"]["pluralllm"]["js"] == pytest.approx(0.4)
-    assert found["groups"]["C"].keys() == {"unseen/held-out"}
+    assert found["groups"]["B"]["seen"]["pluralllm"]["js"] == pytest.approx(0.4)
+    assert found["groups"]["C"].keys() == {"unseen"}
     assert found["groups"]["D"] == {}
 
 
 def test_a_masked_sum_s_count_is_a_whole_number():
-    assert tables(BY_GROUP["A"] + 1e-9)["seen/held-out"]["pluralllm"]["answers"] == 4
+    assert tables(BY_GROUP["A"] + 1e-9)["seen"]["pluralllm"]["answers"] == 4
     assert tables(np.full((2, len(PLACES)), 1e-9)) == {}
 
 
@@ -101,7 +101,7 @@ def test_a_group_whose_sums_cannot_be_is_left_out_and_named(score_2L, caplog):
     assert fault(score_2L, SIZE, unseen=False)
     found = scored({**BY_GROUP, "A": score_2L})
     assert "A" not in found["groups"]
-    assert found["scores"]["seen/held-out"]["pluralllm"]["answers"] == 1
+    assert found["scores"]["seen"]["pluralllm"]["answers"] == 1
     assert "group A" in caplog.text
 
 
@@ -154,6 +154,6 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
         mine = GroupData(data.group, data.question_N[enough_N], data.answer_NK[enough_N])
         expected = mean_score(mine, [other for other in seen if other.group != data.group], catalogue)
         means = {key: value / expected["answers"] for key, value in expected.items()} | {"answers": expected["answers"]}
-        part = "unseen/held-out" if data.group == unseen else "seen/held-out"
+        part = "unseen" if data.group == unseen else "seen"
         assert found["groups"][data.group][part]["mean-of-others"] == pytest.approx(means, abs=1e-9)
     assert card_scores(config, 2)[0] == found  # how groups share nodes changes no digit

@@ -68,17 +68,6 @@ def test_split_names():
     assert split_names(" ") == ()
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
-def test_a_groups_own_optimizer_follows_the_strategy(strategy):
-    def chosen(rate):
-        settings = Config.load({"pluralllm.strategy": strategy, "pluralllm.learning-rate": rate}).pluralllm
-        return settings.local_optimizer, settings.local_learning_rate
-
-    adam, sgd = ("adam", 0.003), ("sgd", 0.1)
-    assert chosen(0.0) == (adam if strategy == "fedavg" else sgd)
-    assert chosen(0.5) == (chosen(0.0)[0], 0.5)
-
-
 def test_a_run_without_a_name_gets_one_that_says_what_it_is():
     config = Config.load({"task": "opa", "rule": "min", "seed": 5, "run.output-dir": "/out"})
     with pytest.raises(UserError, match="run-name"):

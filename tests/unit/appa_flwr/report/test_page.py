@@ -113,8 +113,8 @@ def test_all_text_is_escaped(tmp_path):
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
         pluralllm=predictor_card(
-            scores={f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
-            groups={evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
+            scores={evil: {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
+            groups={evil: {f"seen{evil}": {evil: predictor_scores(0.5)}}},
         ),
         examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
     )
@@ -188,7 +188,7 @@ def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     content = {name: json.loads((whole / f"{name}.json").read_text()) for name in ("phases", "pluralllm")}
     assert read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, **content).examples == ()
     assert [*missing(read_run(tmp_path / "part"))] == []
-    assert "seen / held-out" in page_of(tmp_path / "part")
+    assert ">seen<" in page_of(tmp_path / "part")
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]
 
 
@@ -200,15 +200,15 @@ def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
 
 def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path):
     scores = predictor.scores(read_card(tmp_path))
-    assert scores[["Groups / questions", "Predictor", "JS", "Answers"]].to_numpy().tolist() == [
-        ["seen / held-out", "PluralLLM", 0.93, "240"],
-        ["seen / held-out", "Own nearest question", 0.88, "240"],
-        ["seen / held-out", "Uniform answer", 0.79, "240"],
-        ["seen / held-out", "Mean of the other groups", 0.94, "240"],
-        ["unseen / held-out", "PluralLLM", 0.71, "240"],
-        ["unseen / held-out", "Uniform answer", 0.69, "240"],
-        ["unseen / held-out", "Mean of the other groups", 0.76, "180"],
-        ["unseen / held-out", "PluralLLM, same answers", 0.72, "180"],
+    assert scores[["Groups", "Predictor", "JS", "Answers"]].to_numpy().tolist() == [
+        ["seen", "PluralLLM", 0.93, "240"],
+        ["seen", "Own nearest question", 0.88, "240"],
+        ["seen", "Uniform answer", 0.79, "240"],
+        ["seen", "Mean of the other groups", 0.94, "240"],
+        ["unseen", "PluralLLM", 0.71, "240"],
+        ["unseen", "Uniform answer", 0.69, "240"],
+        ["unseen", "Mean of the other groups", 0.76, "180"],
+        ["unseen", "PluralLLM, same answers", 0.72, "180"],
     ]
 
 

@@ -52,9 +52,9 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 11)"),
-        ({"schema": 11, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
-        ({"schema": 11, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 12)"),
+        ({"schema": 12, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
+        ({"schema": 12, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],
@@ -77,8 +77,8 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2, key 'kl': input should be a valid number, fo"),
         ("phases", [{"phase": "sft"}], "phases.json, row 1, key 'seconds': field required"),
         ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
-        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 9"),
-        ("pluralllm", predictor_card(validation="x"), "key 'validation': input should be a valid number"),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 10"),
+        ("pluralllm", predictor_card(losses="x"), "key 'losses': input should be a valid array"),
         (
             "metrics",
             b'\n\n{"iteration": 2, "num_it\n{"iteration',

@@ -10,9 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from client_node import config_of, home_files, weights
-from fake_groups import FakeGroups
-from fakes import CATALOGUE, FakeGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, pinned, simulated
 from small import AS_OWNERS_ASK
 
@@ -22,8 +19,7 @@ from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from server_app.federation.answers import Answers
-from server_app.federation.ask import LostSum, TooFew
-from server_app.federation.ask_grid import TRAIN, AskGrid
+from server_app.federation.ask import TooFew
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.federation.reward_rule import RewardRule
@@ -141,41 +137,3 @@ def test_where_owners_keep_their_own_scores_the_sums_stand_alone(parties, monkey
     summed = scores(groups, parties[SUMS].answers(6, question_J).request(["js"]))["js", TARGET_SIDE]
     assert 0 < summed.avg_as < 1
     assert np.isnan([summed.min_as, *summed.per_group.values()]).all()
-
-
-# --- Flower's strategies ----------------------------------------------------------------------------------------------
-
-START = ArrayRecord({"b": Array(np.array([1.0], np.float32))})
-
-
-def before_strategies(**keys):
-    """The grid of a strategy, before three groups whose steps are all 1."""
-    node = FakeGroups(("A", "B", "C"), lambda ask, name: {"step": np.ones(1), "answers": 1.0, "loss": 1.0})
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load(keys))
-    groups.grid.simulated = True
-    groups.gather((), patience=0.0)
-    groups.send_catalogue(CATALOGUE)
-    return AskGrid(groups)
-
-
-@pytest.mark.parametrize(
-    ("keys", "places"), [({}, [1, 2, 3]), ({"pluralllm.unseen-groups": "C"}, [1, 2]), ({"run.sums": "secure"}, [1])]
-)
-def test_a_strategy_meets_the_groups_that_train_or_one_that_is_their_sum(keys, places):
-    assert [*before_strategies(**keys).get_node_ids()] == places
-
-
-def test_a_round_whose_sum_is_lost_is_asked_anew(monkeypatch):
-    tries, ask = [], Groups.ask
-
-    def lost(self, asked, **others):
-        tries.append(asked)
-        if len(tries) < 3:
-            raise LostSum("C stays away")
-        return ask(self, asked, **others)
-
-    monkeypatch.setattr(Groups, "ask", lost)
-    content = RecordDict({"arrays": START, "config": ConfigRecord({"server-round": 3})})
-    (reply,) = before_strategies(**{"run.sums": "secure"}).send_and_receive([Message(content, 1, TRAIN)])
-    assert reply.content["metrics"]["num-examples"] == 3
-    assert len({asked.digest for asked in tries}) == 3

@@ -12,7 +12,6 @@ import pytest
 import torch
 from fake_groups import GROUPS, federated, scoring_node
 from fakes import catalogue_of, random_tables
-from flwr.app import ArrayRecord
 from in_process import flower_task
 from small import VALUE_MODEL, keys_of
 
@@ -24,7 +23,6 @@ from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
 from server_app.federation.answers import parse_answers
 from server_app.federation.ask import LostSum, TooFew
-from server_app.federation.ask_grid import AskGrid
 from server_app.federation.reward_rule import RewardRule
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
@@ -100,7 +98,7 @@ def build(*, nodes=None, done=0, min_groups=2, order=None, **keys):
 
 def run(strategy, groups, rounds):
     with flower_task():
-        strategy.start(AskGrid(groups), ArrayRecord(), num_rounds=rounds)
+        strategy.start(num_rounds=rounds)
 
 
 def asked(strategy, groups):

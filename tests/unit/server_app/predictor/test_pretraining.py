@@ -1,29 +1,26 @@
 """Federated pretraining on the server: numbers worked out by hand, over groups that always take the same step.
 
-Axis letters: G groups, V choices of what views count.
+Axis letters: G groups, V choices of what views count, P weights.
 """
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
-from in_process import flower_task
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import strategy_utils
 
 from appa_flwr.config import Config
-from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import UPDATE, VALIDATION, Number, flatten
+from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
-from server_app.federation.ask import Replies
-from server_app.predictor.pretraining import pretrain
+from server_app.federation.ask import LostSum, Replies
+from server_app.predictor.pretraining import TRIES, pretrain
 
-STRATEGIES = get_args(PluralLLMSection.model_fields["strategy"].annotation)
-STEPS = np.array([[0.25, -0.5], [-0.75, 0.125]])  # each group's change of the weights, the same in every round
+STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round
 COUNTS = (30, 10)
-LOSS = 0.5
+LOSSES = (0.5, 0.25, 0.125, 0.75, 0.3)
 
 
 class Training:
@@ -31,22 +28,25 @@ class Training:
 
     Attributes:
         asked: every request for numbers.
+        lost: requests, counted from the first, whose sums are lost.
     """
 
-    def __init__(self, config, steps_G, counts_G, errors_G, *, plain):
-        self.config, self.plain, self.asked = config, plain, []
+    def __init__(self, steps_G, counts_G, errors_G, *, plain, lost):
+        self.plain, self.lost, self.asked = plain, lost, []
         self.names = tuple("ABCDE"[: len(steps_G)])
         self._steps_G, self._counts_G, self._errors_G = steps_G, counts_G, errors_G
 
-    def ask(self, ask, *, meanwhile=None):
+    def ask(self, ask):
         self.asked.append(ask)
+        if len(self.asked) <= self.lost:
+            raise LostSum("B stays away")
         one = Number((1,), -np.inf, np.inf)
         if ask.kind == UPDATE:
             shape = ask.array("weights", np.float32, axes=1).shape
             numbers = {"step": Number(shape, -np.inf, np.inf), "answers": one, "loss": one}
             rows = [
-                {"step": n * np.array(step), "answers": [n], "loss": [n * LOSS]}
-                for step, n in zip(self._steps_G, self._counts_G, strict=True)
+                {"step": n * np.array(step), "answers": [n], "loss": [n * loss]}
+                for step, n, loss in zip(self._steps_G, self._counts_G, LOSSES, strict=False)
             ]
         else:
             size = ask.count("size")
@@ -59,57 +59,54 @@ class Training:
         return Replies(self.names, numbers, data if self.plain else data.sum(0), "")
 
 
-def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, plain=True, **changes):
-    """What weights at 0 become, the groups' requests with it."""
+def record(**arrays):
+    return ArrayRecord({name: Array(np.array(array, np.float32)) for name, array in arrays.items()})
+
+
+def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, plain=True, lost=0, **changes):
+    """What weights at 0 become, the mean losses of the rounds, and the groups' requests."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in {"rounds": 2, **changes}.items()}
     config = Config.load({"run.sums": "plain" if plain else "secure", **keys})
-    nothing = [(0, ())] * len(steps_G)
-    groups = Training(config, steps_G, counts_G, errors_G or nothing, plain=plain)
-    start = start or ArrayRecord({"w": Array(np.zeros(len(steps_G[0]), dtype=np.float32))})
-    with flower_task():
-        return pretrain(groups, config, start, progress=lambda *_: None), groups
-
-
-def rounds(**changes):
-    """Weights after each of 2 rounds."""
-    done, groups = pretrained(**changes)
-    second = [ask for ask in groups.asked if ask.kind == UPDATE][1]
-    return second.arrays["weights"], done.weights["w"].numpy(), groups.asked
-
-
-MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
+    groups = Training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G), plain=plain, lost=lost)
+    start = start or record(w=np.zeros(len(steps_G[0])))
+    weights, losses = pretrain(groups, config, start, progress=lambda *_: None)
+    return weights, losses, groups.asked
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_groups_weigh_as_many_answers_as_they_trained_on(plain):
-    first, second, asked = rounds(plain=plain)
-    np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
-    assert MEAN.tolist() == [0.0, -0.34375]
+    weights, losses, asked = pretrained(plain=plain)
+    mean = [0.0, -0.34375]  # (30 x .25 - 10 x .75) / 40 and (-30 x .5 + 10 x .125) / 40
+    np.testing.assert_allclose(asked[1].arrays["weights"], mean, rtol=1e-6)
+    np.testing.assert_allclose(weights["w"].numpy(), [0.0, -0.6875], rtol=1e-6)
+    assert losses == pytest.approx([0.4375] * 2)  # (30 x .5 + 10 x .25) / 40
     assert [ask.kind for ask in asked] == [UPDATE, UPDATE, VALIDATION]
     assert [ask.count("round") for ask in asked[:2]] == [1, 2]
 
 
-# What Flower's fedadam corrects the first and the second step by: sqrt(1 - .99^(t+1)) / (1 - .9^(t+1))
-FIRST, SECOND = (np.sqrt(1 - 0.99**t) / (1 - 0.9**t) for t in (2, 3))
+def test_single_groups_are_averaged_to_the_bits_of_flower_s_fedavg():
+    rng = np.random.default_rng(0)
+    start, counts_G = record(b=rng.normal(size=(30, 4)), a=rng.normal(size=50)), (7, 12, 31, 5, 26)
+    steps_GP = rng.normal(size=(5, 170))
+    weights, (loss,), _ = pretrained(steps_GP, counts_G, start=start, rounds=1)
+    shapes = {name: array.shape for name, array in start.items()}
+    start_P, contents = join_weights(start), []
+    for n, step_P, one_loss in zip(counts_G, steps_GP, LOSSES, strict=True):
+        own = split_weights((start_P + n * step_P / n).astype(np.float32), shapes)
+        metrics = MetricRecord({"num-examples": n, "loss": n * one_loss / n})
+        contents.append(RecordDict({"arrays": own, "metrics": metrics}))
+    expected = strategy_utils.aggregate_arrayrecords(contents, "num-examples")
+    assert [*weights] == [*expected] == ["b", "a"]
+    for name in weights:
+        assert weights[name].numpy().dtype == np.float32
+        np.testing.assert_array_equal(weights[name].numpy(), expected[name].numpy())
+    assert loss == strategy_utils.aggregate_metricrecords(contents, "num-examples")["loss"]
 
 
-def test_fedadam_steps_as_its_paper_says():
-    # eta is .003 x 1/5 in the first round; the second and last of two falls again: .003 x 2/5 x min(1, 1 / (2/3)).
-    # m = .1 d, v = .01 d^2; then m = .19 d, v = .0199 d^2
-    first_step, second_step = 6e-4 * FIRST, 1.2e-3 * SECOND * 0.19 / np.sqrt(0.0199)
-    first, second, _ = rounds(strategy="fedadam")
-    # where the mean change is 0, nothing moves; elsewhere the size of the change cancels
-    np.testing.assert_allclose(first, [0.0, -first_step], rtol=1e-4, atol=1e-12)
-    np.testing.assert_allclose(second, [0.0, -first_step - second_step], rtol=1e-4, atol=1e-12)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_from_the_groups_sum_comes_what_comes_from_each(strategy):
+def test_from_the_groups_sum_comes_what_comes_from_each():
     steps_G = np.random.default_rng(0).normal(size=(5, 1000))
-    plain, summed = (pretrained(steps_G, range(10, 15), plain=plain, strategy=strategy)[0] for plain in (True, False))
-    assert np.abs(plain.weights["w"].numpy()).max() > 1e-4
-    np.testing.assert_allclose(summed.weights["w"].numpy(), plain.weights["w"].numpy(), rtol=1e-4, atol=1e-6)
-    assert (summed.losses, plain.losses) == (pytest.approx((LOSS, LOSS)),) * 2
+    (plain, *_), (summed, *_) = (pretrained(steps_G, range(10, 15), plain=plain) for plain in (True, False))
+    np.testing.assert_allclose(summed["w"].numpy(), plain["w"].numpy(), rtol=1e-4, atol=1e-6)
 
 
 HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))
@@ -128,65 +125,72 @@ HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))
     ],
 )
 def test_one_group_s_huge_step_counts_for_ten_and_is_named(steps_G, mean, named, caplog):
-    done, _ = pretrained(np.array(steps_G), [10] * len(steps_G), strategy="fedavg", rounds=1)
-    np.testing.assert_allclose(done.weights["w"].numpy(), mean, rtol=1e-5)
+    weights, *_ = pretrained(steps_G, [10] * len(steps_G), rounds=1)
+    np.testing.assert_allclose(weights["w"].numpy(), mean, rtol=1e-5)
     assert [message.partition(":")[0] for message in caplog.messages] == [f"group {name}" for name in named]
 
 
 def test_how_much_a_view_counts_is_no_group_s_to_change():
     """A share beyond [0, 1] makes predictions that are none."""
-    shares = Array(np.array([0.5, 0.25], np.float32))
-    start = ArrayRecord({SHARES_KEY: shares, "w": Array(np.zeros(2, np.float32))})
+    start = record(**{SHARES_KEY: [0.5, 0.25], "w": [0, 0]})
     steps_G = [[-7, -7, 1, 1], [0, 0, 2, 2]]  # by the arrays' names
     assert sorted(start) == [SHARES_KEY, "w"]
-    done, _ = pretrained(steps_G, start=start, strategy="fedavg")
-    assert done.weights[SHARES_KEY].numpy().tolist() == [0.5, 0.25]
-    assert done.weights["w"].numpy()[0] != 0
+    weights, _, asked = pretrained(steps_G, start=start)
+    assert weights[SHARES_KEY].numpy().tolist() == asked[1].arrays["weights"][:2].tolist() == [0.5, 0.25]
+    assert weights["w"].numpy()[0] != 0
 
 
-def test_a_group_without_an_answer_is_left_out_and_one_must_have_some():
-    done, _ = pretrained(STEPS, (0, 10), strategy="fedavg", rounds=1)
-    np.testing.assert_allclose(done.weights["w"].numpy(), STEPS[1])
+def test_unseen_groups_and_those_without_an_answer_are_left_out_and_one_must_have_some():
+    for changes in ({"counts_G": (0, 10)}, {"unseen_groups": "A"}):
+        weights, *_ = pretrained(rounds=1, **changes)
+        np.testing.assert_allclose(weights["w"].numpy(), STEPS[1])
     for plain in (True, False):
         with pytest.raises(UserError, match="round 1: no group trained"):
-            pretrained(STEPS, (0, 0), plain=plain)
+            pretrained(counts_G=(0, 0), plain=plain)
 
 
-def same(*errors):
-    """The same error for each choice."""
-    return [(count, [error] * 7) for count, error in zip((20, 10), errors, strict=True)]
+def test_a_round_whose_sum_is_lost_is_asked_anew():
+    weights, _, asked = pretrained(plain=False, lost=TRIES - 1, rounds=1)
+    np.testing.assert_allclose(weights["w"].numpy(), [0.0, -0.34375], rtol=1e-6)
+    assert len({ask.digest for ask in asked[:TRIES]}) == TRIES  # a group masks a request once
+    with pytest.raises(LostSum):
+        pretrained(plain=False, lost=TRIES, rounds=1)
+
+
+SAME = [(20, [0.1] * 7), (10, [0.4] * 7)]
 
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize(
-    ("errors_G", "validation", "shares"),
+    ("errors_G", "shares"),
     [
-        (same(0.1, 0.4), 0.2, [0.0, 0.0]),  # (20 x .1 + 10 x .4) / 30; of equals the first choice
+        (SAME, [0.0, 0.0]),  # of equals the first choice
         # (20 x .3 + 10 x .6) / 30 for the first choice, .3 for the second, (20 x .6 + 10 x .3) / 30 for the third
-        ([(20, (0.3, 0.3, 0.6)), (10, (0.6, 0.3, 0.3))], 0.3, [0.5, 0.0]),
-        ([(20, (0.4, 0.3, 0.2)), (10, (0.1, 0.3, 0.6))], 0.3, [0.0, 0.0]),
-        ([(20, (0.3, 0.3, 0.3, 0.3, 0.3, 0.2)), (10, (0.3, 0.3, 0.3, 0.3, 0.3, 0.2))], 0.2, [1.0, 0.5]),
-        ([(0, ()), (0, ())], None, [0.25, 0.25]),  # nobody has answers to say
+        ([(20, (0.3, 0.3, 0.6)), (10, (0.6, 0.3, 0.3))], [0.5, 0.0]),
+        ([(20, (0.3, 0.3, 0.3, 0.3, 0.3, 0.2)), (10, (0.3, 0.3, 0.3, 0.3, 0.3, 0.2))], [1.0, 0.5]),
+        ([(0, ()), (0, ())], [0.25, 0.25]),  # nobody has answers to say
     ],
 )
-def test_the_kept_weights_say_how_much_each_view_counts(errors_G, validation, shares, plain):
-    kept = Array(np.array([0.25, 0.25], np.float32))
-    start = ArrayRecord({"w": Array(np.zeros(2, np.float32)), SHARES_KEY: kept})
-    steps_G = [[0, 0, 1, 1]] * 2
-    done, _ = pretrained(steps_G, errors_G=errors_G, start=start, strategy="fedavg", plain=plain)
-    assert done.validation == (None if validation is None else pytest.approx(validation))
-    found = done.weights[SHARES_KEY].numpy()
-    assert (found.dtype, found.tolist()) == (np.float32, shares)
-    assert done.weights["w"].numpy().tolist() == [2, 2]
+def test_the_kept_weights_say_how_much_each_view_counts(errors_G, shares, plain):
+    start = record(**{"w": [0, 0], SHARES_KEY: [0.25, 0.25]})
+    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, errors_G=errors_G, start=start, plain=plain)
+    chosen = weights[SHARES_KEY].numpy()
+    assert (chosen.dtype, chosen.tolist()) == (np.float32, shares)
+    assert weights["w"].numpy().tolist() == [2, 2]
 
 
-def test_a_network_without_choices_is_validated_by_a_single_error():
-    done, _ = pretrained(errors_G=[(20, (0.2,)), (10, (0.5,))], architecture="attention")
-    assert done.validation == pytest.approx(0.3)
-    assert done.weights.keys() == {"w"}
+def test_unseen_groups_have_no_say_in_it():
+    errors_G = [(20, (0.3, 0.1)), (10, (0.1, 0.3))]
+    start = record(**{"w": [0, 0], SHARES_KEY: [0.25, 0.25]})
+    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, errors_G=errors_G, start=start, unseen_groups="A")
+    assert weights[SHARES_KEY].numpy().tolist() == [0.0, 0.0]
+
+
+def test_a_network_without_choices_has_none():
+    weights, _, asked = pretrained(errors_G=SAME, architecture="attention")
+    assert (weights.keys(), asked[-1].setting("size", int)) == ({"w"}, 1)
 
 
 def test_no_rounds_leave_the_start():
-    done, groups = pretrained(rounds=0)
-    assert (done.weights["w"].numpy().tolist(), done.losses, done.validation) == ([0.0, 0.0], (), None)
-    assert not groups.asked
+    weights, losses, asked = pretrained(rounds=0)
+    assert (weights["w"].numpy().tolist(), losses, asked) == ([0.0, 0.0], [], [])

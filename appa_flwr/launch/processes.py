@@ -62,7 +62,7 @@ def all_ended() -> Iterator[None]:
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
     if prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    before = descendants()
+    before = {*psutil.Process().children(recursive=True)}
     try:
         yield
     finally:
@@ -74,6 +74,8 @@ def all_ended() -> Iterator[None]:
                         end(process)
                 asked |= left
                 time.sleep(LOOK_SECONDS)
+        # Orphans have no other parent that would take them off the list of processes.
+        psutil.wait_procs({*psutil.Process().children()} - before, timeout=END_SECONDS)
 
 
 def descendants(*, besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:

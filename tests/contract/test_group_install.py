@@ -16,6 +16,7 @@ import pytest
 from group_life import installed
 from in_process import InProcessGrid, deployed
 from packaging.requirements import Requirement
+from real_run import SHORT_WAITS
 from talk import KINDS, TINY, talk
 
 from appa_flwr.config import Config
@@ -51,7 +52,7 @@ def record(tmp_path_factory) -> Path:
 
 
 def python(*command: object) -> subprocess.CompletedProcess[str]:
-    path = f"{REPO}{os.pathsep}{REPO / 'tests'}"
+    path = os.pathsep.join(map(str, (REPO, REPO / "tests", SHORT_WAITS)))
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False

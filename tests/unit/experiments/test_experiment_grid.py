@@ -28,7 +28,7 @@ datasets = { globalqa = { data.num-questions = 40 }, two = { data.num-questions 
 tasks = { dpa = { task = "dpa" } }
 models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
 """
-ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}'
+ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}\n'
 # What made-up runs score: method or rule -> reward of each group on each question.
 REWARDS = {"sft": 0.6, "uniform": 0.65, "option-list": 0.72, "average": 0.7, "appa": 0.75}
 

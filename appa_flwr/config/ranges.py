@@ -7,9 +7,9 @@ stand in a module of their own so that a group, which reads the config, does not
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
 """Task -> the reward metrics that can score its answers, the usual one first."""
@@ -48,6 +48,18 @@ WorstShare = Annotated[float, Field(ge=0, le=1)]
 """c of rule mix: the share of weight that goes to groups which have fallen behind."""
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def check(name: str, value: object, kind: Any) -> None:
+    """Check that an equation's parameter lies in its range.
+
+    Raises:
+        ValueError: `value` is no number, or outside `kind`, one of the types above.
+    """
+    try:
+        TypeAdapter(kind, config=STRICT).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{name} {must(error)}, got {value!r}") from None
 
 
 def must(error: ValidationError) -> str:

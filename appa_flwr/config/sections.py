@@ -125,7 +125,7 @@ class PluralLLMSection(Section):
     encoder: Annotated[str, path_or(NGRAMS, MINILM, on_hub=True)] = key(
         NGRAMS,
         "what makes vectors of the public texts: ngrams (hashed), minilm (of a package), or folder or hub id of a "
-        "sentence-transformers model",
+        "sentence-transformers model or a causal language model",
         min_length=1,
     )
     num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)

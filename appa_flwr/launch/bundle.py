@@ -9,7 +9,6 @@ import sysconfig
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import appa_flwr
 from appa_flwr.core.errors import UserError
@@ -17,7 +16,6 @@ from appa_flwr.core.errors import UserError
 APP_NAME, PROJECT = "appa-flwr", "pyproject.toml"
 APP_FOLDER = Path(appa_flwr.__file__).parent.parent
 """The checkout in which this package lies."""
-OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 
 def sent_files(home: Path, *, app_folder: Path | None = None) -> Path:
@@ -30,13 +28,12 @@ def sent_files(home: Path, *, app_folder: Path | None = None) -> Path:
     Raises:
         UserError: it is no checkout.
     """
-    app_folder, copy, table = app_folder or APP_FOLDER, home / APP_NAME, dict[str, Any]()
+    app_folder, copy = app_folder or APP_FOLDER, home / APP_NAME
     try:
         table = tomllib.loads((app_folder / PROJECT).read_text(encoding="utf-8"))
-        is_checkout = table.get("project", {}).get("name") == APP_NAME
     except (OSError, ValueError):
-        is_checkout = False
-    if not is_checkout:
+        table = {}
+    if table.get("project", {}).get("name") != APP_NAME:
         raise UserError(f"{app_folder}: is no checkout of {APP_NAME}; pip install --editable a clone")
     for pattern in (PROJECT, *table["tool"]["flwr"]["app"]["fab-include"]):
         for path in app_folder.glob(pattern):

@@ -19,7 +19,6 @@ from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output, replace_file, writing
 from appa_flwr.core.ports import LOOPBACK
-from appa_flwr.launch.bundle import OWN_PACKAGES
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
@@ -27,6 +26,8 @@ from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Words, exit_codes,
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CARD, REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
+
+OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",

@@ -188,9 +188,9 @@ def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compare runs, on the groups and held-out questions that all have, with the first one (`appa report RUN RUN...`).
+    """Compare each run with the first, on the groups and held-out questions that all have (`appa report RUN RUN...`).
 
-    It is against survey answers alone: by predictions each run would be scored by targets of its own.
+    Only scores against survey answers are compared: the runs' predictions are different targets.
 
     Returns:
         Two frames of `Interval`s: a row a run, with its rule, seed and scores; and a row each run but the first, whose
@@ -205,11 +205,11 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     for name, run in runs.items():
         for (what, mine), theirs in zip(_scored(run).items(), _scored(first).values(), strict=True):
             if mine != theirs:
-                raise UserError(f"{run.folder} and {first.folder}: have not one {what}: {mine!r} and {theirs!r}")
+                raise UserError(f"{run.folder} and {first.folder}: differ in {what}: {mine!r} and {theirs!r}")
         at = {"method": PPO, "metric": run.metric, "against": SURVEY}
         scored.append(run.scores[(run.scores[[*at]] == pd.Series(at)).all(axis=1)].assign(method=name))
         if scored[-1].empty:
-            raise UserError(f"{run.folder}: holds no scores of a policy after PPO by survey answers")
+            raise UserError(f"{run.folder}: holds no scores of a policy after PPO against survey answers")
     scores = pd.concat(scored)
     scores = scores[scores.groupby(["group", "question"])["method"].transform("size") == len(runs)]
     if scores.empty:

@@ -66,7 +66,9 @@ class Served:
                 try:
                     reply = await client.request(method, url, json=body, headers=self._headers, timeout=self._timeout)
                     if reply.is_success:
-                        return dict(reply.json())
+                        if not isinstance(content := reply.json(), dict):
+                            raise ValueError
+                        return content
                     why = f"{reply.status_code}: {reply.text[:MOST_SHOWN]}"
                     if reply.status_code not in AGAIN:
                         raise UserError(f"{url}: {why}")

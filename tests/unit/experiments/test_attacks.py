@@ -87,7 +87,28 @@ def test_an_owner_can_stop_an_attack_that_the_defaults_allow(name, policy):
 
 def test_as_many_scores_as_the_defaults_allow_tell_ten_answers():
     many = partial(privacy.by_errors, number=10, turns=20, kind="scores")
-    # a guess is off by .29 and .31; a test's network is small, and the search does not always end at the answers
+    # A test's network is small: the search ends nearer to the answers than a guess, but not always at them.
     learned = partial(privacy.learned, 20, policy={})
-    assert np.mean([learned(many, seed=seed, sums="plain") for seed in (0, 3)]) < 0.1
-    assert learned(many, seed=0, sums="secure") > 0.6 * learned(privacy.guess, seed=0, sums="plain")
+    read, guessed = ([learned(attack, seed=seed, sums="plain") for seed in (0, 3)] for attack in (many, privacy.guess))
+    assert np.mean(read) < 0.7 * np.mean(guessed)
+    assert learned(many, seed=0, sums="secure") > 0.6 * guessed[0]
+
+
+def test_the_mean_of_many_noisy_steps_tells_more_than_one():
+    rng = np.random.default_rng(0)
+    known_SNK, secret_NK = rng.dirichlet(np.ones(3), size=(100, 2)), rng.dirichlet(np.ones(3), size=2)
+    slope_MP = rng.normal(size=(6, 500))
+    clean_SP, clean_P = known_SNK.reshape(100, 6) @ slope_MP, secret_NK.ravel() @ slope_MP
+    np.testing.assert_allclose(likeliest.by_steps(known_SNK, clean_SP, clean_P, rounds=1), secret_NK, atol=1e-3)
+    noisy_SP = clean_SP + rng.normal(scale=0.5, size=clean_SP.shape)
+    off = {
+        rounds: np.mean(
+            [
+                np.abs(likeliest.by_steps(known_SNK, noisy_SP, clean_P + noise_P, rounds=rounds) - secret_NK).mean()
+                for noise_P in rng.normal(scale=0.5 / np.sqrt(rounds), size=(10, 500))
+            ]
+        )
+        for rounds in (1, 100)
+    }
+    assert off[100] < 0.5 * off[1]
+    assert off[1] < np.abs(1 / 3 - secret_NK).mean()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import families
 import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
@@ -72,7 +73,7 @@ def test_what_all_texts_share_is_taken_out(monkeypatch):
     vectors = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
 
     def table(shift):
-        monkeypatch.setattr(embedding, "text_vectors", lambda encoder, texts: vectors[: len(texts)] + shift)
+        monkeypatch.setattr(embedding, "text_vectors", lambda encoder, texts, progress: vectors[: len(texts)] + shift)
         return embed_questions(QUESTIONS).value_QKE
 
     np.testing.assert_allclose(table(5.0), table(0.0), atol=1e-3)
@@ -102,7 +103,7 @@ def save_bert(folder: Path, *, pooling: str = "mean", normalise: bool = True) ->
 
 
 @pytest.mark.parametrize(("pooling", "normalise"), [("mean", False), ("cls", True)])
-def test_a_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, normalise):
+def test_a_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, normalise, monkeypatch):
     folder = save_bert(tmp_path / "model", pooling=pooling, normalise=normalise)
     network, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     expected = []
@@ -115,9 +116,28 @@ def test_a_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, norm
         vector = states[0] if pooling == "cls" else states.mean(axis=0)
         expected.append(vector / np.sqrt((vector**2).sum()) if normalise else vector)
     np.testing.assert_allclose(text_vectors(str(folder), TEXTS), expected, atol=CLOSE)
-    grams, by_model = (embed_questions(QUESTIONS, encoder=name).value_QKE for name in ("ngrams", str(folder)))
+    monkeypatch.setattr(embedding, "TEXTS_AT_ONCE", 5)
+    steps: list[tuple[int, int]] = []
+    grams, by_model = (
+        embed_questions(QUESTIONS, encoder=name, progress=lambda *step: steps.append(step)).value_QKE
+        for name in ("ngrams", str(folder))
+    )
     assert grams.shape == by_model.shape
     assert not np.allclose(grams, by_model)
+    assert steps == [*((done, steps[-1][1]) for done in range(0, steps[-1][1], 5)), (steps[-1][1],) * 2]
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_a_causal_lm_is_the_mean_of_its_last_hidden_states(name, tmp_path):
+    folder = families.save(name, tmp_path / "model", QUESTIONS)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    expected = []
+    for text in TEXTS:
+        with torch.no_grad():
+            states = network(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states[-1]
+        expected.append(states[0].double().mean(axis=0).numpy())
+    np.testing.assert_allclose(text_vectors(str(folder), TEXTS), expected, atol=CLOSE)
 
 
 def test_minilm_gives_vectors_of_norm_1_and_reads_no_more_than_256_tokens():
@@ -159,7 +179,6 @@ def _no_tokenizer(folder: Path) -> None:
         (_not_finite, "not finite"),
         (_no_tokenizer, "tokenizer knows no words"),
         (lambda folder: (folder / "modules.json").write_text("?"), "cannot be loaded"),
-        (lambda folder: (folder / "modules.json").unlink(), "no model of sentence-transformers"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):

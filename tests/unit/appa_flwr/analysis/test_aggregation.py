@@ -156,6 +156,11 @@ TWO = [[0.1, 0.2], [0.3, 0.4]]
             lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5, fairness_threshold=1.0),
             r"weight_G .*\(2\), got shape \(1,\)",
         ),
+        (lambda: agg.alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
+        (lambda: agg.alpha_weights(TWO, alpha=math.nan), "alpha must be"),
+        (lambda: agg.adaptive_aggregate(TWO, [1, 1], fairness=0.5, fairness_threshold=math.nan), "fairness_threshold"),
+        (lambda: agg.historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
+        (lambda: agg.reversed_softmax([0.1], temperature=0.0), "temperature must be greater than 0"),
     ],
 )
 def test_equations_refuse_what_does_not_fit(equation, message):

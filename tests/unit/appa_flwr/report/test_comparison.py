@@ -51,12 +51,12 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsy
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        ({}, {"survey": "t.jsonl"}, r"one survey: 't\.jsonl' and 's\.jsonl'"),
-        ({}, {"sha256": "ab"}, r"one survey: 'ab' and 's\.jsonl'"),
-        ({"sha256": "ab"}, {"sha256": "cd"}, "one survey: 'cd' and 'ab'"),
-        ({}, {"data.refusals": "drop"}, "one refusals: 'drop' and 'keep'"),
-        ({"sha256": "ab"}, {"sha256": "ab", "data.min-respondents": 30}, "one min_respondents: 30 and 0"),
-        ({"survey": "generated"}, {"survey": "generated", "seed": 1}, "one survey: .*'seed': 1.* and .*'seed': 7"),
+        ({}, {"survey": "t.jsonl"}, r"in survey: 't\.jsonl' and 's\.jsonl'"),
+        ({}, {"sha256": "ab"}, r"in survey: 'ab' and 's\.jsonl'"),
+        ({"sha256": "ab"}, {"sha256": "cd"}, "in survey: 'cd' and 'ab'"),
+        ({}, {"data.refusals": "drop"}, "in refusals: 'drop' and 'keep'"),
+        ({"sha256": "ab"}, {"sha256": "ab", "data.min-respondents": 30}, "in min_respondents: 30 and 0"),
+        ({"survey": "generated"}, {"survey": "generated", "seed": 1}, "in survey: .*'seed': 1.* and .*'seed': 7"),
     ],
 )
 def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
@@ -86,5 +86,5 @@ def test_what_one_run_lacks_counts_in_none(tmp_path):
 
 def test_a_run_without_scores_of_a_policy_by_survey_answers_is_refused(tmp_path):
     done = scored(tmp_path / "old")
-    with pytest.raises(UserError, match="new: holds no scores of a policy after PPO by survey answers"):
+    with pytest.raises(UserError, match="new: holds no scores of a policy after PPO against survey answers"):
         frames.compare([done, scored(tmp_path / "new", against=("predictions",))])

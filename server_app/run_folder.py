@@ -60,7 +60,8 @@ class RunFolder:
         self._lock = claim(config)
         with writing(self.path):
             recover(self.path)
-            for name in (METRICS.name, PROGRESS.name, SERVED.name, LOG_FILE):
+            served = (SERVED.name,) if config.run.phases == "serve" else ()
+            for name in (METRICS.name, PROGRESS.name, LOG_FILE, *served):
                 keep_lines(self.path / name)
         self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 

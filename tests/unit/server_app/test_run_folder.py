@@ -190,3 +190,9 @@ def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothi
         folder.append(METRICS, iteration(1))
     folder.fail("the disk is full")
     assert not (folder.path / "error.txt").exists()
+
+
+@pytest.mark.parametrize("phases", ["all", "serve"])
+def test_only_a_run_that_serves_has_a_file_of_served_rounds(phases, tmp_path):
+    folder = RunFolder(config_in(tmp_path, **{"run.phases": phases}))
+    assert (folder.path / "served.jsonl").exists() == (phases == "serve")

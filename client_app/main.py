@@ -96,7 +96,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
     groups = party.groups
     if "targets" not in party.memory:
         weight_P = messages.unpack_weights(content)
-        ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
+        ours = predictor.load(party.config, weight_P, party.public)
         for group in groups:
             keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
         if party.config.pluralllm.fresh_contexts:

@@ -76,7 +76,7 @@ def _update(group: Group, ask: Ask, task: Task) -> Numbers:
         party.config,
         weight_P,
         data,
-        party.embedding,
+        party.public,
         round_number=ask.count("round"),
         secret="" if party.ledger is None else party.ledger.secret().hex(),
     )
@@ -90,7 +90,7 @@ def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
 
     party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
     truth = group.held_out.first(0) if group.unseen else group.held_out
-    ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
+    ours = predictor.load(party.config, weight_P, party.public)
     error_V = _rounded(predictor.errors(ours, group.data, truth, party.config.pluralllm.architecture), party)
     return {"answers": np.array([float(len(truth))]), "error": np.minimum(error_V, len(truth) * asks.LARGEST_ERROR)}
 
@@ -99,9 +99,9 @@ def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """PluralLLM's scores, see `pluralllm.scores.local_sums`: a row of groups that train it, and a row of others."""
     party, others_QK = group.party, None
     if party.ledger is None:
-        others_QK = mean_of_groups(party.held_out, party.embedding, without=group.name)
+        others_QK = mean_of_groups(party.held_out, party.public, without=group.name)
     sums = local_sums(
-        group.targets(), truth=group.held_out, known=group.data, embedding=party.embedding, mean_of_others=others_QK
+        group.targets(), truth=group.held_out, known=group.data, public=party.public, mean_of_others=others_QK
     )
     score_2L = np.zeros((2, len(summed())))
     for place, (name, measure) in enumerate(summed()):

@@ -28,7 +28,7 @@ from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_k
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_array
-from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data, option_embedding
+from pluralllm.data import BoolArray, FloatArray, GroupData, group_data
 
 Answers = Mapping[str, FloatArray]
 
@@ -114,7 +114,7 @@ class Party:
         unseen, survey = self.config.unseen_group_names, self.survey.answers
         seen = [name for name in self.config.group_names or survey if name in survey and name not in unseen]
         held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
-        return [group_data(name, self.answers(name, held_out), embedding=self.embedding) for name in seen]
+        return [group_data(name, self.answers(name, held_out), public=self.public) for name in seen]
 
     # --- what it remembers of the run -------------------------------------------------------------------------------
 
@@ -133,11 +133,6 @@ class Party:
     def public(self) -> Catalogue:
         """The public questions; Refused where the server has sent none."""
         return messages.unpack_catalogue(messages.from_bytes(self.remembered("catalogue")))
-
-    @cached_property
-    def embedding(self) -> OptionEmbedding:
-        """The public options as PluralLLM takes them."""
-        return option_embedding(self.public)
 
     @property
     def groups(self) -> list[Group]:
@@ -220,7 +215,7 @@ class Group:
         from client_app import predictor
 
         weight_P = np.frombuffer(party.remembered("weights"), dtype=np.float32)
-        ours = predictor.load(party.config, weight_P, party.embedding, party.public.train_Q)
+        ours = predictor.load(party.config, weight_P, party.public)
         return ours.targets(self.data, draw=draw)
 
     def side(self, side: str, draw: int) -> FloatArray:

@@ -18,8 +18,9 @@ from flwr.app import ArrayRecord
 from appa_flwr.config import Config
 from appa_flwr.config.sections import Architecture
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
+from pluralllm.data import FloatArray, GroupData
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import measure_sums
@@ -32,7 +33,7 @@ def train(
     config: Config,
     weight_P: Weights,
     data: GroupData,
-    embedding: OptionEmbedding,
+    public: Catalogue,
     *,
     round_number: int,
     secret: str,
@@ -49,15 +50,15 @@ def train(
     settings, model = config.pluralllm, _model(config, weight_P)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number, *filter(None, [secret]))
     generator = torch.Generator().manual_seed(seed)
-    loss = local_update(model, data, embedding, settings, round_number=round_number, generator=generator)
+    loss = local_update(model, data, public, settings, round_number=round_number, generator=generator)
     return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss
 
 
-def load(config: Config, weight_P: Weights, embedding: OptionEmbedding, trained_Q: BoolArray) -> Predictor:
+def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
     """The predictor that a run is configured to have, with these joined weights; torch works on one thread then."""
     torch.set_num_threads(1)
     model, settings = _model(config, weight_P), config.pluralllm
-    return Predictor(model, embedding, trained_Q, num_context=settings.num_context_questions, seed=config.seed)
+    return Predictor(model, public, num_context=settings.num_context_questions, seed=config.seed)
 
 
 def errors(predictor: Predictor, data: GroupData, truth: GroupData, architecture: Architecture) -> FloatArray:
@@ -66,7 +67,7 @@ def errors(predictor: Predictor, data: GroupData, truth: GroupData, architecture
     `data` are its training answers, the context.
     """
     predicted_VNK = predictor.choices(data, truth.question_N, choices(architecture))
-    option_NK = predictor.embedding.option_QK[truth.question_N]
+    option_NK = predictor.public.option_QK[truth.question_N]
     sums = [measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK]
     return np.array([measures["answers"] - measures["js_distance"] for measures in sums])
 

@@ -102,9 +102,7 @@ class Deployed:
             node: Context(self._run, node, {**own}, RecordDict(), {**config.flat()})
             for node, own in enumerate(self._node_configs)
         }
-        table, train_Q = embed_questions(questions), np.arange(len(questions)) >= held_out
-        answered_Q = np.ones(len(questions), dtype=np.bool_)
-        self.public = Catalogue(tuple(questions), train_Q, table.value_QKE, table.option_QK, ~answered_Q)
+        self.public = catalogue(questions, held_out=held_out)
         self.groups = Groups(LocalGrid(self._contexts, self._reply), config)
         self.groups.gather(self._names, patience=0.0)
         self.groups.send_catalogue(self.public)
@@ -113,6 +111,12 @@ class Deployed:
     def _reply(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
         return None if node in self.silent else app(message, self._contexts[node])
+
+
+def catalogue(questions: Sequence[Question], *, held_out: int) -> Catalogue:
+    """Public questions, of which the first `held_out` are held out and the others train."""
+    train_Q = np.arange(len(questions)) >= held_out
+    return Catalogue(tuple(questions), train_Q, *embed_questions(questions), unanswered_Q=np.zeros_like(train_Q))
 
 
 @contextmanager

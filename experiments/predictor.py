@@ -24,7 +24,7 @@ from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.protocol.asks import VALIDATION, Ask
+from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue
 from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
@@ -33,7 +33,7 @@ from appa_flwr.survey.split import split_questions
 from client_app import predictor
 from experiments import entry, study
 from experiments.federation import LocalGroups
-from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
+from pluralllm.data import BoolArray, FloatArray, GroupData, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.prediction import Predictor
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, mean_of_groups, nearest_question
@@ -70,10 +70,9 @@ class Part(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The public table, which questions train (Q,), and groups: `SEEN` ones train, their truth chooses among rounds."""
+    """The public questions, and groups: `SEEN` ones train, their truth chooses among rounds."""
 
-    embedding: OptionEmbedding
-    trained_Q: BoolArray
+    public: Catalogue
     parts: Mapping[str, Part]
 
 
@@ -102,13 +101,15 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     else:
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
-    embedding = embed_questions(survey.questions, encoder="ngrams" if name == "generated" else "minilm")
+    features = embed_questions(survey.questions, encoder="ngrams" if name == "generated" else "minilm")
     split = split_questions(survey.questions, seed=seed)
+    train_Q = np.array([question.question_id in split.train for question in survey.questions])
+    public = Catalogue(survey.questions, train_Q, *features, unanswered_Q=np.zeros_like(train_Q))
 
     def part(groups: Sequence[str]) -> Part:
         sides = (
             tuple(
-                group_data(name, {key: survey.answers[name][key] for key in kept}, embedding=embedding)
+                group_data(name, {key: survey.answers[name][key] for key in kept}, public=public)
                 for name in groups
                 for kept in ({*ids} & survey.answers[name].keys(),)
             )
@@ -117,7 +118,7 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
         return Part(*sides)
 
     parts = {UNSEEN: part([name for name in names if name not in seen]), SEEN: part(seen)}
-    return Problem(embedding, np.isin(embedding.question_ids, split.train), parts)
+    return Problem(public, parts)
 
 
 def train(problem: Problem, config: Config) -> Predictor:
@@ -127,29 +128,26 @@ def train(problem: Problem, config: Config) -> Predictor:
     def numbers(ask: Ask, group: str) -> dict[str, Any]:
         weight_P, (data, held_out) = ask.array("weights", np.float32, axes=1), pairs[group]
         if ask.kind == VALIDATION:
-            ours = predictor.load(config, weight_P, problem.embedding, problem.trained_Q)
+            ours = predictor.load(config, weight_P, problem.public)
             error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
             return {"answers": [len(held_out)], "error": error_V}
         number = ask.count("round")
-        after_P, loss = predictor.train(config, weight_P, data, problem.embedding, round_number=number, secret="")
+        after_P, loss = predictor.train(config, weight_P, data, problem.public, round_number=number, secret="")
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 
     groups = LocalGroups(config, [*pairs], numbers)
     weights, _ = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
-    return predictor.load(config, join_weights(weights), problem.embedding, problem.trained_Q)
+    return predictor.load(config, join_weights(weights), problem.public)
 
 
-def measure(
-    predicted: Sequence[FloatArray], truth: Sequence[GroupData], embedding: OptionEmbedding
-) -> dict[str, float]:
+def measure(predicted: Sequence[FloatArray], truth: Sequence[GroupData], option_QK: BoolArray) -> dict[str, float]:
     """Compare (G,) tables of predictions (Q, K) with the groups' answers to questions of at least two options.
 
     Returns:
         "js_distance", the mean over answers of 1 - the Jensen-Shannon distance with natural logarithms, as in the
         papers of GPO and PluralLLM; "r", the `deviation_correlation`.
     """
-    option_QK = embedding.option_QK
     truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
     scores = []
     for table_QK, prediction_QK, data in zip(truth_GQK, predicted, truth, strict=True):
@@ -166,15 +164,15 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     The mean of the others reads what the seen groups answered to the very question, held-out ones too: no predictor of
     a new question knows that. Where nobody else answered it is the uniform answer.
     """
-    embedding = problem.embedding
-    uniform_QK = embedding.option_QK / embedding.option_QK.sum(axis=1, keepdims=True)
+    public = problem.public
+    uniform_QK = public.option_QK / public.option_QK.sum(axis=1, keepdims=True)
     means, groups = [], [data for part in problem.parts[SEEN] for data in part]
     for data in part.truth:
-        mean_QK = mean_of_groups(groups, embedding, without=data.group, min_groups=1)
+        mean_QK = mean_of_groups(groups, public, without=data.group, min_groups=1)
         means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
     return {
         UNIFORM: [uniform_QK] * len(part.truth),
-        NEAREST: [nearest_question(data, embedding) for data in part.context],
+        NEAREST: [nearest_question(data, public) for data in part.context],
         MEAN_OF_OTHERS: means,
     }
 
@@ -196,7 +194,12 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
             predicted |= {f"{size} context questions": tables(part, size) for size in SIZES}
             predicted |= baselines(problem, part)
         for label, by_group in predicted.items():
-            yield {"part": name, "predictor": label, "seed": seed, **measure(by_group, part.truth, problem.embedding)}
+            yield {
+                "part": name,
+                "predictor": label,
+                "seed": seed,
+                **measure(by_group, part.truth, problem.public.option_QK),
+            }
 
 
 def main(

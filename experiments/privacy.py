@@ -34,9 +34,8 @@ from appa_flwr.secure.rule_sums import combine, first
 from appa_flwr.survey.types import Question, Survey
 from client_app import predictor
 from experiments import entry, likeliest, study
-from experiments.federation import Deployed, flower_task
-from pluralllm.data import FloatArray, GroupData, option_embedding
-from pluralllm.embedding import embed_questions
+from experiments.federation import Deployed, catalogue, flower_task
+from pluralllm.data import FloatArray, GroupData
 from pluralllm.scores import COUNT, MEASURES, PREDICTOR, summed
 from pluralllm.training import WARM_UP_STEPS, choices
 from server_app.predictor.pretraining import initial_weights
@@ -98,10 +97,10 @@ Attack = Callable[[Nodes], FloatArray]
 def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
     """Answers (S, N, K) that the server makes up, and what a round of training on each changes (S, P)."""
     answer_SNK = np.random.default_rng(0).dirichlet(np.ones(OPTIONS), size=(MADE_UP, number))
-    embedding, weight_P = embed_questions(_questions(number + 1)), messages.join_weights(_weights(config, 0, {}))
+    public, weight_P = catalogue(_questions(number + 1), held_out=0), messages.join_weights(_weights(config, 0, {}))
     step_SP = np.empty((MADE_UP, len(weight_P)))
     for s, answer_NK in enumerate(answer_SNK.astype(np.float32)):
-        train = partial(predictor.train, config, weight_P, GroupData("g0", np.arange(number), answer_NK), embedding)
+        train = partial(predictor.train, config, weight_P, GroupData("g0", np.arange(number), answer_NK), public)
         step_SP[s] = train(round_number=WARM_UP_STEPS + 1, secret=f"{s}")[0] - weight_P
     return answer_SNK, step_SP
 
@@ -145,7 +144,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         if not totals[0]:
             break  # fewer answers than the owner asks for
         reply_R += [*totals[1:] / totals[0]]
-        ours = predictor.load(nodes.config, weight_P, option_embedding(nodes.public), nodes.public.train_Q)
+        ours = predictor.load(nodes.config, weight_P, nodes.public)
         mean_NK = ours.targets(nobody)[:number]
         plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
         predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]

@@ -1,4 +1,4 @@
-"""Inputs and sizes of PluralLLM: the public option embedding and one group's private answers (NumPy only).
+"""Inputs and sizes of PluralLLM: one group's private answers to the questions of the public catalogue (NumPy only).
 
 A client process that only looks rewards up imports neither torch nor scikit-learn through this module.
 
@@ -32,33 +32,12 @@ RANK = 16  # R, learned features by which "residual" compares questions
 
 
 @dataclass(frozen=True)
-class OptionEmbedding:
-    """Public features of every answer option; computed once by the server and shipped to the groups.
-
-    Attributes:
-        question_ids: the Q ids, unique, in the order of the rows below.
-        value_QKE: (Q, K, E) float32, exactly 0 on padding.
-        option_QK: (Q, K), True where a question has that option; every row has at least one.
-    """
-
-    question_ids: tuple[str, ...]
-    value_QKE: npt.NDArray[np.float32]
-    option_QK: BoolArray
-
-
-def option_embedding(public: Catalogue) -> OptionEmbedding:
-    """The server's catalogue as PluralLLM takes it."""
-    ids = tuple(question.question_id for question in public.questions)
-    return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
-
-
-@dataclass(frozen=True)
 class GroupData:
     """The private survey answers `D_g` of one group (paper, "PluralLLM Preference Probability Modeling").
 
     Attributes:
         group: its name.
-        question_N: (N,) rows of the embedding table that the group answered, ascending, no row twice.
+        question_N: (N,) positions of the questions that the group answered, ascending, no row twice.
         answer_NK: (N, K) float32 answer distributions, exactly 0 on padding, each row sums to 1.
     """
 
@@ -75,21 +54,22 @@ class GroupData:
         return GroupData(self.group, self.question_N[:count], self.answer_NK[:count])
 
 
-def group_data(group: str, answers: Mapping[str, FloatArray], *, embedding: OptionEmbedding) -> GroupData:
-    """Pad one group's answers and tie them to the embedding table.
+def group_data(group: str, answers: Mapping[str, FloatArray], *, public: Catalogue) -> GroupData:
+    """Pad one group's answers and tie them to the public questions.
 
     Args:
         group: the group's name, for messages and seeds.
         answers: question id -> distribution (K,) over that question's own options. Leave held-out questions out:
             whatever is kept may become context.
-        embedding: the public table; fixes the order of questions and the padding.
+        public: fixes the order of questions and the padding.
 
     Returns:
-        The answers to the table's questions in its order; N = 0 is possible.
+        The answers to the public questions in their order; N = 0 is possible.
     """
-    rows = np.array([row for row, name in enumerate(embedding.question_ids) if name in answers], dtype=np.int64)
-    answer_NK = np.zeros((len(rows), embedding.option_QK.shape[1]), dtype=np.float32)
+    ids = [question.question_id for question in public.questions]
+    rows = np.array([row for row, name in enumerate(ids) if name in answers], dtype=np.int64)
+    answer_NK = np.zeros((len(rows), public.option_QK.shape[1]), dtype=np.float32)
     for padded_K, row in zip(answer_NK, rows, strict=True):
-        answer_K = answers[embedding.question_ids[row]]
+        answer_K = answers[ids[row]]
         padded_K[: len(answer_K)] = answer_K
     return GroupData(group, rows, answer_NK)

@@ -1,7 +1,7 @@
 """The public embedding of every answer option: its question's text, its own text, its place on the scale.
 
 Texts become vectors by hashed n-grams, without a download, or by a pretrained model through sentence-transformers. Only
-the server runs this module (it needs scikit-learn); the groups receive the finished `OptionEmbedding`.
+the server runs this module (it needs scikit-learn); the groups receive the finished features.
 
 Axis letters: Q questions, K answer options, E embedding, U unique texts, H features of the encoder.
 """
@@ -23,7 +23,7 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
-from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART, OptionEmbedding
+from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART, BoolArray
 
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Progress = Callable[[int, int], None]
@@ -175,13 +175,14 @@ def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> np
 
 def embed_questions(
     questions: Sequence[Question], *, encoder: str = NGRAMS, progress: Progress = lambda done, of: None
-) -> OptionEmbedding:
+) -> tuple[npt.NDArray[np.float32], BoolArray]:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
     The order of a nominal question's options leaves no trace. See `text_vectors` for `encoder` and `progress`.
 
     Returns:
-        Table of shape (Q, K, E) with K the largest number of options; features of order 1, 0 on padding.
+        Features (Q, K, E) with K the largest number of options, of order 1, 0 on padding; and a mask (Q, K), True where
+        a question has that option.
 
     Raises:
         UserError: as for `text_vectors`.
@@ -206,4 +207,4 @@ def embed_questions(
     value_QKE[option_QK] = np.concatenate(
         [features(question_Q, QUESTION_PART)[row_N], features(option_N, OPTION_PART), np.concatenate(scales)], axis=1
     )
-    return OptionEmbedding(tuple(question.question_id for question in questions), value_QKE, option_QK)
+    return value_QKE, option_QK

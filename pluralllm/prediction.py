@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.asks import Catalogue
 from pluralllm.attention import FewShotAttention
-from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
+from pluralllm.data import FloatArray, GroupData, IntArray
 from pluralllm.network import PluralLLM, Questions
 from pluralllm.residual import VIEWS, ExactResidual, Shares
 
@@ -53,16 +54,14 @@ class Predictor:
     the group answered is predicted from its other answers only.
 
     Attributes:
-        model: trained on an embedding of the same size.
-        embedding: the public table of Q questions.
-        trained_Q: the questions that the network was trained on. Only "residual" asks.
+        model: trained on features of the same size.
+        public: the Q questions; "residual" predicts the training questions among them in another way than others.
         num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
         seed: of the run; with the group's name it fixes the contexts.
     """
 
     model: PluralLLM
-    embedding: OptionEmbedding
-    trained_Q: BoolArray
+    public: Catalogue
     num_context: int
     seed: int
 
@@ -71,7 +70,7 @@ class Predictor:
 
         `data` are its training answers, and held-out ones must not be among them; `draw` is the number of the context.
         """
-        table_QK: FloatArray = self.choices(data, np.arange(len(self.trained_Q)), (None,), draw=draw)[0]
+        table_QK: FloatArray = self.choices(data, np.arange(len(self.public.questions)), (None,), draw=draw)[0]
         return table_QK
 
     @torch.inference_mode()
@@ -88,7 +87,7 @@ class Predictor:
             table_VRK = self._by_attention(model, data, order, rows)[None]
         else:
             assert isinstance(model, ExactResidual)
-            weight_WVR = np.stack([model.view_weights(self.trained_Q[rows], shares) for shares in choices], axis=1)
+            weight_WVR = np.stack([model.view_weights(self.public.train_Q[rows], shares) for shares in choices], axis=1)
             table_VRK = self._by_residual(model, data, np.sort(order[: self.num_context]), rows, weight_WVR)
         table_VRK /= table_VRK.sum(axis=-1, keepdims=True)
         return table_VRK
@@ -105,14 +104,14 @@ class Predictor:
             (min(C + 1, N),) distinct rows of `data`.
         """
         own_key = np.uint64(_hash(child_seed(self.seed, "context", draw), data.group, 0))
-        ids = self.embedding.question_ids
-        question_key_N = np.array([_hash(ids[row]) for row in data.question_N], dtype=np.uint64)
+        ids = (self.public.questions[row].question_id for row in data.question_N)
+        question_key_N = np.array([*map(_hash, ids)], dtype=np.uint64)
         order: IntArray = np.argsort(_mix(own_key ^ question_key_N), kind="stable")[: self.num_context + 1]
         return order
 
     def _questions(self, question: IntArray, answer: npt.NDArray[np.float32] | None = None) -> Questions:
         """Questions of the public table (B, S), with a group's answers to them (B, S, K) where these are known."""
-        value, options = self.embedding.value_QKE[question], self.embedding.option_QK[question]
+        value, options = self.public.embedding_QKE[question], self.public.option_QK[question]
         known = None if answer is None else torch.from_numpy(answer)
         return Questions(torch.from_numpy(value), torch.from_numpy(options), known)
 
@@ -143,7 +142,7 @@ class Predictor:
             shared = shared[:0]
         own_N = data.question_N[shared]
         context = self._questions(own_N[None], data.answer_NK[shared][None])
-        answer_VRK = np.zeros((*weight_WVR.shape[1:], self.embedding.option_QK.shape[1]))
+        answer_VRK = np.zeros((*weight_WVR.shape[1:], self.public.option_QK.shape[1]))
         for view, weight_VR in zip(VIEWS, weight_WVR, strict=True):
             counts_R = weight_VR.any(axis=0)
             if not counts_R.any():

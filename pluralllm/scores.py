@@ -12,8 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
-from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
+from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray
 
 MEASURES = ("js", "js_distance", "wasserstein")
 PREDICTOR, SHARED = "pluralllm", "pluralllm-shared"
@@ -36,7 +37,7 @@ def local_sums(
     *,
     truth: GroupData,
     known: GroupData,
-    embedding: OptionEmbedding,
+    public: Catalogue,
     mean_of_others: FloatArray | None = None,
 ) -> dict[str, dict[str, float]]:
     """Score one group's predictions, and what costs nothing, against its own answers; only sums come back.
@@ -47,7 +48,7 @@ def local_sums(
         prediction_QK: the group's targets for all Q questions; of a question in `known`, from the others alone.
         truth: the answers to score against.
         known: the answers that a predictor may know, for the nearest question.
-        embedding: the public table.
+        public: the questions.
         mean_of_others: (Q, K) mean answer of the other groups, rows of 0 where it is unknown; None if it is nowhere.
 
     Returns:
@@ -55,7 +56,7 @@ def local_sums(
         with the natural Jensen-Shannon distance. "mean-of-others" is scored where it is known, and "pluralllm-shared"
         is the predictor on just these answers.
     """
-    rows, option_QK = truth.question_N, embedding.option_QK
+    rows, option_QK = truth.question_N, public.option_QK
     uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
 
     def measured(table_NK: FloatArray, kept_N: IntArray | slice = slice(None)) -> dict[str, float]:
@@ -64,7 +65,7 @@ def local_sums(
     sums = {
         PREDICTOR: measured(prediction_QK[rows]),
         UNIFORM: measured(uniform_QK[rows]),
-        NEAREST: measured(nearest_question(known, embedding, rows)),
+        NEAREST: measured(nearest_question(known, public, rows)),
     }
     if mean_of_others is not None and len(kept_N := np.flatnonzero(mean_of_others[rows].any(axis=1))):
         sums[MEAN_OF_OTHERS] = measured(mean_of_others[rows], kept_N)
@@ -86,22 +87,20 @@ def measure_sums(
     }
 
 
-def nearest_question(
-    data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None, *, count: int = 1
-) -> FloatArray:
+def nearest_question(data: GroupData, public: Catalogue, rows: IntArray | None = None, *, count: int = 1) -> FloatArray:
     """Answer questions `rows` (all Q if None) as the group answered the most similar other one with as many options.
 
     Similar means near in the features of the options, in their order. The answer is the mean over `count` such
     questions, or as many as there are: (R, K) distributions, uniform where the group has answered none.
     """
-    rows = np.arange(len(embedding.option_QK)) if rows is None else rows
-    option_RK = embedding.option_QK[rows]
+    rows = np.arange(len(public.option_QK)) if rows is None else rows
+    option_RK = public.option_QK[rows]
     table_RK: FloatArray = option_RK / option_RK.sum(axis=1, keepdims=True)
     if not len(data) or not len(rows):
         return table_RK
-    size_R, size_N = option_RK.sum(axis=1), embedding.option_QK[data.question_N].sum(axis=1)
+    size_R, size_N = option_RK.sum(axis=1), public.option_QK[data.question_N].sum(axis=1)
     flat_RF, flat_NF = (
-        embedding.value_QKE[chosen].reshape(len(chosen), -1).astype(np.float64) for chosen in (rows, data.question_N)
+        public.embedding_QKE[chosen].reshape(len(chosen), -1).astype(np.float64) for chosen in (rows, data.question_N)
     )
     distance_RN = (flat_RF**2).sum(axis=1)[:, None] + (flat_NF**2).sum(axis=1) - 2.0 * flat_RF @ flat_NF.T
     distance_RN[size_R[:, None] != size_N] = np.inf
@@ -115,20 +114,20 @@ def nearest_question(
 
 
 def mean_of_groups(
-    groups: Iterable[GroupData], embedding: OptionEmbedding, *, without: str, min_groups: int = MIN_GROUPS
+    groups: Iterable[GroupData], public: Catalogue, *, without: str, min_groups: int = MIN_GROUPS
 ) -> FloatArray:
     """Mean answer of groups to each question, a group's own left out where it is one of them.
 
     Args:
         groups: their answers; a group may come several times, with other questions.
-        embedding: the public table.
+        public: the questions.
         without: name of the group that is left out.
         min_groups: groups that must have answered a question for it to have a mean, the one left out counted; >= 1.
 
     Returns:
         (Q, K) distributions; a row of zeros where there is no mean.
     """
-    sum_QK, count_Q1 = np.zeros(embedding.option_QK.shape), np.zeros((len(embedding.option_QK), 1))
+    sum_QK, count_Q1 = np.zeros(public.option_QK.shape), np.zeros((len(public.option_QK), 1))
     for data in groups:
         count_Q1[data.question_N] += 1
         if data.group != without:

@@ -11,8 +11,9 @@ import torch
 
 from appa_flwr.config.sections import Architecture, PluralLLMSection
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import Catalogue
 from pluralllm.attention import FewShotAttention
-from pluralllm.data import EMBEDDING_DIM, GroupData, OptionEmbedding
+from pluralllm.data import EMBEDDING_DIM, GroupData
 from pluralllm.network import Episodes, PluralLLM, Questions
 from pluralllm.residual import SHARES, ExactResidual, Shares
 
@@ -47,7 +48,7 @@ def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
 
 
 def sample_episodes(
-    data: GroupData, embedding: OptionEmbedding, settings: PluralLLMSection, *, generator: torch.Generator
+    data: GroupData, public: Catalogue, settings: PluralLLMSection, *, generator: torch.Generator
 ) -> Episodes:
     """Draw one optimizer step's episodes from a group's answers; within each, context and targets share no question.
 
@@ -72,8 +73,8 @@ def sample_episodes(
     amount = EMBEDDING_NOISE * (2.0 * torch.rand(question.shape, generator=generator) - 1.0).clamp_min(0.0)
     noise = amount[..., None] * noise
     asked = Questions(
-        torch.from_numpy(embedding.value_QKE)[question],
-        torch.from_numpy(embedding.option_QK)[question],
+        torch.from_numpy(public.embedding_QKE)[question],
+        torch.from_numpy(public.option_QK)[question],
         torch.from_numpy(data.answer_NK)[chosen],
     )
     return Episodes(
@@ -95,7 +96,7 @@ def step_size_factor(step: int, steps: int) -> float:
 def local_update(
     model: PluralLLM,
     data: GroupData,
-    embedding: OptionEmbedding,
+    public: Catalogue,
     settings: PluralLLMSection,
     *,
     round_number: int,
@@ -118,7 +119,7 @@ def local_update(
     model.train()
     total = 0.0
     for _ in range(settings.local_steps):
-        batch = sample_episodes(data, embedding, settings, generator=generator)
+        batch = sample_episodes(data, public, settings, generator=generator)
         value = model.loss(batch)
         update.zero_grad(set_to_none=True)
         torch.autograd.backward(value)

@@ -25,7 +25,7 @@ from appa_flwr.run.records import (
     SummaryRow,
 )
 from appa_flwr.run.run_files import SUMMARY
-from pluralllm.data import GroupData, option_embedding
+from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
 from server_app.evaluation import Scored, given_answers, score
 from server_app.inputs import RunInputs
@@ -52,14 +52,14 @@ def score_baselines(
         majority_QK: the majority's answers; None where too few groups voted.
         earlier: rows of the models scored so far.
     """
-    with run.folder.phase("baselines") as phase:
-        known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-        known_JK |= _mean_answers(run, test_J)
-        scored = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-        rows = [*earlier, *(row for method in scored for row in method.rows)]
-        put(run.folder.path, pd.concat([method.pair_scores for method in scored]))
-        run.folder.write(SUMMARY, tuple(rows))
-        phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
+    phase = run.folder.phase("baselines")
+    known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
+    known_JK |= _mean_answers(run, test_J)
+    scored = baseline_scores(run, question_J=test_J, known_JK=known_JK)
+    rows = [*earlier, *(row for method in scored for row in method.rows)]
+    put(run.folder.path, pd.concat([method.pair_scores for method in scored]))
+    run.folder.write(SUMMARY, tuple(rows))
+    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
     return rows
 
 
@@ -102,7 +102,7 @@ def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) ->
     known_Q = np.flatnonzero(catalogue.train_Q & (total_Q1[:, 0] > 0))
     share_QK = mean_QK / np.where(total_Q1 > 0, total_Q1, 1.0)
     mean = GroupData("mean", known_Q, share_QK[known_Q].astype(np.float32))
-    near_JK = nearest_question(mean, option_embedding(catalogue), question_J, count=NUM_NEAREST)
+    near_JK = nearest_question(mean, catalogue, question_J, count=NUM_NEAREST)
     same_JK = np.stack([_by_options(share_QK, catalogue, known_Q, catalogue.questions[j].options) for j in question_J])
     return {OPTION_LIST: same_JK, NEAREST_QUESTIONS: near_JK}
 

@@ -104,18 +104,18 @@ def evaluate(
     run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
     """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json."""
-    with run.folder.phase(f"evaluate {name}") as phase:
-        answers = greedy_answers(
-            run,
-            model,
-            inputs,
-            inputs.test_J,
-            progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
-        )
-        scored = score(run, name, answers, metrics=metric_names(run.config))
-        put(run.folder.path, scored.pair_scores)
-        run.folder.write(SUMMARY, (*earlier, *scored.rows))
-        phase.step(1, 1, in_words(scored.rows[0]))
+    phase = run.folder.phase(f"evaluate {name}")
+    answers = greedy_answers(
+        run,
+        model,
+        inputs,
+        inputs.test_J,
+        progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
+    )
+    scored = score(run, name, answers, metrics=metric_names(run.config))
+    put(run.folder.path, scored.pair_scores)
+    run.folder.write(SUMMARY, (*earlier, *scored.rows))
+    phase.step(1, 1, in_words(scored.rows[0]))
     return scored
 
 

@@ -1,16 +1,17 @@
-"""The policy and the preference predictor of a run's folder, loaded to be asked (`appa_flwr.load_run`).
+"""Models of a folder to be asked: a run's policy and preference predictor (`appa_flwr.load_run`), any other policy.
 
 Axis letters: K options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 from threadpoolctl import threadpool_limits
 
 from appa_flwr.config import Config
@@ -18,8 +19,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
-from pluralllm.data import group_data, option_embedding
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
+from pluralllm.data import group_data
 from pluralllm.prediction import Predictor
 from pluralllm.training import build
 from server_app.evaluation import decode
@@ -29,7 +30,29 @@ from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
 
 GROUP = "asked"
+BATCH = 16
 SUM_TOLERANCE = 0.01  # of shares that a person has rounded
+
+
+class LocalModel:
+    """A model of this machine in float32, asked as a run asks its own policy: with its own chat template.
+
+    Args:
+        source: a folder, perhaps of an adapter, or a name on the hub.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._base, self._model = export.opened(source)
+
+    @torch.inference_mode()
+    def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
+        """The likeliest answer to each prompt, one at a time."""
+        for start in range(0, len(prompts), BATCH):
+            ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
+            yield from decode(self._base, self._model, ids, tokens=answer_tokens)
 
 
 class LoadedPolicy:
@@ -43,16 +66,16 @@ class LoadedPolicy:
         folder = run_folder / POLICY
         if not folder.is_dir():
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
-        self._config = config
-        self._base, self._model = export.opened(config, str(folder))
+        self._config, self._model = config, LocalModel(str(folder))
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
         """See `appa_flwr.public.Policy`."""
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-        prompt = self._base.prompt_ids(self._config, Question(GROUP, question, tuple(options)))
-        (text,) = decode(self._base, self._model, [prompt], tokens=self._config.ppo.response_length)
-        parsed = formats.parse(self._config.task, text, len(options))
+        config = self._config
+        prompt = formats.prompt(config.task, question, options, style=config.prompt_style)
+        (text,) = self._model.answers([prompt], answer_tokens=config.ppo.response_length)
+        parsed = formats.parse(config.task, text, len(options))
         return Answer(text, parsed.prediction, parsed.format_score)
 
 
@@ -75,13 +98,8 @@ class LoadedPredictor:
         trained, _ = load(weights, self._config, catalogue, initial_weights(self._config))
         model = build(config.pluralllm.architecture)
         model.load_state_dict(trained.to_torch_state_dict())
-        self._predictor = Predictor(
-            model,
-            option_embedding(catalogue),
-            catalogue.train_Q,
-            num_context=config.pluralllm.num_context_questions,
-            seed=config.seed,
-        )
+        settings = config.pluralllm
+        self._predictor = Predictor(model, catalogue, num_context=settings.num_context_questions, seed=config.seed)
 
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
         """See `appa_flwr.public.Predictor`."""
@@ -94,7 +112,7 @@ class LoadedPredictor:
             if not (share_K >= 0).all() or abs(share_K.sum() - 1.0) > SUM_TOLERANCE:
                 raise UserError(f"answers: those to question '{name}' are no shares that sum to 1")
         normalized = {name: share_K / share_K.sum() for name, share_K in shares.items()}
-        predicted_QK = self._predictor.targets(group_data(GROUP, normalized, embedding=self._predictor.embedding))
+        predicted_QK = self._predictor.targets(group_data(GROUP, normalized, public=self._catalogue))
         rows = [
             (question.question_id, question.text, option, share)
             for question, predicted_K in zip(self._catalogue.questions, predicted_QK, strict=True)

@@ -138,31 +138,30 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
         order.take(checkpoint.questions)
     folder.keep_iterations(done)
-    with folder.phase("ppo", done=done) as phase:
-        if done:
-            phase.step(done, iterations, f"resumed at iteration {done}")
+    phase = folder.phase("ppo", done=done)
+    if done:
+        phase.step(done, iterations, f"resumed at iteration {done}")
 
-        def keep(line: Iteration, state: RuleState) -> None:
-            folder.append(METRICS, line)
-            more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
-            phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
-            if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
-                checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
-                phase.save_seconds()
+    def keep(line: Iteration, state: RuleState) -> None:
+        folder.append(METRICS, line)
+        more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
+        phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
+        if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
+            checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
 
-        strategy = AppaStrategy(
-            run.groups,
-            engine,
-            rule,
-            config,
-            base=inputs.base,
-            catalogue=run.catalogue,
-            prompts=inputs.prompts,
-            order=order,
-            num_iterations=iterations,
-            curve=partial(evaluation.curve_answers, run, models.policy(), inputs),
-            finished=keep,
-            done=done,
-            state=None if checkpoint is None else rule.restored(checkpoint.rule),
-        )
-        strategy.start(num_rounds=iterations - done)
+    strategy = AppaStrategy(
+        run.groups,
+        engine,
+        rule,
+        config,
+        base=inputs.base,
+        catalogue=run.catalogue,
+        prompts=inputs.prompts,
+        order=order,
+        num_iterations=iterations,
+        curve=partial(evaluation.curve_answers, run, models.policy(), inputs),
+        finished=keep,
+        done=done,
+        state=None if checkpoint is None else rule.restored(checkpoint.rule),
+    )
+    strategy.start(num_rounds=iterations - done)

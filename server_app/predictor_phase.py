@@ -54,18 +54,18 @@ def train(
     """
     path = run.folder.path / WEIGHTS_FILE
     weights, card = _pretraining(run, path, start, checkpoint, answered)
-    with run.folder.phase("targets") as phase:
-        run.groups.send_targets(weights)
-        try:
-            agreement = scores(run.groups, run.catalogue, run.config.unseen_group_names)
-        except TooFew:
-            phase.step(1, 1, "NO SCORES OF PLURALLLM: too few groups let them leave")
-        else:
-            card = card.model_copy(update=agreement)
-            for part, predictors in card.scores.items():
-                shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
-                phase.step(1, 1, f"JS against survey answers, {part} groups: {shown}")
-        cards.write(path, card)
+    phase = run.folder.phase("targets")
+    run.groups.send_targets(weights)
+    try:
+        agreement = scores(run.groups, run.catalogue, run.config.unseen_group_names)
+    except TooFew:
+        phase.step(1, 1, "NO SCORES OF PLURALLLM: too few groups let them leave")
+    else:
+        card = card.model_copy(update=agreement)
+        for part, predictors in card.scores.items():
+            shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
+            phase.step(1, 1, f"JS against survey answers, {part} groups: {shown}")
+    cards.write(path, card)
 
 
 def _pretraining(
@@ -77,21 +77,21 @@ def _pretraining(
 ) -> tuple[ArrayRecord, Card]:
     """Weights and card: those of an earlier session or of the checkpoint, or else of the groups now."""
     config = run.config
-    with run.folder.phase("pluralllm") as phase:
-        if path.exists() and path.with_suffix(".json").exists():
-            phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
-            return load(path, config, run.catalogue, start)
-        if checkpoint is not None:
-            phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
-        elif not set(run.groups.present) - set(config.unseen_group_names):
-            raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
-        else:
-            weights, losses = pretrain(
-                run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
-            )
-            checkpoint = weights, new_card(config, run.catalogue, answered, losses)
-        save(path, *checkpoint)
-        return checkpoint
+    phase = run.folder.phase("pluralllm")
+    if path.exists() and path.with_suffix(".json").exists():
+        phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
+        return load(path, config, run.catalogue, start)
+    if checkpoint is not None:
+        phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
+    elif not set(run.groups.present) - set(config.unseen_group_names):
+        raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
+    else:
+        weights, losses = pretrain(
+            run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
+        )
+        checkpoint = weights, new_card(config, run.catalogue, answered, losses)
+    save(path, *checkpoint)
+    return checkpoint
 
 
 def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    table = embed_questions(questions, encoder=config.pluralllm.encoder, progress=progress)
-    return Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
+    features = embed_questions(questions, encoder=config.pluralllm.encoder, progress=progress)
+    return Catalogue(questions, train_Q, *features, unanswered_Q)
 
 
 def fitting_questions(

@@ -82,9 +82,9 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             except BaseException:
                 stop.set()
                 raise
-            with folder.phase("base") as phase:
-                base = building.result()
-                phase.step(1, 1, f"policy starts from {config.model}")
+            phase = folder.phase("base")
+            base = building.result()
+            phase.step(1, 1, f"policy starts from {config.model}")
         align(run, policy_inputs(run, base), votes)
     if serving:
         from server_app.serve import app  # with a web server, which other runs have no use for
@@ -98,17 +98,17 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
 def join(run: RunInputs) -> dict[str, int]:
     """Greet the groups and hand out the catalogue; training questions that each group has answered."""
     config, groups, catalogue = run.config, run.groups, run.catalogue
-    with run.folder.phase("join") as phase:
-        groups.gather(config.group_names, patience=config.run.reply_timeout)
-        check_methods(config, groups.names)
-        answered = groups.send_catalogue(catalogue)
-        questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
-        if others := int(catalogue.unanswered_Q.sum()):
-            questions += f", {others} that nobody answered"
-        answers = ", ".join(f"{name} {count}" for name, count in answered.items())
-        if withheld := ", ".join(groups.without("truth")):
-            answers += f"; NO SURVEY SCORES FROM {withheld}"
-        phase.step(1, 1, f"{questions}; answers by group: {answers}")
+    phase = run.folder.phase("join")
+    groups.gather(config.group_names, patience=config.run.reply_timeout)
+    check_methods(config, groups.names)
+    answered = groups.send_catalogue(catalogue)
+    questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
+    if others := int(catalogue.unanswered_Q.sum()):
+        questions += f", {others} that nobody answered"
+    answers = ", ".join(f"{name} {count}" for name, count in answered.items())
+    if withheld := ", ".join(groups.without("truth")):
+        answers += f"; NO SURVEY SCORES FROM {withheld}"
+    phase.step(1, 1, f"{questions}; answers by group: {answers}")
     return answered
 
 
@@ -128,10 +128,10 @@ def prepare_base(run: RunInputs, stop: Event) -> Base:
 
 def collect_votes(run: RunInputs) -> VoteResult:
     """The groups' votes."""
-    with run.folder.phase("votes") as phase:
-        votes = ask_votes(run)
-        phase.step(1, 1, votes.sentence)
-        return votes
+    phase = run.folder.phase("votes")
+    votes = ask_votes(run)
+    phase.step(1, 1, votes.sentence)
+    return votes
 
 
 def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
@@ -165,7 +165,8 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs, votes: VoteResult) -> None:
     """SFT of the model into the run's folder."""
     rows = sft.passes_of_texts(run.config, votes.sft_QK, run.catalogue.option_QK, inputs.train_J)
-    with run.folder.phase("sft") as phase, replaced_folder(run.folder.path / SFT_MODEL) as beside:
+    phase = run.folder.phase("sft")
+    with replaced_folder(run.folder.path / SFT_MODEL) as beside:
         sft.fine_tune(
             model,
             inputs.base,

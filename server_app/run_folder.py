@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Self, TypeVar
 
 from appa_flwr.config import Config
@@ -21,7 +21,6 @@ from appa_flwr.run.run_files import (
     ERROR_FILE,
     LOG_FILE,
     METRICS,
-    PHASES,
     PROGRESS,
     SERVED,
     JsonFile,
@@ -43,7 +42,7 @@ class RunFolder:
 
     Args:
         config: the run's.
-        above: the folder of the run that this one is part of; progress and seconds go there too.
+        above: the folder of the run that this one is part of; progress goes there too.
 
     Attributes:
         path: of the folder, absolute.
@@ -63,7 +62,6 @@ class RunFolder:
             served = (SERVED.name,) if config.run.phases == "serve" else ()
             for name in (METRICS.name, PROGRESS.name, LOG_FILE, *served):
                 keep_lines(self.path / name)
-        self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 
     def __enter__(self) -> Self:
         self._messages, self._level = _Messages(self), log.level
@@ -113,26 +111,11 @@ class RunFolder:
             replace_file(self.path / ERROR_FILE, (" ".join(reason.split()) + "\n").encode())
             self._append(LOG_FILE, f"failed: {reason}")
 
-    @contextmanager
-    def phase(self, name: str, *, done: int = 0) -> Iterator[OpenPhase]:
-        """Time a phase and report its steps.
-
-        Args:
-            name: of the phase; seconds of earlier sessions are added to.
-            done: its steps that an earlier session has done.
-        """
-        earlier = self._phases[name].seconds if name in self._phases else 0.0
-        phase = OpenPhase(self, name, done=done, earlier=earlier)
+    def phase(self, name: str, *, done: int = 0) -> OpenPhase:
+        """Begin a phase, whose first `done` steps an earlier session has done."""
+        phase = OpenPhase(self, name, done=done)
         phase.step(0, 1, "begins")
-        yield phase
-        phase.save_seconds()
-
-    def save_seconds(self, phase: str, seconds: float) -> None:
-        """Replace a phase's time in `phases.json`."""
-        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3))
-        self.write(PHASES, tuple(self._phases.values()))
-        if self._above is not None:
-            self._above.save_seconds(self._named(phase), seconds)
+        return phase
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """One line for the launcher and one for the log."""
@@ -144,16 +127,12 @@ class RunFolder:
         if self._above is None:
             print(line, flush=True)
         else:
-            self._above.progress(self._named(phase), step, of, message, seconds_left)
+            self._above.progress(f"{phase} by {self._rule}", step, of, message, seconds_left)
 
     def timed(self, phase: str, message: str) -> Callable[[int, int], None]:
         """Progress, by steps done and steps in all, of what is no phase of its own or begins before it."""
-        opened = OpenPhase(self, phase, done=0, earlier=0.0)
+        opened = OpenPhase(self, phase, done=0)
         return lambda step, of: opened.step(step, of, message)
-
-    def _named(self, phase: str) -> str:
-        """A phase's name in the run above."""
-        return f"{phase} by {self._rule}"
 
     def note(self, text: str) -> str:
         """Add a line to the log, with the time; the line."""
@@ -178,16 +157,12 @@ class _Messages(logging.Handler):
 class OpenPhase:
     """One phase of a run; see `RunFolder.phase`."""
 
-    def __init__(self, folder: RunFolder, name: str, *, done: int, earlier: float) -> None:
-        self._folder, self._name, self._done, self._earlier = folder, name, done, earlier
-        self.started = time.monotonic()
+    def __init__(self, folder: RunFolder, name: str, *, done: int) -> None:
+        self._folder, self._name, self._done = folder, name, done
+        self._started = time.monotonic()
 
     def step(self, step: int, of: int, message: str) -> None:
         """Report a step done; the time left is the mean of this session's steps so far times those to come."""
-        done, spent = step - self._done, time.monotonic() - self.started
+        done, spent = step - self._done, time.monotonic() - self._started
         left = spent / done * (of - step) if done > 0 else None
         self._folder.progress(self._name, step, of, message, left)
-
-    def save_seconds(self) -> None:
-        """Keep the time spent so far, which a kill would lose."""
-        self._folder.save_seconds(self._name, self._earlier + time.monotonic() - self.started)

@@ -122,7 +122,6 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         if number % 17 == 0:
             lines[-1]["missing_groups"] = [groups[0]]
             lines[-1]["rewards"][groups[0]] = None
-    phases = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
     example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,
@@ -131,7 +130,6 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         summary=[
             row(method, *both, metric=m, groups=groups) for m in TASK_METRICS["dpa"] for method, both in GOOD.items()
         ],
-        phases=[{"phase": phase, "seconds": seconds} for phase, seconds in phases.items()],
         pluralllm=predictor_card(groups),
         examples=[example | {"sft": "0.60, 0.30, 0.10", "ppo": "0.45, 0.35, 0.20", "mean_reward": 0.912}],
     )

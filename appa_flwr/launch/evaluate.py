@@ -57,7 +57,7 @@ def evaluate(
         else:
             # By name: the server's code lies above this package, which a group has without it.
             importlib.import_module("server_app").quiet(bars=True)
-            loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
+            loaded = importlib.import_module("server_app.loaded").LocalModel(model)
             texts = loaded.answers(list(prompts.values()), answer_tokens=tokens)
             for question, text in zip(prompts, texts, strict=True):
                 put(question, text)

@@ -51,7 +51,6 @@ class RunFiles:
     iterations: pd.DataFrame
     scores: pd.DataFrame
     served: Mapping[str, pd.DataFrame]
-    phases: tuple[records.Phase, ...]
     pluralllm: Card | None
     examples: tuple[records.Example, ...]
     questions: records.QuestionCounts | None
@@ -97,7 +96,6 @@ def read_run(folder: Path) -> RunFiles:
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
         served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
-        phases=run_files.PHASES.read(folder) or (),
         pluralllm=run_files.CARD.read(folder),
         examples=run_files.EXAMPLES.read(folder) or (),
         questions=run_files.QUESTIONS.read(folder),

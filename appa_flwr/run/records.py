@@ -202,13 +202,6 @@ class QuestionCounts(Record):
         return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
 
 
-class Phase(Record):
-    """A row of phases.json; `seconds` are added up over resumed sessions."""
-
-    phase: str
-    seconds: float
-
-
 class Example(Record):
     """A row of examples.json: a held-out question, two methods' answers, and the groups' mean reward of PPO's."""
 

@@ -4,7 +4,6 @@ config.json            the version of all of this, and every key of the run
 survey.jsonl           the survey as the run uses it (`appa_flwr.survey.store`)
 progress.jsonl         a line a step, for the launcher
 run.log                the same for a person; its lock says that the run is being written
-phases.json            seconds of each phase
 answers/               the groups' numbers, by the hash of what they were asked
 pluralllm.json         the card of PluralLLM's weights: its training and its scores
 pluralllm.safetensors  PluralLLM's final weights
@@ -42,7 +41,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
-SCHEMA = 12
+SCHEMA = 13
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")
@@ -96,7 +95,6 @@ MACHINE = "machine"
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)
-PHASES = JsonFile("phases.json", tuple[records.Phase, ...])
 CARD = JsonFile("pluralllm.json", cards.Card)
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])

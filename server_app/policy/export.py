@@ -28,7 +28,7 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
     return ppo_models(config, model, sft_adapter=sft)
 
 
-def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
+def opened(source: str) -> tuple[Base, PreTrainedModel]:
     """A policy's folder, an adapter added to its base, or any model's folder or name on the hub, in float32.
 
     Raises:
@@ -36,8 +36,7 @@ def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
     """
     adapter = Path(source) / ADAPTER
     whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
-    trains_nothing = {"run.phases": "serve", "policy.compute-dtype": "float32"}
-    config = Config.load({**config.flat(), **trains_nothing, "model": whole})
+    config = Config.load({"run.phases": "serve", "model": whole})  # a run that trains nothing, so with any step size
     base = prepare(config, [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT

@@ -1,7 +1,4 @@
-"""Serving as a phase of a run, over HTTP: who may ask, what, and until when.
-
-No axis letters: there are no arrays here.
-"""
+"""Serving as a phase of a run, over HTTP: who may ask, what, and until when."""
 
 from __future__ import annotations
 
@@ -124,7 +121,8 @@ def serve(run: RunInputs) -> None:
     """
     config, stop = run.config, run.folder.path / STOP_FILE
     token = find_token(run.folder.path)
-    with run.folder.phase(SERVE_PHASE) as phase, listening(config.serve.host, config.serve.port) as listener:
+    phase = run.folder.phase(SERVE_PHASE)
+    with listening(config.serve.host, config.serve.port) as listener:
         stop.unlink(missing_ok=True)
 
         def closed(name: str, last: ServedRound) -> None:

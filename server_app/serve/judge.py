@@ -6,14 +6,12 @@ Axis letter: J held-out questions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from fastapi import HTTPException
 
-from appa_flwr.config import Config
 from appa_flwr.report import frames
 from appa_flwr.run import pair_scores
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
@@ -22,10 +20,7 @@ from server_app import baselines, evaluation
 from server_app.federation.answers import parse_answers
 from server_app.federation.ask import TooFew
 from server_app.inputs import RunInputs, ask_votes
-from server_app.policy import export
 from server_app.serve import prompts
-
-BATCH = 16
 
 
 class Judge:
@@ -70,24 +65,3 @@ class Judge:
         kept = [row for row in kept if row.method != method] + scored.rows
         run.folder.write(SUMMARY, tuple(kept))
         return frames.as_json(run.folder.path)
-
-
-class LocalModel:
-    """A model of this machine, asked as a run asks its own policy: with its own chat template.
-
-    Args:
-        source: a folder, perhaps of an adapter, or a name on the hub.
-
-    Raises:
-        UserError: it cannot be loaded.
-    """
-
-    def __init__(self, source: str) -> None:
-        self._base, self._model = export.opened(Config.load({}), source)
-
-    @torch.inference_mode()
-    def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
-        """The likeliest answer to each prompt, one at a time."""
-        for start in range(0, len(prompts), BATCH):
-            ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
-            yield from evaluation.decode(self._base, self._model, ids, tokens=answer_tokens)

@@ -1,7 +1,4 @@
-"""The prompts of a run's questions as rows that trainers read; their answers are scored by `question_id`.
-
-No axis letters: there are no arrays here.
-"""
+"""The prompts of a run's questions as rows that trainers read; their answers are scored by `question_id`."""
 
 from __future__ import annotations
 

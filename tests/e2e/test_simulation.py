@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
+from appa_flwr.run.run_files import PROGRESS
 from appa_flwr.survey import store
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
@@ -97,7 +98,7 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
     page = (finished.folder / "report.html").read_text()
     assert f"PPO by {SECOND}" in page
     assert "://" not in page.replace("http://www.w3.org", "")  # it fetches nothing
-    assert [phase["phase"] for phase in finished.json("phases.json")] == PHASES
+    assert [step.phase for step in PROGRESS.read(finished.folder) if step.step == 0] == PHASES
     for iteration in ITERATIONS:  # one line an iteration, with time left before the last
         (line,) = [line for line in finished.out.splitlines() if line.startswith(f"[ppo {iteration}/3]")]
         assert "reward" in line

@@ -5,27 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from public_questions import public_questions
 
+from appa_flwr.protocol.asks import Catalogue
 from pluralllm import data as sizes
 from pluralllm.attention import FewShotAttention
-from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.data import GroupData
 from pluralllm.residual import ExactResidual
 
 Q, K, ANSWERED = 30, 4, 20
 
 
 @pytest.fixture
-def table() -> OptionEmbedding:
-    """Questions of 2 to 4 options, which share their question's text."""
+def table() -> Catalogue:
+    """Questions of 2 to 4 options, which share their question's text; the first 25 train."""
     rng = np.random.default_rng(0)
     option_QK = np.arange(K) < rng.integers(2, K + 1, size=(Q, 1))
     value_QKE = (rng.normal(size=(Q, K, sizes.EMBEDDING_DIM)) * option_QK[..., None]).astype(np.float32)
     value_QKE[..., sizes.QUESTION_PART] = value_QKE[:, :1, sizes.QUESTION_PART] * option_QK[..., None]
-    return OptionEmbedding(tuple(f"question {q}" for q in range(Q)), value_QKE, option_QK)
+    return public_questions(value_QKE, option_QK, train_Q=np.arange(Q) < 25)
 
 
 @pytest.fixture
-def data(table: OptionEmbedding) -> GroupData:
+def data(table: Catalogue) -> GroupData:
     rng = np.random.default_rng(1)
     rows = np.sort(rng.permutation(Q)[:ANSWERED]).astype(np.int64)
     weight_NK = (0.05 + rng.random((ANSWERED, K))) * table.option_QK[rows]

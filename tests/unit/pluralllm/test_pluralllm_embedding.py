@@ -10,6 +10,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from public_questions import public_questions
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -36,37 +37,37 @@ CLOSE = 1e-5
 
 def test_shape_mask_and_padding():
     """With 16 features: 8 of the question, 5 of the option, 3 of its place."""
-    table = embed_questions(QUESTIONS)
-    assert (table.value_QKE.shape, table.value_QKE.dtype) == ((3, 3, 16), np.float32)
-    assert table.option_QK.tolist() == [[True, True, False], [True] * 3, [True] * 3]
-    assert (table.value_QKE[~table.option_QK] == 0).all()
-    np.testing.assert_array_equal(embed_questions(QUESTIONS).value_QKE, table.value_QKE)
+    value_QKE, option_QK = embed_questions(QUESTIONS)
+    assert (value_QKE.shape, value_QKE.dtype) == ((3, 3, 16), np.float32)
+    assert option_QK.tolist() == [[True, True, False], [True] * 3, [True] * 3]
+    assert (value_QKE[~option_QK] == 0).all()
+    np.testing.assert_array_equal(embed_questions(QUESTIONS)[0], value_QKE)
     # each part of mean square 1, although three texts give no 8 directions
-    for part in np.split(table.value_QKE[table.option_QK][:, :13], [8], axis=1):
+    for part in np.split(value_QKE[option_QK][:, :13], [8], axis=1):
         np.testing.assert_allclose((part**2).mean(axis=1), 1.0, rtol=1e-4)
-    np.testing.assert_array_equal(table.value_QKE[0, 0, 8:13], table.value_QKE[2, 1, 8:13])  # both are "Yes"
+    np.testing.assert_array_equal(value_QKE[0, 0, 8:13], value_QKE[2, 1, 8:13])  # both are "Yes"
     # positions 1, 2, 5 on [-1, 1]: 2 (x - 1) / 4 - 1 = -1, -0.5, 1; distance from the middle 1, 0.5, 1
-    np.testing.assert_allclose(table.value_QKE[1, :, 13:], [[1.0, -1.0, 1.0], [1.0, -0.5, 0.5], [1.0, 1.0, 1.0]])
-    assert (table.value_QKE[[0, 2], :, 13:] == 0).all()
+    np.testing.assert_allclose(value_QKE[1, :, 13:], [[1.0, -1.0, 1.0], [1.0, -0.5, 0.5], [1.0, 1.0, 1.0]])
+    assert (value_QKE[[0, 2], :, 13:] == 0).all()
 
 
 def test_order_of_nominal_options_leaves_no_trace():
     turned = Question(TAXES_TOO.question_id, TAXES_TOO.text, TAXES_TOO.options[::-1])
-    straight = embed_questions(QUESTIONS).value_QKE
-    np.testing.assert_allclose(embed_questions((TAXES, WARMTH, turned)).value_QKE[2, ::-1], straight[2], atol=1e-6)
+    straight = embed_questions(QUESTIONS)[0]
+    np.testing.assert_allclose(embed_questions((TAXES, WARMTH, turned))[0][2, ::-1], straight[2], atol=1e-6)
 
 
 def test_text_without_a_word_is_embedded_as_zero_not_nan():
-    assert np.isfinite(embed_questions((TAXES, Question("blank", "", ("", "?")))).value_QKE).all()
+    assert np.isfinite(embed_questions((TAXES, Question("blank", "", ("", "?"))))[0]).all()
 
 
 def test_group_data_pads_in_the_order_of_the_table():
-    table = embed_questions(QUESTIONS)
+    public = public_questions(np.zeros((3, 3, 1)), embed_questions(QUESTIONS)[1], ("tax", "heat", "tax2"))
     answers = {"tax2": np.array([0.2, 0.3, 0.5]), "tax": np.array([0.6, 0.4]), "none": np.array([1.0, 0.0, 0.0])}
-    data = group_data("Here", answers, embedding=table)
+    data = group_data("Here", answers, public=public)
     assert data.question_N.tolist() == [0, 2]
     np.testing.assert_allclose(data.answer_NK, [[0.6, 0.4, 0.0], [0.2, 0.3, 0.5]])
-    assert len(group_data("Here", {}, embedding=table)) == 0
+    assert len(group_data("Here", {}, public=public)) == 0
 
 
 def test_what_all_texts_share_is_taken_out(monkeypatch):
@@ -74,7 +75,7 @@ def test_what_all_texts_share_is_taken_out(monkeypatch):
 
     def table(shift):
         monkeypatch.setattr(embedding, "text_vectors", lambda encoder, texts, progress: vectors[: len(texts)] + shift)
-        return embed_questions(QUESTIONS).value_QKE
+        return embed_questions(QUESTIONS)[0]
 
     np.testing.assert_allclose(table(5.0), table(0.0), atol=1e-3)
 
@@ -119,7 +120,7 @@ def test_a_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, norm
     monkeypatch.setattr(embedding, "TEXTS_AT_ONCE", 5)
     steps: list[tuple[int, int]] = []
     grams, by_model = (
-        embed_questions(QUESTIONS, encoder=name, progress=lambda *step: steps.append(step)).value_QKE
+        embed_questions(QUESTIONS, encoder=name, progress=lambda *step: steps.append(step))[0]
         for name in ("ngrams", str(folder))
     )
     assert grams.shape == by_model.shape

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.data import GroupData
 from pluralllm.network import Questions
 from pluralllm.prediction import Predictor
 
@@ -22,7 +22,7 @@ def model(request):
 
 
 def of(model, table, num_context=512, *, seed=0) -> Predictor:
-    return Predictor(model, table, np.arange(len(table.option_QK)) < 25, num_context=num_context, seed=seed)
+    return Predictor(model, table, num_context=num_context, seed=seed)
 
 
 @pytest.mark.parametrize("num_context", [0, 1, 2, 7, 20, 64])
@@ -36,7 +36,7 @@ def test_a_table_holds_distributions(model, data, table, num_context):
 
 def test_the_context_are_the_first_in_order_that_are_not_the_question_itself(attention, data, table):
     """One question at a time, by the network alone."""
-    ours, public = of(attention, table, 8), (table.value_QKE, table.option_QK)
+    ours, public = of(attention, table, 8), (table.embedding_QKE, table.option_QK)
     for draw in range(2):
         targets, order = ours.targets(data, draw=draw), ours.context_order(data, draw=draw)
         for question in range(len(table.option_QK)):
@@ -77,8 +77,9 @@ def test_context_depends_on_seed_group_and_draw_and_on_no_process(attention, tab
 def test_order_of_questions_changes_nothing(attention, data, table):
     order = np.random.default_rng(3).permutation(len(table.option_QK))
     place = np.argsort(order)  # where an old row went
-    ids = tuple(table.question_ids[q] for q in order)
-    shuffled = OptionEmbedding(ids, table.value_QKE[order], table.option_QK[order])
+    questions = tuple(table.questions[q] for q in order)
+    parts = {name: getattr(table, name)[order] for name in ("train_Q", "embedding_QKE", "option_QK")}
+    shuffled = replace(table, questions=questions, **parts)
     moved = place[data.question_N]
     ascending = np.argsort(moved)
     same = GroupData("Here", moved[ascending], data.answer_NK[ascending])

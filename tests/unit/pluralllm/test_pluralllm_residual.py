@@ -6,6 +6,7 @@ Axis letters: Q questions, K options, N option tokens of the context, M those of
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from appa_flwr.config import Config
+from appa_flwr.protocol.asks import Catalogue
 from pluralllm import data as sizes
-from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.data import GroupData
 from pluralllm.network import Questions
 from pluralllm.prediction import Predictor
 from pluralllm.residual import PLAIN, SHARES, SHARES_KEY, START_SHARES, VIEWS, ExactResidual, Shares, View
@@ -29,19 +31,19 @@ def model(residual):
     return residual
 
 
-def asked(table: OptionEmbedding, rows: np.ndarray, answer: np.ndarray | None = None) -> Questions:
+def asked(table: Catalogue, rows: np.ndarray, answer: np.ndarray | None = None) -> Questions:
     """One episode of these questions."""
     given = None if answer is None else torch.from_numpy(answer)[None]
     return Questions(
-        torch.from_numpy(table.value_QKE[rows])[None], torch.from_numpy(table.option_QK[rows])[None], given
+        torch.from_numpy(table.embedding_QKE[rows])[None], torch.from_numpy(table.option_QK[rows])[None], given
     )
 
 
 def of(model, table, num_context=512, trained_Q=TRAINED) -> Predictor:
-    return Predictor(model, table, trained_Q, num_context=num_context, seed=0)
+    return Predictor(model, replace(table, train_Q=trained_Q), num_context=num_context, seed=0)
 
 
-def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets: np.ndarray, view: View):
+def dense(model: ExactResidual, table: Catalogue, data: GroupData, targets: np.ndarray, view: View):
     """Mean and variance of the targets' roots, token by token in NumPy, centred by an explicit projection."""
     read = model._read(asked(table, np.concatenate([data.question_N, targets])), view)
     root_P = read.root_P.numpy()
@@ -50,7 +52,7 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     if view.plain:
         np.testing.assert_allclose(root_P, [table.option_QK[row].sum() ** -0.5 for _, row, _ in token], rtol=1e-6)
     kernel = 4 if view.plain else 2 * view.features + view.blind
-    value = table.value_QKE.astype(np.float64)
+    value = table.embedding_QKE.astype(np.float64)
     weight, length = (
         np.exp(8.0 * raw[kernel].detach().numpy()) for raw in (model.log_weight.double(), model.log_length.double())
     )

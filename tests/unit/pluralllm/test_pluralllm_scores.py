@@ -7,32 +7,32 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from public_questions import public_questions
 from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
-from pluralllm.data import GroupData, OptionEmbedding
+from appa_flwr.protocol.asks import Catalogue
+from pluralllm.data import GroupData
 from pluralllm.scores import local_sums, mean_of_groups, nearest_question
 
 
-def world(seed: int = 0) -> tuple[OptionEmbedding, GroupData, GroupData, np.ndarray]:
+def world(seed: int = 0) -> tuple[Catalogue, GroupData, GroupData, np.ndarray]:
     """Twelve questions of 3 options and one of 1; the group knows eight of them and is asked about the rest."""
     rng = np.random.default_rng(seed)
     option_QK = np.ones((13, 3), dtype=bool)
     option_QK[12, 1:] = False
-    embedding = OptionEmbedding(
-        tuple(f"q{q}" for q in range(13)), rng.normal(size=(13, 3, 4)).astype(np.float32), option_QK
-    )
+    public = public_questions(rng.normal(size=(13, 3, 4)), option_QK)
     answer_QK = rng.dirichlet(np.ones(3), size=13).astype(np.float32)
     answer_QK[12] = [1.0, 0.0, 0.0]
     known, asked = np.arange(8), np.arange(8, 13)
     table_QK = rng.dirichlet(np.ones(3), size=13)
     table_QK[12] = [1.0, 0.0, 0.0]
-    return embedding, GroupData("A", known, answer_QK[known]), GroupData("A", asked, answer_QK[asked]), table_QK
+    return public, GroupData("A", known, answer_QK[known]), GroupData("A", asked, answer_QK[asked]), table_QK
 
 
 def test_a_groups_sums_are_those_of_scipy():
-    embedding, known, asked, table_QK = world()
-    found = local_sums(table_QK, truth=asked, known=known, embedding=embedding)
+    public, known, asked, table_QK = world()
+    found = local_sums(table_QK, truth=asked, known=known, public=public)
     assert found.keys() == {"pluralllm", "uniform", "nearest-question"}
     rows = range(8, 12)  # the question of one option says nothing
 
@@ -47,7 +47,7 @@ def test_a_groups_sums_are_those_of_scipy():
         }
 
     def nearest(q):
-        distance = ((embedding.value_QKE[:8].astype(float) - embedding.value_QKE[q]) ** 2).sum((1, 2))
+        distance = ((public.embedding_QKE[:8].astype(float) - public.embedding_QKE[q]) ** 2).sum((1, 2))
         return known.answer_NK[distance.argmin()].astype(float)
 
     assert found["pluralllm"] == pytest.approx(expected(lambda q: table_QK[q]), abs=1e-6)
@@ -56,8 +56,8 @@ def test_a_groups_sums_are_those_of_scipy():
 
 
 def test_a_known_answer_is_never_its_own_nearest_question():
-    embedding, known, _, table_QK = world()
-    found = local_sums(table_QK, truth=known, known=known, embedding=embedding)
+    public, known, _, table_QK = world()
+    found = local_sums(table_QK, truth=known, known=known, public=public)
     assert found["nearest-question"]["js"] < 8 - 0.1  # itself would score 8
 
 
@@ -66,7 +66,7 @@ def test_the_nearest_question_by_hand():
     value_QKE = np.zeros((4, 3, 1), np.float32)
     value_QKE[:, :2, 0] = np.array([[0.0], [1.0], [3.0], [0.0]])
     option_QK = np.array([[True, True, False]] * 3 + [[True] * 3])
-    table = OptionEmbedding(("a", "b", "c", "d"), value_QKE, option_QK)
+    table = public_questions(value_QKE, option_QK)
     known = GroupData("New", np.array([0, 2]), np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], dtype=np.float32))
     third = 1 / 3
     expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
@@ -78,11 +78,11 @@ def test_the_nearest_question_by_hand():
 
 # --- the mean answer of the other groups, worked out by hand ---
 
-TABLE = OptionEmbedding(("a", "b", "c"), np.zeros((3, 2, 5), np.float32), np.ones((3, 2), np.bool_))
+TABLE = public_questions(np.zeros((3, 2, 5)), np.ones((3, 2), np.bool_))
 
 
 def group(name: str, **answers: float) -> GroupData:
-    rows = [TABLE.question_ids.index(question_id) for question_id in answers]
+    rows = ["abc".index(question_id) for question_id in answers]
     shares = [[first, 1.0 - first] for first in answers.values()]
     return GroupData(name, np.array(rows, dtype=np.int64), np.array(shares, dtype=np.float32).reshape(-1, 2))
 

@@ -28,7 +28,7 @@ from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
-from pluralllm.data import OptionEmbedding, group_data
+from pluralllm.data import group_data
 from server_app.predictor.checkpoint import new_card, save
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -129,21 +129,19 @@ def predicting(tmp_path_factory):
     folder, catalogue, start = tmp_path_factory.mktemp("run"), build_catalogue(config), initial_weights(config)
     write_config(folder, config)
     save(folder / WEIGHTS_FILE, start, new_card(config, catalogue, {}, ()))
-    ids = tuple(question.question_id for question in catalogue.questions)
-    table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
-    node = client_predictor.load(config, join_weights(start), table, catalogue.train_Q)
+    node = client_predictor.load(config, join_weights(start), catalogue)
     name, answers = next(iter(generate.generate(**generate.population(config.data, config.seed)).answers.items()))
-    training = {ids[q] for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()
+    training = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()
     given = {question: answers[question] for question in training}
-    return folder, given, node.targets(group_data(name, given, embedding=table)), table
+    return folder, given, node.targets(group_data(name, given, public=catalogue)), catalogue
 
 
 def test_the_predictor_says_of_a_group_what_its_own_node_would(predicting):
-    folder, given, expected_QK, table = predicting
+    folder, given, expected_QK, catalogue = predicting
     found = appa_flwr.load_run(folder).predictor().predict(given)
-    np.testing.assert_allclose(found["share"], expected_QK[table.option_QK], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["share"], expected_QK[catalogue.option_QK], rtol=0, atol=1e-5)
     assert found.columns.tolist() == ["question", "text", "option", "share"]
-    assert found["question"].unique().tolist() == list(table.question_ids)
+    assert found["question"].unique().tolist() == [question.question_id for question in catalogue.questions]
     nothing = appa_flwr.load_run(folder).predictor().predict({})
     assert np.abs(nothing["share"] - found["share"]).max() > 0.01
 

@@ -15,7 +15,7 @@ from small import SMALL_PREDICTOR, VOTES
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import SCORES
 from client_app.memory import memory_of
-from pluralllm.data import GroupData, group_data, option_embedding
+from pluralllm.data import GroupData, group_data
 from pluralllm.scores import mean_of_groups, measure_sums, summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
@@ -130,7 +130,7 @@ def card_scores(config, num_nodes):
 
 def mean_score(data, others, catalogue):
     """The sums of a group's answers against the others' mean, from a place that has all answers."""
-    mean_QK = mean_of_groups(others, option_embedding(catalogue), without=data.group, min_groups=1)
+    mean_QK = mean_of_groups(others, catalogue, without=data.group, min_groups=1)
     known_N = mean_QK[data.question_N].any(axis=1)
     rows = data.question_N[known_N]
     return measure_sums(mean_QK[rows], data.answer_NK[known_N].astype(np.float64), catalogue.option_QK[rows])
@@ -143,7 +143,7 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
     found, catalogue = card_scores(config, 6)
     held_out = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.held_out_Q)}
     everyone = [
-        group_data(name, {key: mine[key] for key in mine.keys() & held_out}, embedding=option_embedding(catalogue))
+        group_data(name, {key: mine[key] for key in mine.keys() & held_out}, public=catalogue)
         for name, mine in survey.answers.items()
     ]
     seen = [data for data in everyone if data.group != unseen]

@@ -231,5 +231,3 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
     assert results(folder) == expected
     assert results(folder / "average") == results(unbroken / "average")
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]
-    phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]
-    assert phases == [row["phase"] for row in json.loads((unbroken / "phases.json").read_text())]

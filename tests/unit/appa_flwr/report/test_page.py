@@ -111,7 +111,6 @@ def test_all_text_is_escaped(tmp_path):
             for method in METHODS
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
-        phases=[{"phase": evil, "seconds": 1.0}],
         pluralllm=predictor_card(
             scores={evil: {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
             groups={evil: {f"seen{evil}": {evil: predictor_scores(0.5)}}},
@@ -174,19 +173,18 @@ def test_unseen_groups_are_marked(tmp_path):
 def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting.
     lines = [line(i, planned=4, fell_back=fell_back) for i, fell_back in enumerate((True, True, False, True), 1)]
-    phases = [{"phase": "policy", "seconds": 80.4}, {"phase": "ppo", "seconds": 284.6}]
-    facts = dict(provenance(read(tmp_path, metrics=lines, phases=phases)))
+    facts = dict(provenance(read(tmp_path, metrics=lines)))
     assert re.findall(r"[\d.]+", facts["Plain mean taken"]) == ["3", "4"]
     assert facts["Waiting for groups"].startswith("12.5%")
-    assert facts["Time"] == "6 min 5 s"
+    assert facts["Time of PPO"] == "16.0 s"
     without = [line(1, planned=1, fell_back=None)]
     assert "Plain mean taken" not in dict(provenance(read(tmp_path, metrics=without)))
 
 
 def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
-    content = {name: json.loads((whole / f"{name}.json").read_text()) for name in ("phases", "pluralllm")}
-    assert read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, **content).examples == ()
+    card = json.loads((whole / "pluralllm.json").read_text())
+    assert read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, pluralllm=card).examples == ()
     assert [*missing(read_run(tmp_path / "part"))] == []
     assert ">seen<" in page_of(tmp_path / "part")
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]

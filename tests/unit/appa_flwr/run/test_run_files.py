@@ -11,17 +11,15 @@ from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files
-from appa_flwr.run.run_files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
+from appa_flwr.run.run_files import CARD, EXAMPLES, METRICS, QUESTIONS, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
-FILES = {"metrics": METRICS, "summary": SUMMARY, "phases": PHASES, "examples": EXAMPLES, "pluralllm": CARD} | {
-    "questions": QUESTIONS
-}
+FILES = {"metrics": METRICS, "summary": SUMMARY, "examples": EXAMPLES, "pluralllm": CARD} | {"questions": QUESTIONS}
 
 
 def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
     fake_run(tmp_path, groups=(*COUNTRIES, "Österreich\u2028\n"), iterations=18)  # in one of which a group is missing
-    for file in (SUMMARY, PHASES, EXAMPLES):
+    for file in (SUMMARY, EXAMPLES):
         path = tmp_path / file.name
         rows = json.loads(path.read_text())
         if file is SUMMARY:
@@ -52,9 +50,9 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 12)"),
-        ({"schema": 12, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
-        ({"schema": 12, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 13)"),
+        ({"schema": 13, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
+        ({"schema": 13, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],
@@ -75,8 +73,8 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("summary", [PPO | {"fi": "0.5"}], "row 1, key 'fi': input should be a valid number, found \"0.5\""),
         ("summary", {}, "summary.json: input should be a valid array, found {}"),
         ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2, key 'kl': input should be a valid number, fo"),
-        ("phases", [{"phase": "sft"}], "phases.json, row 1, key 'seconds': field required"),
-        ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
+        ("examples", [{"options": []}], "examples.json, row 1, key 'question': field required"),
+        ("summary", [PPO | {"a\nb": 2}], "summary.json, row 1, key 'a\\nb': extra inputs"),
         ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 10"),
         ("pluralllm", predictor_card(losses="x"), "key 'losses': input should be a valid array"),
         (
@@ -84,7 +82,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
             b'\n\n{"iteration": 2, "num_it\n{"iteration',
             "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
         ),
-        ("phases", b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),
+        ("examples", b'[\n {\n  "options": }\n]', "examples.json is not JSON (expected value at line 3 column 14)"),
         ("summary", b'[{"method": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
     ],
 )
@@ -100,6 +98,6 @@ def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, 
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    (tmp_path / PHASES.name).mkdir()
-    with pytest.raises(UserError, match=r"phases\.json: cannot be read \(Is a directory\)$"):
-        PHASES.read(tmp_path)
+    (tmp_path / EXAMPLES.name).mkdir()
+    with pytest.raises(UserError, match=r"examples\.json: cannot be read \(Is a directory\)$"):
+        EXAMPLES.read(tmp_path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from public_questions import public_questions
 from surveys import refused
 
 from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_correlation, shared_rewards
@@ -94,9 +95,11 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
         monkeypatch.setattr(embedding, name, size)
     survey = population[2]
     truth_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    table = embedding.embed_questions(survey.questions)
-    own = [group_data(name, mine, embedding=table) for name, mine in survey.answers.items()]
-    nearest_GQK = np.stack([nearest_question(mine, table) for mine in own])
+    public = public_questions(
+        *embedding.embed_questions(survey.questions), [question.question_id for question in survey.questions]
+    )
+    own = [group_data(name, mine, public=public) for name, mine in survey.answers.items()]
+    nearest_GQK = np.stack([nearest_question(mine, public) for mine in own])
     assert 0.2 <= deviation_correlation(nearest_GQK, truth_GQK, option_QK) <= 0.45
 
 

@@ -1,7 +1,4 @@
-"""The trainers' clients against a real service on a loopback port.
-
-No axis letters: rewards are those of `served`.
-"""
+"""The trainers' clients against a real service on a loopback port."""
 
 from __future__ import annotations
 

@@ -134,4 +134,4 @@ def test_a_window_shorter_than_the_longest_sequence_is_refused(tuning):
 def test_an_adapter_that_cannot_be_read_is_named(content, says, tmp_path):
     (tmp_path / "adapter_config.json").write_text(content)
     with pytest.raises(UserError, match=rf"adapter_config\.json.*{says}"):
-        export.opened(Config.load({}), str(tmp_path))
+        export.opened(str(tmp_path))

@@ -1,7 +1,4 @@
-"""The service's HTTP: who is let in, and what a request may be.
-
-No axis letters: rewards are those of `served`.
-"""
+"""The service's HTTP: who is let in, and what a request may be."""
 
 from __future__ import annotations
 

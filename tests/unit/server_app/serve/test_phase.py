@@ -1,7 +1,4 @@
-"""A run that serves: the groups' real ClientApp in this process, the service on a loopback port, its end, its resume.
-
-No axis letters: there are no arrays here.
-"""
+"""A run that serves: the groups' real ClientApp in this process, the service on a loopback port, end and resume."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ from appa_flwr.report import build
 from appa_flwr.run.resume import finished
 from appa_flwr.trainers.client import Served
 from appa_flwr.trainers.trl import RemoteGroupRewards
-from server_app import main
+from server_app import loaded, main
 from server_app import run as phases
 from server_app.federation.groups import Groups
 from server_app.questions import build_catalogue
-from server_app.serve import app, judge
+from server_app.serve import app
 
 KEYS = {
     "data.num-questions": 20,
@@ -146,7 +143,7 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
         def answers(self, prompts, *, answer_tokens):
             return [by_prompt[prompt] if self.name == "flat" else "who knows" for prompt in prompts]
 
-    monkeypatch.setattr(judge, "LocalModel", Model)
+    monkeypatch.setattr(loaded, "LocalModel", Model)
     with Running(tmp_path, **keys) as running:
         client = Served(running.url, running.token, patience=5.0)
         asked = asyncio.run(client.ask("GET", "/v1/held-out"))["questions"]

@@ -10,9 +10,9 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from server_app import evaluation
 from server_app.inputs import PolicyInputs, RunInputs
+from server_app.loaded import LocalModel
 from server_app.policy import base, tiny
 from server_app.policy.tiny import TinyRecipe
-from server_app.serve.judge import LocalModel
 
 TOKENS = 12
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from real_run import APPA, TINY_RUN, kill_all, small_environment
 
 from appa_flwr.core.ports import free_port
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.deploy import SERVER, start_server
+from appa_flwr.launch.deploy import SERVER, START, start_server
 from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.sites import make_node_key
 from appa_flwr.owner.guard import NOT_PINNED
@@ -118,25 +120,25 @@ def test_an_impostor_an_unregistered_node_and_a_second_node_of_one_key(tmp_path)
         deployment.flwr("supernode", "register", str(tmp_path / "impostor.pub"), "deployed")
         make_node_key(tmp_path / "unregistered")  # registered nowhere
 
-        def node_of_a(party: str, key: Path):
-            shell, flag, lines = sites.group_command(A, port=free_port())
-            command = [shell, flag, lines.replace("node.key", str(key))]
-            return started.parties[party].start(command, log=tmp_path / f"{key.name}.log")
+        def node_of_a(name: str, key: Path):
+            folder = shutil.copytree(sites.group(A), tmp_path / f"folder-of-{name}")
+            shutil.copyfile(key, folder / "node.key")
+            node = replace(started.parties[A], home=deployment.home / name, folder=folder)
+            return node.start([START, str(free_port())], log=tmp_path / f"{name}.log")
 
-        impostor = node_of_a(A, tmp_path / "impostor")
-        unregistered = node_of_a(A, tmp_path / "unregistered")
+        impostor, unregistered = (node_of_a(name, tmp_path / name) for name in ("impostor", "unregistered"))
         for name in SURVEY.groups:
             started.start_node(name)
         deployment.submit(groups=";".join(SURVEY.groups))
         deployment.wait(lambda: bool(deployment.iterations), seconds=600)
-        second = node_of_a(A, sites.group(A) / "node.key")
+        second = node_of_a("second", sites.group(A) / "node.key")
         ended(deployment)
         assert impostor.poll() is None
         for refused in (unregistered, second):
             assert refused.wait(timeout=60) != 0
         assert "has the key of no group; it is left out" in warnings(deployment)
         assert all(line["missing_groups"] == [] for line in deployment.iterations)
-        for name in ("unregistered", "node.key"):
+        for name in ("unregistered", "second"):
             assert "could not establish a connection to the SuperLink" in (tmp_path / f"{name}.log").read_text()
 
 

@@ -20,7 +20,7 @@ import psutil
 from small import keys_of
 
 SHORT_WAITS = Path(__file__).parent / "short_waits"
-LIMIT_SECONDS = 300.0
+LIMIT_SECONDS = 540.0
 POLL_SECONDS = 0.5
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 

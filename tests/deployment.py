@@ -87,7 +87,7 @@ class Deployment:
     def phases(self) -> set[str]:
         return {line["phase"] for line in self.lines("progress.jsonl")}
 
-    def wait(self, happened: Callable[[], bool], *, seconds: float) -> None:
+    def wait(self, happened: Callable[[], bool], *, seconds: float = 1200.0) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
             log = (self.sites.server / "superlink.log").read_text(errors="replace")

@@ -43,8 +43,8 @@ def missing(deployment: Deployment) -> list[str]:
     return deployment.iterations[-1]["missing_groups"] if deployment.iterations else []
 
 
-def ended(deployment: Deployment, *, seconds: float = 900.0) -> None:
-    deployment.wait(lambda: deployment.status() == COMPLETED, seconds=seconds)
+def ended(deployment: Deployment) -> None:
+    deployment.wait(lambda: deployment.status() == COMPLETED)
     numbers = [line["iteration"] for line in deployment.iterations]
     assert numbers == list(range(1, len(numbers) + 1))
     assert (deployment.run / "report.html").exists()
@@ -60,7 +60,7 @@ def start_again(deployment: Deployment, name: str) -> None:
 
     for _ in range(12):
         started.start_node(name)
-        deployment.wait(decided, seconds=300)
+        deployment.wait(decided)
         if started.nodes[name].poll() is None:
             return
         time.sleep(10)
@@ -84,27 +84,27 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
             started.start_node(name)
         keys = {**ALL, "ppo__num_iterations": 24, "run__reply_timeout": 30.0}
         deployment.submit(**keys)
-        deployment.wait(lambda: bool(deployment.iterations), seconds=600)
+        deployment.wait(lambda: bool(deployment.iterations))
         assert missing(deployment) == [C]
         started.start_node(C)  # late
-        deployment.wait(lambda: missing(deployment) == [], seconds=300)
+        deployment.wait(lambda: missing(deployment) == [])
 
         catalogues = releases(deployment, A).count(messages.CATALOGUE)
         os.killpg(started.nodes[A].pid, signal.SIGKILL)
-        deployment.wait(lambda: missing(deployment) == [A], seconds=300)
+        deployment.wait(lambda: missing(deployment) == [A])
         start_again(deployment, A)
-        deployment.wait(lambda: missing(deployment) == [], seconds=300)
+        deployment.wait(lambda: missing(deployment) == [])
         assert releases(deployment, A).count(messages.CATALOGUE) == catalogues  # it remembers what it was sent
 
         os.killpg(started.nodes[B].pid, signal.SIGSTOP)  # its app's processes are of its session
-        deployment.wait(lambda: missing(deployment) == [B], seconds=300)
+        deployment.wait(lambda: missing(deployment) == [B])
         os.killpg(started.nodes[B].pid, signal.SIGCONT)
-        deployment.wait(lambda: missing(deployment) == [], seconds=300)
+        deployment.wait(lambda: missing(deployment) == [])
 
         done = len(deployment.iterations)
         (server_app,) = deployment.processes("flwr-serverapp")
         server_app.kill()
-        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
+        deployment.wait(lambda: deployment.status().startswith("finished"))
         assert deployment.status() != COMPLETED
         deployment.submit(**keys, run__resume=True)
         ended(deployment)
@@ -130,7 +130,7 @@ def test_an_impostor_an_unregistered_node_and_a_second_node_of_one_key(tmp_path)
         for name in SURVEY.groups:
             started.start_node(name)
         deployment.submit(groups=";".join(SURVEY.groups))
-        deployment.wait(lambda: bool(deployment.iterations), seconds=600)
+        deployment.wait(lambda: bool(deployment.iterations))
         second = node_of_a("second", sites.group(A) / "node.key")
         ended(deployment)
         assert impostor.poll() is None
@@ -158,12 +158,12 @@ def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
     with deployed(SURVEY, tmp_path) as deployment:
         keys = {**ALL, "ppo__num_iterations": 8}
         deployment.submit(**keys)
-        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=600)
+        deployment.wait(lambda: len(deployment.iterations) > 1)
         server = deployment.started.parties[SERVER]
         deployment.started.superlink.kill()
         deployment.started.superlink.wait()
         deployment.started.superlink = start_server(server, deployment.home)
-        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
+        deployment.wait(lambda: deployment.status().startswith("finished"))
         if deployment.status() != COMPLETED:
             deployment.submit(**keys, run__resume=True)
         ended(deployment)
@@ -177,11 +177,11 @@ def test_under_secure_sums_the_cohort_shrinks_while_a_group_is_away(tmp_path):
     with deployed(survey, tmp_path, sums="secure") as deployment:
         keys = {"ppo__num_iterations": 10, "run__sums": "secure", "run__reply_timeout": 60.0}
         deployment.submit(groups=";".join(survey.groups), **keys)
-        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=400)
+        deployment.wait(lambda: len(deployment.iterations) > 1)
         os.killpg(deployment.started.nodes[gone].pid, signal.SIGKILL)
-        deployment.wait(lambda: missing(deployment) == [gone], seconds=600)
+        deployment.wait(lambda: missing(deployment) == [gone])
         start_again(deployment, gone)
-        deployment.wait(lambda: missing(deployment) == [], seconds=600)
+        deployment.wait(lambda: missing(deployment) == [])
         ended(deployment)
         away = [line["missing_groups"] for line in deployment.iterations]
         assert {tuple(groups) for groups in away} == {(), (gone,)}
@@ -196,17 +196,17 @@ def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_pat
         started = deployment.started
         keys = {**ALL, "ppo__num_iterations": 4}
         deployment.submit(**keys)
-        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=600)
+        deployment.wait(lambda: len(deployment.iterations) > 1)
         os.kill(started.superlink.pid, signal.SIGSTOP)
         try:
-            deployment.wait((deployment.run / "error.txt").exists, seconds=300)
+            deployment.wait((deployment.run / "error.txt").exists)
         finally:
             os.kill(started.superlink.pid, signal.SIGCONT)
         said = (deployment.run / "error.txt").read_text()
         assert "SuperLink" in said
         assert "run.resume=true" in said
         assert f"failed: {said}" in warnings(deployment)
-        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=600)
+        deployment.wait(lambda: deployment.status().startswith("finished"))
         assert deployment.status() != COMPLETED
         # The part of it that starts runs has ended, as nodes may have.
         started.superlink.kill()

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
 ALL = {"groups": ";".join(SURVEY.groups)}
 ACTIVATED = "[Fleet.ActivateNode] Activated node_id="
+GIVEN_UP = "Giving up reconnection"
 
 
 def missing(deployment: Deployment) -> list[str]:
@@ -208,12 +210,17 @@ def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_pat
         assert f"failed: {said}" in warnings(deployment)
         deployment.wait(lambda: deployment.status().startswith("finished"))
         assert deployment.status() != COMPLETED
-        # The part of it that starts runs has ended, as nodes may have.
+        # The part of it that starts runs has ended. A node that was just connecting has given up: it has ended, or its
+        # process goes on and does nothing.
         started.superlink.kill()
         started.superlink.wait()
         started.superlink = start_server(started.parties[SERVER], deployment.home)
-        for name in [name for name, node in started.nodes.items() if node.poll() is not None]:
-            started.start_node(name)
+        for name, node in started.nodes.items():
+            if node.poll() is not None or GIVEN_UP in (deployment.sites.group(name) / "supernode.log").read_text():
+                with suppress(ProcessLookupError):
+                    os.killpg(node.pid, signal.SIGKILL)
+                node.wait()
+                start_again(deployment, name)
         deployment.submit(**keys, run__resume=True)
         ended(deployment)
         assert len(deployment.iterations) == 4

@@ -40,7 +40,7 @@ class SuperLinkLost(Exception):
 class OverlapGrid:
     """Sends through Flower's Grid, and waits with short, growing pauses.
 
-    A node that has not answered in time is late until it answers. Waits for late nodes end soon after all other replies.
+    A node that has not answered in time is late until it answers. Waits for late nodes end soon after other replies.
 
     Attributes:
         simulated: True in a simulation. Its nodes are never late; only the timeout limits a wait.

@@ -124,7 +124,7 @@ def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dic
 
 
 def fault(score_2L: FloatArray, size: int, *, unseen: bool) -> str | None:
-    """Fault in a group's sums over at most `size` held-out questions, in words; None where they can be used."""
+    """Fault in a group's sums over at most `size` held-out questions, in words; None if they can be used."""
     by_measure = score_2L.reshape(2, len(PREDICTORS), -1)
     if by_measure[int(not unseen)].any():
         return "they are not those of an unseen group" if unseen else "they are those of an unseen group"

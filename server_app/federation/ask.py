@@ -29,7 +29,7 @@ class TooFew(UserError):
 
 
 class LostSum(UserError):
-    """The total of a secure sum is lost, as when not all groups open it; the same request cannot succeed again."""
+    """The total of a secure sum is lost, e.g. because a group did not open it; only another request can succeed."""
 
 
 @dataclass(frozen=True, eq=False)

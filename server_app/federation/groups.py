@@ -128,7 +128,7 @@ class Groups(Members):
         return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
 
     def _sum(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
-        """Sum masked numbers over a cohort, which then opens the sum; without silent groups the others send again."""
+        """Sum masked numbers over a cohort, which then opens the sum; if groups stay silent, the others send again."""
         hosts, size = self._hosts(), (len(asks.scales(numbers)),)
         cohort = tuple(hosts)
         while True:

@@ -1,1 +1,1 @@
-"""A group's side: its private survey answers, scoring, and the one exit for replies."""
+"""The groups' side: private survey answers, scoring, and a single exit for replies."""

@@ -1,6 +1,6 @@
-"""The one exit: every reply of a group leaves through here, nothing but the protocol's fields, and as its owner allows.
+"""The single exit for a group's replies: only fields of the protocol leave, and only as the owner's policy allows.
 
-The owner decides which numbers leave, of which runs, and how many that rest on a question.
+The policy decides which numbers leave, for which runs, and how many replies may rest on a question.
 
 Axis letters: Q public questions, G groups, N numbers.
 """
@@ -26,17 +26,17 @@ from client_app.numbers import KINDS
 from client_app.party import Group, Party
 
 LEAST_STEPS = 16
-"""Optimizer steps of a training round, below which a plain step is nearly a sum of single answers."""
+"""Fewest optimizer steps of a plain training round: with fewer steps an update is nearly a sum over single answers."""
 
 TENTH = 10
-"""PluralLLM's validations and scores, which rest on an answer more directly, get a tenth of the limit of rounds."""
+"""Validations and scores of PluralLLM depend on an answer more directly than updates: their limit is a tenth."""
 
 log = logging.getLogger("appa.client")
 
 
 @dataclass(frozen=True, eq=False)
 class Leaving:
-    """A reply on its way out: its content, and for the ledger its kind and the groups of the sum it goes into."""
+    """A reply before it leaves: its content, and for the ledger its kind and the cohort of its secure sum."""
 
     content: RecordDict
     kind: str = ""
@@ -44,11 +44,11 @@ class Leaving:
 
 
 def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message, Context], Message]:
-    """Make Flower's handler of an action.
+    """Turn an action into a message handler for Flower.
 
-    Flower would send an exception's whole message to the server, and that may quote a survey row. The server is told
-    which action failed and the kind of exception, or a refusal's fixed words; the full traceback stays in this group's
-    own log. A deployed node's reply is in its ledger before it leaves; without a ledger none does.
+    Flower would send the whole message of an exception to the server, and the message may quote a survey row. The
+    handler sends the name of the action and the class of the exception, or the fixed text of a refusal; the traceback
+    stays in the group's own log. A deployed node records a reply in its ledger first; otherwise no numbers leave.
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -63,7 +63,7 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
         except Exception as error:
             log.exception("%s failed", name)
             code, reason = FAILED, f"{name} failed: {type(error).__name__} (details are in the group's own log)"
-        with contextlib.suppress(UserError):  # no number leaves
+        with contextlib.suppress(UserError):  # this reply holds no numbers, so it may leave without a record
             _write_down(message, context, Leaving(RecordDict()), refused=reason)
         return Message(Error(code=code, reason=reason), reply_to=message)
 
@@ -71,15 +71,15 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
 
 
 def numbers(ask: Ask, task: Task, party: Party) -> Leaving:
-    """The numbers of each of a node's groups, plain, or masked where the task has a cohort.
+    """Compute the numbers of each of a node's groups: plain, or masked if the task has a cohort.
 
     Raises:
-        Refused: the owner's policy forbids the request, whatever the run's config says, or it is of another world.
-        ValueError: plain numbers outside the bounds that the request gives them.
+        Refused: the owner's policy forbids the request, or the request assumes another catalogue, tables or config.
+        ValueError: plain numbers are outside the bounds of the request.
     """
     _check(ask, task, party)
-    _, made = KINDS[ask.kind]
-    row_of = {group.name: made(group, ask, task) for group in party.groups}
+    _, make = KINDS[ask.kind]
+    row_of = {group.name: make(group, ask, task) for group in party.groups}
     shapes, kind = asks.numbers_of(ask, party.public), f"ask {ask.kind}"
     if not task.cohort:
         row_GN = np.stack([asks.flatten(row, shapes) for row in row_of.values()])
@@ -109,7 +109,7 @@ def _write_down(message: Message, context: Context, leaving: Leaving, *, refused
 
 
 def check_run(party: Party) -> None:
-    """Refuse a run whose config asks for what the owner's policy lets not leave, before it starts."""
+    """Refuse a run at its start if its config needs numbers that the owner's policy does not let leave."""
     policy, target = party.policy, party.config.sft.target
     if target == "mean" and not policy.may("answers"):
         raise Refused(refusals.MAY_NOT_LEAVE["answers"])
@@ -118,7 +118,7 @@ def check_run(party: Party) -> None:
 
 
 def check_catalogue(party: Party, catalogue: str, group: str, parts: Mapping[str, Collection[str]]) -> None:
-    """Refuse a catalogue, by its digest, for a group; `parts` as in `appa_flwr.owner.ledger.Ledger.enter`."""
+    """Refuse a catalogue, given by its digest, that a group must not answer; `parts` as in `Ledger.enter`."""
     if party.ledger is None:
         return
     least = party.policy.least_answers
@@ -131,11 +131,11 @@ def check_catalogue(party: Party, catalogue: str, group: str, parts: Mapping[str
 def _check(ask: Ask, task: Task, party: Party) -> None:
     policy, masked, deployed = party.policy, bool(task.cohort), party.ledger is not None
     if policy.roster and not masked and ask.kind != asks.OWN_SCORES:
-        raise Refused(refusals.ONLY_SUMS)  # a server that is refused a sum could ask for its parts
+        raise Refused(refusals.ONLY_SUMS)  # otherwise a server could ask for the parts of a sum
     if not policy.roster and (masked or (ask.kind == asks.TERMS and deployed)):
         raise Refused(refusals.NO_ROSTER)
     key, _ = KINDS[ask.kind]
-    # Within a sum over groups that the owner knows a prediction tells no more than a vote.
+    # In a secure sum over groups that the owner knows, a prediction tells no more than a vote.
     if not policy.may(key) and not (masked and key == "predictions" and policy.may("votes")):
         raise Refused(refusals.MAY_NOT_LEAVE[key])
     appa = ask.kind == asks.TERMS and ask.setting("rule", str) == "appa"
@@ -152,7 +152,7 @@ def _check(ask: Ask, task: Task, party: Party) -> None:
 
 
 def _check_training(group: Group, ask: Ask, task: Task) -> None:
-    """Refuse a step that would be nearly a sum of single answers, and more replies than the owner allows."""
+    """Refuse an update that would be nearly a sum over single answers, and more replies than the owner allows."""
     party, settings = group.party, group.party.config.pluralllm
     weak = settings.local_steps < LEAST_STEPS
     if ask.kind == asks.UPDATE and weak and not task.cohort and not group.unseen:

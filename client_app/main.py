@@ -1,4 +1,4 @@
-"""The groups' side: a Flower ClientApp with five actions, and one exit (`client_app.leave`).
+"""The groups' side: a Flower ClientApp with five actions and a single exit for replies (`client_app.leave`).
 
 Axis letters: Q public questions, K options.
 """
@@ -25,7 +25,7 @@ log = logging.getLogger("appa.client")
 
 
 class GroupApp(ClientApp):
-    """Flower's ClientApp, but a message of another kind is refused through the one exit too."""
+    """Flower's ClientApp, which also refuses messages of an unknown kind through `client_app.leave`."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
@@ -41,7 +41,7 @@ def _unknown(content: RecordDict, party: Party) -> Leaving:
 
 @leave.guarded
 def hello(content: RecordDict, party: Party) -> Leaving:
-    """Say which groups live here; a simulated node learns where the run's survey lies."""
+    """Reply with the groups of this node; a simulated node stores the path of the run's survey."""
     run, survey = messages.unpack_hello(content)
     if party.ledger is None:
         party.memory["survey"] = survey.encode()
@@ -52,7 +52,7 @@ def hello(content: RecordDict, party: Party) -> Leaving:
 
 @leave.guarded
 def catalogue(content: RecordDict, party: Party) -> Leaving:
-    """Keep the public questions; load the groups' private answers and cut them to these questions."""
+    """Store the public questions, and the groups' private answers to these questions."""
     leave.check_run(party)
     public = messages.unpack_catalogue(content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
@@ -65,7 +65,7 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
             parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
             leave.check_catalogue(party, messages.digest(content), name, parts)
         except UserError as error:
-            # Only this group is missing then: which groups share a node is chance and must not change a run.
+            # Only this group is left out: which groups share a node is arbitrary and must not change a run.
             log.error("group %s takes no part: %s", name, error)
             problem = error
             continue
@@ -86,10 +86,10 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
 
 @leave.guarded
 def targets(content: RecordDict, party: Party) -> Leaving:
-    """Write every group's target table from the final PluralLLM: from now on scoring is a look-up and a metric.
+    """Write every group's target table from the final PluralLLM; scoring is then a look-up and a metric.
 
-    Once in a run: where there are tables, other weights change nothing, since weights made for the purpose, sent again
-    and again, would tell the answers bit by bit.
+    The tables are written once per run, and later weights change nothing: a server that may send weights again and
+    again could craft them so that the tables tell the answers bit by bit.
     """
     from client_app import predictor
 
@@ -107,14 +107,14 @@ def targets(content: RecordDict, party: Party) -> Leaving:
 
 @leave.guarded
 def ask(content: RecordDict, party: Party) -> Leaving:
-    """Give the groups' numbers of some kind."""
+    """Reply with the groups' numbers of the requested kind."""
     request, task = messages.unpack_ask(content)
     return leave.numbers(request, task, party)
 
 
 @leave.guarded
 def open_sum(content: RecordDict, party: Party) -> Leaving:
-    """Give the seed of the group's own mask, once all of the cohort have sent their numbers."""
+    """Reply with the seed of the group's own mask, to open a sum for which all of the cohort have sent numbers."""
     task, member = messages.unpack_open(content), party.member()
     return Leaving(messages.pack_reply([member.name], seed=member.open(task)), messages.OPEN, task.cohort)
 

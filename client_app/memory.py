@@ -1,8 +1,8 @@
-"""A node's memory of a run between messages, each of which meets a fresh process where the node is deployed.
+"""A node's memory of a run between messages. On a deployed node each message starts a fresh process.
 
-A deployed node keeps it in a file of its own, beside its ledger, that only its own account can read. Flower's
-`Context.state` lies in the SuperNode, whose Runtime API gives it to whoever on the machine takes one of the node's
-tasks: no answer, and nothing made from one, is there. A simulation, which has no owners, does keep it there.
+A deployed node keeps the memory in a file beside its ledger that only its own account can read. `Context.state` of
+Flower lies in the SuperNode, whose Runtime API gives it to any local process that takes one of the node's tasks, so
+answers, and numbers made from answers, are not stored there. A simulation has no owners and does use `Context.state`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from appa_flwr.owner.ledger import MEMORY_SUFFIX, ledger_of
 
 Memory = MutableMapping[str, bytes]
 
-KEPT_SECONDS = 7 * 86400.0  # since a run's last message
+KEPT_SECONDS = 7 * 86400.0  # after a run's last message
 FILE_SUFFIX, _TABLE = ".sqlite", "memory"
 _SCHEMA = f"create table if not exists {_TABLE} (name text primary key, value blob not null) without rowid"
 
 
 def memory_of(context: Context) -> Memory:
-    """The memory of this node and run; what runs that have long been silent have left is removed.
+    """Open the memory of this node and run; removes the memory of runs that were silent for `KEPT_SECONDS`.
 
     Raises:
-        UserError: see `appa_flwr.owner.ledger.ledger_of`; or its folder cannot be made.
+        UserError: see `appa_flwr.owner.ledger.ledger_of`; or the folder cannot be created.
     """
     ledger = ledger_of(context.node_config)
     if ledger is None:
@@ -51,13 +51,13 @@ def memory_of(context: Context) -> Memory:
 
 
 def read_array(memory: Memory, name: str) -> npt.NDArray[Any]:
-    """The array that `keep_array` has put there; a KeyError where it has not."""
+    """Read an array that `keep_array` has stored; raises a KeyError if there is none."""
     array: npt.NDArray[Any] = np.load(io.BytesIO(memory[name]), allow_pickle=False)
     return array
 
 
 def keep_array(memory: Memory, name: str, array: npt.NDArray[Any]) -> None:
-    """Put an array there."""
+    """Store an array in the memory."""
     data = io.BytesIO()
     np.save(data, array, allow_pickle=False)
     memory[name] = data.getvalue()

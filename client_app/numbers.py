@@ -1,7 +1,7 @@
-"""A group's numbers: one maker for each kind of request. The same numbers leave plainly or under masks.
+"""A group's numbers: one function per kind of request. The same numbers leave plain or masked.
 
-PluralLLM's network, and torch with it, is imported inside the makers that need it: deployed, every message starts a
-fresh process, and scoring does without.
+The functions that need PluralLLM's network import it, and so torch, themselves: on a deployed node every message starts
+a fresh process, and scoring does not need torch.
 
 Axis letters: Q public questions, K options, J scored answers, P weights, L measures.
 """
@@ -29,14 +29,14 @@ BoolArray = npt.NDArray[np.bool_]
 Numbers = Mapping[str, FloatArray]
 
 OWN_DECIMALS = 2
-"""Of an own score that leaves a deployed node: what one question adds to a mean over many is less."""
+"""Decimals of an own score that leaves a deployed node: the share of one question in a mean over many is smaller."""
 
 
 def score(request: ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> dict[str, FloatArray]:
-    """Rewards of answers against one side's distributions, rows of NaN where it has none: a look-up and a metric.
+    """Score answers against one side's distributions (Q, K), whose rows are NaN where the side has none.
 
     Returns:
-        Metric -> rewards (J,): 0 for an answer nobody could read, NaN where this side has no distribution.
+        Metric -> rewards (J,): 0 for an unreadable answer, NaN where the side has no distribution.
 
     Raises:
         UserError: a question outside the catalogue or an unknown metric.
@@ -96,7 +96,7 @@ def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
 
 
 def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
-    """PluralLLM's scores, see `pluralllm.scores.local_sums`: a row of groups that train it, and a row of others."""
+    """PluralLLM's scores, see `pluralllm.scores.local_sums`: a row for groups that train, a row for unseen groups."""
     party, others_QK = group.party, None
     if party.ledger is None:
         others_QK = mean_of_groups(party.held_out, party.public, without=group.name)
@@ -133,9 +133,9 @@ def _rewards(group: Group, ask: Ask, task: Task) -> Numbers:
 
 
 def _scored(group: Group, request: ScoreRequest, side: str) -> Mapping[str, FloatArray]:
-    """Metric -> rewards (J,) that may leave, written down in the ledger.
+    """Metric -> rewards (J,) that may leave, which the ledger records.
 
-    Against the group's own answers NaN stands for what may not; against predictions there is all or nothing.
+    Rewards against own answers that may not leave are NaN; rewards against predictions leave all or not at all.
 
     Raises:
         Refused: more scores against the prediction of a question than the owner's policy allows.
@@ -145,7 +145,7 @@ def _scored(group: Group, request: ScoreRequest, side: str) -> Mapping[str, Floa
     by_metric = score(request, side_QK, party.public.option_QK)
     if party.ledger is None:
         return by_metric
-    # An answer that nobody can read, or to a question the group has no answer to, tells nothing.
+    # An unreadable answer, or an answer to a question without a distribution, tells nothing.
     answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
     side_JK, secret = side_QK[request.question_J], party.ledger.secret()
     telling_J = np.flatnonzero(~np.isnan(answer_JK).any(1) & ~np.isnan(side_JK).any(1))
@@ -153,7 +153,7 @@ def _scored(group: Group, request: ScoreRequest, side: str) -> Mapping[str, Floa
     marks = []
     for metric, j in places:
         question = party.public.questions[request.question_J[j]].question_id
-        # What is compared with belongs to it: the same answer against another table is another score.
+        # The mark includes the distribution: the same answer against another table is another score.
         parts = (question.encode(), metric.encode(), answer_JK[j].tobytes(), side_JK[j].tobytes())
         marks.append((question, digest(secret, f"{kind}: {group.name}".encode(), *parts)))
     whole = side == asks.TARGET_SIDE
@@ -201,8 +201,8 @@ def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
 def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """The group's score of an evaluation: the mean over questions of their answers' mean reward.
 
-    One of a single question would tell what was answered there, so it takes answers that can be read to as many
-    questions as the owner asks for, and every answer to a question counts once.
+    The score of a single question would tell the group's answer to the question. So there must be readable answers to
+    as many questions as the owner's policy asks for, and every question counts once.
     """
     request, party = ScoreRequest.of(ask), group.party
     numbers = {}
@@ -222,7 +222,7 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
 
 
 def _may_give_own_score(group: Group, question_J: npt.NDArray[np.int64], task: Task) -> bool:
-    """True if the group's mean score of readable answers to these questions may leave; it is written down then."""
+    """True if the group's mean score of readable answers to these questions may leave; the ledger then records it."""
     policy, question_Q = group.party.policy, np.unique(question_J)
     if not policy.own_score or len(question_Q) < policy.least_answers:
         return False
@@ -231,7 +231,7 @@ def _may_give_own_score(group: Group, question_J: npt.NDArray[np.int64], task: T
 
 
 def _rounded(sums: FloatArray, party: Party) -> FloatArray:
-    """Sums over a deployed group's own answers, to multiples of `SUM_ROUNDING`; a simulation's stay as they are."""
+    """Round a deployed group's sums over own answers to multiples of `SUM_ROUNDING`; simulations keep exact sums."""
     return sums if party.ledger is None else np.round(sums / SUM_ROUNDING) * SUM_ROUNDING
 
 
@@ -246,4 +246,4 @@ KINDS: Mapping[str, tuple[str, Callable[[Group, Ask, Task], Numbers]]] = {
     asks.TERMS: ("rewards", _terms),
     asks.OWN_SCORES: ("rewards", _own_scores),
 }
-"""Kind of numbers -> the word in the owner's `may-leave` that lets them leave, and what makes them."""
+"""Kind of numbers -> the word in the owner's `may-leave` that lets them leave, and the function that makes them."""

@@ -48,7 +48,7 @@ class Party:
 
     @classmethod
     def of(cls, context: Context) -> Party:
-        """The node that a message meets.
+        """The node that receives a message, from Flower's context.
 
         Raises:
             UserError: its config, its owner's policy or the run's config cannot be used.
@@ -80,10 +80,10 @@ class Party:
 
     @cached_property
     def survey(self) -> Survey:
-        """A deployed node's own file, which only its owner names (`data`); a simulation's in the run's folder.
+        """The survey in a deployed node's own file, which its owner names (`data`), or in a simulated run's folder.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the file cannot be read.
             Refused: a simulated node has not been greeted.
         """
         path = self.remembered("survey").decode() if self.ledger is None else str(self.node["data"])
@@ -93,7 +93,7 @@ class Party:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
     def answers(self, group: str, public: Sequence[Question]) -> Answers:
-        """A group's answers to the public questions; one counts if its question has the public text and options.
+        """A group's answers to the public questions, if question text and options are the same as the public ones.
 
         Raises:
             UserError: the survey does not have the group.
@@ -110,7 +110,7 @@ class Party:
 
     @cached_property
     def held_out(self) -> list[GroupData]:
-        """The held-out answers of all groups that train, which a simulation's nodes can read."""
+        """The held-out answers of all groups that train PluralLLM, which only nodes of a simulation can read."""
         unseen, survey = self.config.unseen_group_names, self.survey.answers
         seen = [name for name in self.config.group_names or survey if name in survey and name not in unseen]
         held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
@@ -122,7 +122,7 @@ class Party:
         """An entry of the node's memory.
 
         Raises:
-            Refused: it is not there, as after a loss of the node's files.
+            Refused: the entry is missing, for example after a loss of the node's files.
         """
         try:
             return self.memory[name]
@@ -148,15 +148,15 @@ class Party:
     # --- its part in secure sums ------------------------------------------------------------------------------------
 
     def facts(self) -> AbstractContextManager[MutableMapping[str, bytes]]:
-        """What the node must not forget of secure sums: in its ledger, in one transaction."""
+        """Open the facts of secure sums that the node must not lose, in its ledger, for one transaction."""
         return nullcontext(self.memory) if self.ledger is None else self.ledger.facts()
 
     def member(self) -> Member:
-        """The node's one group as a member of the roster beside its data, if that is the one its owner has pinned.
+        """The node's group as a member of the roster in the file beside its data, which its owner must have pinned.
 
         Raises:
             Refused: no roster is pinned.
-            UserError: the roster or the private key cannot be used, or it is another roster.
+            UserError: the roster or the private key cannot be used, or the roster is not the pinned one.
         """
         if not self.policy.roster:
             raise Refused(refusals.NO_ROSTER)
@@ -189,12 +189,12 @@ class Group:
 
     @property
     def data(self) -> GroupData:
-        """The group's training answers, the only ones that are context."""
+        """The group's training answers, the only answers that become context."""
         return self._answers(self.party.public.train_Q)
 
     @property
     def held_out(self) -> GroupData:
-        """The group's answers to held-out questions; none where they are fewer than its owner asks for."""
+        """The group's answers to held-out questions; empty if there are fewer than its owner's policy asks for."""
         answers = self._answers(~self.party.public.train_Q)
         return answers if len(answers) >= self.party.policy.least_answers else answers.first(0)
 
@@ -203,7 +203,7 @@ class Group:
         return GroupData(self.name, rows, self.truth_QK[rows].astype(np.float32))
 
     def targets(self, draw: int = 0) -> FloatArray:
-        """The group's target table (Q, K), or one of fresh contexts where `draw` is not 0.
+        """The group's target table (Q, K), or a table from a fresh context if `draw` is not 0.
 
         Raises:
             Refused: PluralLLM's final weights have not arrived.
@@ -219,17 +219,17 @@ class Group:
         return ours.targets(self.data, draw=draw)
 
     def side(self, side: str, draw: int) -> FloatArray:
-        """What answers are compared with, (Q, K), rows of NaN where there is nothing."""
+        """Distributions that answers are compared with, (Q, K); rows of NaN where there is none."""
         if side == asks.TARGET_SIDE:
             return self.targets(draw)
         public = self.party.public
         if not self.party.policy.may(asks.TRUTH_SIDE):
             return np.full(public.option_QK.shape, np.nan)
-        # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
+        # Answers are compared only with held-out answers: training answers are D_g, and enough rewards tell them.
         return np.where(public.train_Q[:, None], np.nan, self.truth_QK)
 
     def spend(self, what: str, marks: Sequence[tuple[str, bytes]], *, limit: int, whole: bool = True) -> list[bool]:
-        """See `appa_flwr.owner.ledger.Ledger.spend`; a simulation may anything."""
+        """See `appa_flwr.owner.ledger.Ledger.spend`; a simulation has no limits."""
         if self.party.ledger is None:
             return [True] * len(marks)
         return self.party.ledger.spend(f"{what}: {self.name}", marks, limit=limit, whole=whole)

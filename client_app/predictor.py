@@ -1,9 +1,9 @@
 """A group's use of PluralLLM: its part of federated pretraining, and its target table from the frozen result.
 
-The only module of this side that imports torch; others import it inside the functions that need it, since deployed
-every message starts a fresh process and scoring has no use for torch.
+Only this module of the groups' side imports torch. Other modules import it inside the functions that need it: on a
+deployed node every message starts a fresh process, and scoring does not need torch.
 
-Axis letters: P weights, N answered questions, K options, V choices of what views count.
+Axis letters: P weights, N answered questions, K options, V choices of the views' shares.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def train(
 ) -> tuple[Weights, float]:
     """Train a copy of the server's joined weights (P,) on a group's answers, at least one.
 
-    `round_number`, from 1 on, decides the step size and, with the run's seed and the group, the episodes; so does the
-    node's `secret`, that nobody can repeat the round with guessed answers.
+    `round_number`, from 1 on, decides the step size. Round, run seed, group and the node's `secret` decide the
+    episodes: without the secret, nobody can repeat the round with guessed answers.
 
     Returns:
         The weights (P,) after training, and the mean loss over the steps.
@@ -55,16 +55,16 @@ def train(
 
 
 def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
-    """The predictor that a run is configured to have, with these joined weights; torch works on one thread then."""
+    """Build the predictor of a run's config from joined weights (P,), and set torch to one thread."""
     torch.set_num_threads(1)
     model, settings = _model(config, weight_P), config.pluralllm
     return Predictor(model, public, num_context=settings.num_context_questions, seed=config.seed)
 
 
 def errors(predictor: Predictor, data: GroupData, truth: GroupData, architecture: Architecture) -> FloatArray:
-    """Sums (V,) of the natural Jensen-Shannon distance to a group's held-out answers, for each choice of views.
+    """Sums (V,) of the natural Jensen-Shannon distance to a group's held-out answers, for each choice of shares.
 
-    `data` are its training answers, the context.
+    `data` are the group's training answers, the context.
     """
     predicted_VNK = predictor.choices(data, truth.question_N, choices(architecture))
     option_NK = predictor.public.option_QK[truth.question_N]

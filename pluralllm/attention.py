@@ -1,14 +1,13 @@
 """The paper's architecture: a few-shot transformer from a group's answered questions to its answers on other questions.
 
-Every answer option is one token. Options of a question are mixed through their mean, so they have no order but
-the one their embedding carries; context questions attend to each other, target questions attend to the context
-and never to each other, and nothing carries a position along the context. Padding is cut out before any token is
-computed.
+Every answer option is one token. Options of a question are mixed through their mean, so only their embedding holds an
+order. Context questions attend to each other; target questions attend to the context and never to each other. The
+context has no positions. Padding is removed before any token is computed.
 
-The network first predicts each question without context (the prior), then sees the context's answers as they are and as
-they differ from that prediction. What tells groups apart are these differences, multiplied with what the question
-is about; so answers enter as a factor too, and the feed-forward layers are gated products. Without either, federated
-training found the prior and stayed there, the same answer for every group.
+The network first predicts each question without context (the prior), then reads the context's answers and their
+differences from the prior. Groups differ by these differences multiplied with the content of the question. So answers
+also enter as a factor, and the feed-forward layers are gated products. Without these two, federated training got stuck
+at the prior, with the same answer for every group.
 
 Axis letters: B episodes, C context questions, M target questions, S questions of either kind, K options,
 E embedding, D hidden features, N real option tokens of the batch in a row, T tokens of the longest episode,
@@ -26,18 +25,18 @@ from torch import Tensor, nn
 from pluralllm.data import EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS
 from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
 
-# K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
+# K y - 1 (0 where the answer is uniform), the centred log of y, and the differences of both from the prior
 ANSWER_FEATURES = 4
-# a share under this counts as this in the log feature: a survey of 1,000 people cannot tell 0.002 from 0
+# smallest share in the log feature: a survey of 1,000 people cannot tell 0.002 from 0
 LOG_FLOOR = 2e-3
-# differences between groups are a few tenths; as small numbers they would be learned from last
+# differences between groups are a few tenths; without scaling, the network would learn from them last
 DIFFERENCE_SCALE = 4.0
 
 
 class _ContextAttention(nn.Module):
     """Pre-norm multi-head attention of any tokens to the context tokens of their episode.
 
-    One learned key and value stand beside the context, so that an empty context is no special case.
+    One learned key and value are added to the context, so that an empty context is no special case.
     """
 
     def __init__(self) -> None:
@@ -49,14 +48,14 @@ class _ContextAttention(nn.Module):
         self.out = nn.Linear(HIDDEN_DIM, HIDDEN_DIM)
 
     def keys_and_values(self, token_ND: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
-        """Of the context, each (B, H, 1 + T, D / H); the first is the learned one."""
+        """Keys and values of the context, each (B, H, 1 + T, D / H); the first ones are learned."""
         key_value = tokens.pad(self.key_value(self.norm(token_ND)))
         null = self.null_key_value.expand(key_value.shape[0], 1, -1)
         key, value = torch.cat([null, key_value], dim=1).chunk(2, dim=-1)
         return self._heads(key), self._heads(value)
 
     def forward(self, token_ND: Tensor, tokens: Layout, key_value: tuple[Tensor, Tensor], real_BT: Tensor) -> Tensor:
-        """Attend from tokens (N, D) to the keys and values of a context, whose tokens are `real_BT`."""
+        """Attend from tokens (N, D) to the keys and values of a context; `real_BT` masks its real tokens."""
         query = self._heads(tokens.pad(self.query(self.norm(token_ND))))
         mask = F.pad(real_BT, (1, 0), value=True)[:, None, None, :]
         seen = F.scaled_dot_product_attention(query, *key_value, attn_mask=mask)
@@ -87,7 +86,7 @@ class FewShotAttention(PluralLLM):
         self.head = Head()
 
     def loss(self, episodes: Episodes) -> Tensor:
-        """Soft-label cross entropy of the targets; the noise is on the features of a question, all options alike."""
+        """Soft-label cross entropy of the targets. All options of a question get the same noise on their features."""
         context, target = (
             part._replace(embedding=part.embedding + noise[..., None, :])
             for part, noise in zip((episodes.context, episodes.target), episodes.noise, strict=True)
@@ -98,7 +97,7 @@ class FewShotAttention(PluralLLM):
     def forward(self, context: Questions, target: Questions) -> Tensor:
         """Predict the group's answers to M target questions from C >= 0 answered ones; log-probabilities (B, M, K).
 
-        They are -inf on padding.
+        Log-probabilities are -inf on padding.
         """
         assert context.answer is not None
         known, tokens = layout(context.options), layout(target.options)
@@ -113,13 +112,13 @@ class FewShotAttention(PluralLLM):
             attention = cast(_ContextAttention, module)
             context_ND = mixing(context_ND, known)
             key_value = attention.keys_and_values(context_ND, known)
-            if block + 1 < len(self.attention):  # nobody reads the context after its last keys and values
+            if block + 1 < len(self.attention):  # the context is not read after its last keys and values
                 context_ND = attention(context_ND, known, key_value, known.real_BT)
             target_ND = attention(mixing(target_ND, tokens), tokens, key_value, known.real_BT)
         return log_share(prior_N + self.head(self.mixing[-1](target_ND, tokens)), target.options)
 
     def _question(self, embedding: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
-        """Tokens (N, D) of questions before any answer is seen, and their score without context (N,)."""
+        """Tokens (N, D) of questions before any answer is read, and their scores without context (N,)."""
         token_ND = self.prior_mixing(self.option(embedding[tokens.option_BSK]), tokens)
         return token_ND, self.prior_head(token_ND)
 
@@ -140,6 +139,6 @@ def _answer_features(answer_BCK: Tensor, expected_BCK: Tensor, option_BCK: Tenso
 
 
 def soft_cross_entropy(log_probability_BMK: Tensor, target_BMK: Tensor, option_BMK: Tensor) -> Tensor:
-    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding (-inf) neither adds nor divides."""
+    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding (-inf) does not count."""
     surprise_BMK = -target_BMK * log_probability_BMK.masked_fill(~option_BMK, 0.0)
     return surprise_BMK.sum() / option_BMK.any(-1).sum()

@@ -1,7 +1,7 @@
-"""The card beside PluralLLM's weights: what they were trained on and how good they are, and where they may be used.
+"""The card beside PluralLLM's weights: their training data and scores, and checks that a run may use the weights.
 
-A checkpoint is two files, `NAME.safetensors` and `NAME.json`. The card holds no answer: questions stand in it as
-hashes, groups by name and number of answers, scores as means.
+A checkpoint is two files, `NAME.safetensors` and `NAME.json`. The card holds no answers, only hashes of questions,
+names of groups with their numbers of answers, and mean scores.
 
 Axis letters: Q questions, E embedding.
 """
@@ -24,17 +24,17 @@ from appa_flwr.run.cards import Card
 from appa_flwr.survey.types import Question
 
 HASH_BYTES = 8
-# the same texts give the same features but for the arithmetic of another machine
+# features of the same texts differ only by the arithmetic of different machines
 PROBE_TOLERANCE = 1e-2
 
 
 def question_hash(question: Question) -> str:
-    """Hash of what a question says: its text, options and their order; its id may differ between files."""
+    """Hash of a question's text, options and their order, without its id, which may differ between files."""
     return _hash([question.text, list(question.options), question.ordinal])
 
 
 def table_hash(questions: Sequence[Question]) -> str:
-    """Hash of a set of questions: what a table of features was made of."""
+    """Hash of a set of questions, from which a table of features is computed."""
     return _hash(sorted(question_hash(question) for question in questions))
 
 
@@ -49,20 +49,20 @@ def probe(value_QKE: npt.NDArray[np.float32], questions: Sequence[Question]) -> 
 
 
 def write(weights: Path, card: Card) -> None:
-    """Put a card beside a file of weights that is there.
+    """Write a card beside an existing file of weights.
 
     Raises:
-        UserError: it cannot be written; an earlier card is intact.
+        UserError: the card cannot be written; an earlier card is intact.
     """
     run_files.write(weights.with_suffix(".json"), card.model_copy(update={"weights": _sha256(weights)}))
 
 
 def read(weights: Path) -> Card:
-    """The card of a file of weights.
+    """Read the card of a file of weights.
 
     Raises:
-        UserError: one of the two files is missing, the card is of another version or is not a card, or it belongs to
-            other weights.
+        UserError: one of the two files is missing, the card has another version or is not a card, or the card belongs
+            to other weights.
     """
     path = weights.with_suffix(".json")
     for needed in (weights, path):
@@ -72,18 +72,18 @@ def read(weights: Path) -> Card:
                 "pluralllm.json beside it"
             )
     card = run_files.read(path, Card)
-    assert card is not None  # it is a file
+    assert card is not None  # the file exists, see above
     if card.weights != _sha256(weights):
         raise UserError(f"{weights}: its card {path.name} belongs to other weights; both files come from one run")
     return card
 
 
 def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> None:
-    """Refuse a checkpoint (`card`, and its `weights` for messages) that this run cannot use, or only worthlessly.
+    """Refuse a checkpoint that this run cannot use or must not use; `weights` is its path, for messages.
 
     Raises:
-        UserError: the features are others or of another table, the network is of another architecture, a held-out
-            question was trained on, or an unseen group has trained.
+        UserError: the features differ or belong to another table, the network has another architecture, a held-out
+            question was trained on, or an unseen group has trained the weights.
     """
     own, trained = config.pluralllm, set(card.survey.training)
     if table_hash(public.questions) != card.survey.table:

@@ -1,6 +1,6 @@
 """Inputs and sizes of PluralLLM: one group's private answers to the questions of the public catalogue (NumPy only).
 
-A client process that only looks rewards up imports neither torch nor scikit-learn through this module.
+A client process that only looks up rewards imports neither torch nor scikit-learn through this module.
 
 Axis letters: Q questions, K answer options (padded to the widest question), E embedding, N answered questions.
 """
@@ -50,17 +50,17 @@ class GroupData:
         return len(self.question_N)
 
     def first(self, count: int) -> GroupData:
-        """The first so many answers."""
+        """The first `count` answers."""
         return GroupData(self.group, self.question_N[:count], self.answer_NK[:count])
 
 
 def group_data(group: str, answers: Mapping[str, FloatArray], *, public: Catalogue) -> GroupData:
-    """Pad one group's answers and tie them to the public questions.
+    """Pad one group's answers and match them to the public questions.
 
     Args:
         group: the group's name, for messages and seeds.
-        answers: question id -> distribution (K,) over that question's own options. Leave held-out questions out:
-            whatever is kept may become context.
+        answers: question id -> distribution (K,) over that question's own options. Leave out held-out questions if the
+            result becomes context.
         public: fixes the order of questions and the padding.
 
     Returns:

@@ -35,11 +35,11 @@ WORD_NGRAMS = (1, 2)
 CHARACTER_NGRAMS = (3, 5)
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.safetensors", "*.bin"]
-NOT_FETCHED = ["onnx/*", "openvino/*", "original/*"]  # the same weights in formats nothing here reads
+NOT_FETCHED = ["onnx/*", "openvino/*", "original/*"]  # the same weights in formats that are not used here
 MAX_TOKENS = 512  # no survey question is longer; a longer text is cut
 TEXTS_AT_ONCE = 256  # between two lines of progress
 MODEL_SETTINGS = {"dtype": "float32"}
-# The library would put a text into the chat template of a model that has one.
+# Without these settings the library puts each text into the model's chat template, if there is one.
 PLAIN_TEXT: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
@@ -52,8 +52,8 @@ SVD_ITERATIONS = 7
 def text_vectors(encoder: str, texts: Sequence[str], *, progress: Progress = lambda done, of: None) -> Matrix:
     """A vector of each text, (U, H): a row depends neither on the other texts nor on their order.
 
-    A sentence-transformers model does what its own folder says. Of any other model, such as a causal LM, the last
-    hidden states are averaged over a text's tokens, as GPO does (Zhao et al., 2024). Texts are cut after `MAX_TOKENS`
+    A sentence-transformers model pools as its own folder says. For any other model, such as a causal LM, the last
+    hidden states are averaged over a text's tokens, as in GPO (Zhao et al., 2024). Texts are cut after `MAX_TOKENS`
     tokens, or at the model's own limit.
 
     Args:
@@ -63,7 +63,7 @@ def text_vectors(encoder: str, texts: Sequence[str], *, progress: Progress = lam
         progress: called with (texts done, U) while a pretrained model computes.
 
     Raises:
-        UserError: "minilm", and its package is not installed; there is no such model, or it cannot be used.
+        UserError: the package of "minilm" is not installed, or the model does not exist or cannot be used.
     """
     if encoder == NGRAMS:
         return hashed_ngrams(texts)
@@ -71,7 +71,7 @@ def text_vectors(encoder: str, texts: Sequence[str], *, progress: Progress = lam
 
 
 def _minilm_folder() -> str:
-    """The model's folder in its package, found without importing it: its code wants libraries not used here."""
+    """Folder of the model, found without importing its package, which needs libraries not used here."""
     package = importlib.util.find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         raise UserError(
@@ -93,7 +93,7 @@ def _model_vectors(model: str, texts: Sequence[str], progress: Progress) -> npt.
     wrong = f"pluralllm.encoder = {model}: "
     try:
         loaded = _load(model)
-    except Exception as error:  # whatever the libraries raise over the hub, HTTP, or a file that is not as they expect
+    except Exception as error:  # errors of the hub, of HTTP and of damaged files have many classes
         why = next(iter(str(error).strip().splitlines()), "no reason given")
         raise UserError(
             f"{wrong}cannot be loaded ({type(error).__name__}: {why}); "
@@ -111,7 +111,7 @@ def _model_vectors(model: str, texts: Sequence[str], progress: Progress) -> npt.
 
 
 def _load(model: str) -> Any:
-    """The model in float32; a ValueError where it lacks weights or a tokenizer."""
+    """Load the model in float32; raises a ValueError if weights or tokenizer are missing."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
@@ -128,11 +128,11 @@ def _load(model: str) -> Any:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     network, tokenizer = loaded.transformers_model, loaded.tokenizer
-    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
+    # Without tokenizer files Transformers silently makes an empty tokenizer.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise ValueError("its tokenizer knows no words; are all its files there?")
-    # Where weights are missing it goes on with random numbers. Names are compared, nothing is read. A pooler is a head
-    # for another purpose, often not saved and not used here.
+    # Transformers fills missing weights with random numbers. Only names are compared here; no weights are read. A
+    # pooler is a head for another task, often not saved, and not used here.
     _, names = type(network).from_pretrained(network.config.name_or_path, device_map="meta", output_loading_info=True)
     if missing := sorted(name for name in names["missing_keys"] if not name.startswith("pooler.")):
         raise ValueError(f"{len(missing)} weights are missing, {missing[0]} first")
@@ -143,17 +143,17 @@ def _load(model: str) -> Any:
 def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
     """Reduce vectors to (U, dim) features, each row of root mean square 1 unless its vector is zero.
 
-    Counts are weighted by tf-idf. Vectors of a model are centred: what all texts share would else take the largest
-    part of each, in a causal LM nearly all.
+    Counts are weighted by tf-idf. Vectors of a model are centred: otherwise the part that all texts share would
+    dominate each vector, in a causal LM almost completely.
     """
     directions = min(dim, *vector_UH.shape)
     if isinstance(vector_UH, np.ndarray):
         vector_UH = vector_UH - vector_UH.mean(axis=0)
         directions = min(directions, len(vector_UH) - 1)
     else:
-        nonempty = np.unique(vector_UH.indices)  # nearly every bucket is empty, and the SVD pays for each
+        nonempty = np.unique(vector_UH.indices)  # nearly all buckets are empty, and each would slow the SVD down
         vector_UH = TfidfTransformer().fit_transform(vector_UH[:, nonempty])
-    # the SVD finds no more directions than there are; the rest of the features stays 0
+    # the SVD cannot find more directions than the data has; further features stay 0
     reduced = np.zeros((vector_UH.shape[0], dim))
     if directions:
         svd = TruncatedSVD(n_components=directions, n_iter=SVD_ITERATIONS, random_state=SVD_SEED)
@@ -178,7 +178,7 @@ def embed_questions(
 ) -> tuple[npt.NDArray[np.float32], BoolArray]:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
-    The order of a nominal question's options leaves no trace. See `text_vectors` for `encoder` and `progress`.
+    The order of a nominal question's options has no effect. See `text_vectors` for `encoder` and `progress`.
 
     Returns:
         Features (Q, K, E) with K the largest number of options, of order 1, 0 on padding; and a mask (Q, K), True where

@@ -1,4 +1,4 @@
-"""What both architectures of PluralLLM share: questions and episodes as tensors, layers, sizes, and that it has a loss.
+"""Shared parts of both architectures of PluralLLM: questions and episodes as tensors, layers, and the base class.
 
 Axis letters: B episodes, C context questions, M target questions, S questions of either kind, K options, E embedding,
 D hidden features, N real option tokens of the batch in a row, T tokens of the longest episode.
@@ -24,7 +24,7 @@ class Questions(NamedTuple):
     Attributes:
         embedding: (B, S, K, E) features of the options.
         options: (B, S, K) bool, True where a question has that option; a question without any is padding.
-        answer: (B, S, K) distributions of the group, whatever on padding; None where they are not known.
+        answer: (B, S, K) distributions of the group, arbitrary on padding; None if they are not known.
     """
 
     embedding: Tensor
@@ -32,7 +32,7 @@ class Questions(NamedTuple):
     answer: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Questions:
-        """The same change of every array."""
+        """Apply `change` to every array."""
         answer = None if self.answer is None else change(self.answer)
         return Questions(change(self.embedding), change(self.options), answer)
 
@@ -60,7 +60,7 @@ class Layout:
     size_S: Tensor
 
     def pad(self, value_ND: Tensor) -> Tensor:
-        """Lay the tokens out as (B, T, D), 0 where there is none."""
+        """Lay the tokens out as (B, T, D), 0 in empty slots."""
         batch, length = self.real_BT.shape
         padded = value_ND.new_zeros(batch * length, value_ND.shape[-1])
         return padded.index_copy(0, self.slot_N, value_ND).view(batch, length, value_ND.shape[-1])
@@ -93,12 +93,12 @@ def layout(option_BSK: Tensor) -> Layout:
 
 
 class Episodes(NamedTuple):
-    """A batch ready for the network: C answered questions and M to be predicted, with the answers that are right.
+    """A batch for training: C answered questions, and M questions to predict with their true answers.
 
     Attributes:
-        context: (B, C, ...) of them.
-        target: (B, M, ...) of them.
-        noise: (B, C, E) and (B, M, E), for the features of the two.
+        context: (B, C, ...) answered questions.
+        target: (B, M, ...) questions to predict.
+        noise: (B, C, E) and (B, M, E) noise for the features of context and target.
         view_B3: which view of the residual architecture an episode is for (fields of `pluralllm.residual.View`).
     """
 

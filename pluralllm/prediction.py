@@ -1,10 +1,10 @@
 """Frozen prediction: one table of target distributions per group, conditioned on its own answers.
 
-One context serves all questions, so it is taken in once and all questions are predicted in one pass. Only the questions
-that are in it themselves need one without them: of "attention" a pass each, of "residual" leave-one-out in closed form.
+One context serves all questions, so the context is read once and all questions are predicted in one pass. Only context
+questions need a context without themselves: "attention" runs a pass for each, "residual" has a closed form.
 
 Axis letters: Q questions, R those of them to predict, K options, N questions the group answered, C context questions,
-V choices of what views count.
+V choices of the views' shares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pluralllm.network import PluralLLM, Questions
 from pluralllm.residual import VIEWS, ExactResidual, Shares
 
 HASH_BYTES = 8
-# a difference from the mean that a single answer shows may be chance
+# the difference of a single answer from the mean may be chance
 MIN_ANSWERS = 2
 NOT_SOLVED = "its answers cannot be solved for; it gets the mean of all groups"
 
@@ -48,14 +48,14 @@ def _mix(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A frozen PluralLLM, with all that its predictions depend on but the group.
+    """A frozen PluralLLM, with everything that predictions depend on except the group's answers.
 
-    It is conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability Modeling"). A question
-    the group answered is predicted from its other answers only.
+    Predictions are conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability Modeling"). A
+    question that the group answered is predicted from the group's other answers only.
 
     Attributes:
         model: trained on features of the same size.
-        public: the Q questions; "residual" predicts the training questions among them in another way than others.
+        public: the Q questions; "residual" predicts training questions in another way than other questions.
         num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
         seed: of the run; with the group's name it fixes the contexts.
     """
@@ -68,7 +68,7 @@ class Predictor:
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.
 
-        `data` are its training answers, and held-out ones must not be among them; `draw` is the number of the context.
+        `data` are the group's training answers, without any held-out answers; `draw` is the number of the context.
         """
         table_QK: FloatArray = self.choices(data, np.arange(len(self.public.questions)), (None,), draw=draw)[0]
         return table_QK
@@ -77,10 +77,10 @@ class Predictor:
     def choices(
         self, data: GroupData, rows: IntArray, choices: Sequence[Shares | None], *, draw: int = 0
     ) -> FloatArray:
-        """The same for the questions `rows`, ascending, by each of `choices`, (V, R, K).
+        """Predict the questions `rows`, ascending, by each of `choices`, (V, R, K).
 
-        A choice says what views of "residual" count for questions that were not trained on; None stands for what the
-        weights say, the only choice of "attention".
+        A choice sets the shares of the views of "residual" for questions that were not trained on. None = the shares
+        in the weights, and the only choice of "attention".
         """
         model, order = self.model.eval(), self.context_order(data, draw=draw)
         if isinstance(model, FewShotAttention):
@@ -93,12 +93,12 @@ class Predictor:
         return table_VRK
 
     def context_order(self, data: GroupData, *, draw: int = 0) -> IntArray:
-        """Choose a group's context: its first C answers in a pseudo-random order, and the one that comes next.
+        """Choose a group's context: its first C answers in a pseudo-random order, and the next answer in that order.
 
         Every answered question gets a key from (seed, draw, group) and its id, and the smallest keys win. So the choice
-        depends neither on the order of anything, nor on the process, nor on what is asked. With "attention" a question
-        among the first C is predicted from the C others of these C + 1: for every single question the context is a
-        uniform sample of the other answers. "residual" leaves it out of the first C.
+        depends neither on any order, nor on the process, nor on the questions to predict. "attention" predicts a
+        question among the first C from the C others of these C + 1: for every single question the context is a uniform
+        sample of the other answers. "residual" predicts it from the C - 1 others of the first C.
 
         Returns:
             (min(C + 1, N),) distinct rows of `data`.
@@ -116,7 +116,7 @@ class Predictor:
         return Questions(torch.from_numpy(value), torch.from_numpy(options), known)
 
     def _by_attention(self, model: FewShotAttention, data: GroupData, order: IntArray, rows: IntArray) -> FloatArray:
-        """Answers (R, K); to those of the context from the others and the one that comes next."""
+        """Answers (R, K); a context question is predicted from the other context questions and the next in order."""
 
         def answers(context_BC: IntArray, question_BM: IntArray) -> FloatArray:
             context = self._questions(data.question_N[context_BC], data.answer_NK[context_BC])
@@ -134,9 +134,9 @@ class Predictor:
     def _by_residual(
         self, model: ExactResidual, data: GroupData, shared: IntArray, rows: IntArray, weight_WVR: FloatArray
     ) -> FloatArray:
-        """Answers (V, R, K): sums over the views of `VIEWS`, each by its weight.
+        """Answers (V, R, K): weighted sums over the views in `VIEWS`.
 
-        The context are the rows `shared` of `data`, ascending.
+        The context is the rows `shared` of `data`, ascending.
         """
         if len(shared) < MIN_ANSWERS:
             shared = shared[:0]

@@ -1,26 +1,26 @@
-"""The default architecture: a mean without context, and a group's residual to it in closed form.
+"""The default architecture: a mean without context, and a group's residual from this mean in closed form.
 
-A network says of every option what share of people it expects, for whichever group. How one group differs is a Gaussian
-process over the square roots of shares, conditioned on all the group's answers exactly (kernel ridge regression): one
-Cholesky factorisation a group. Network and kernel are trained together on episodes of one group
-(`pluralllm.training`), so only weights travel. There are five views, each with a kernel of its own and trained by a
+A network predicts the expected share of every option, the same for all groups. The residual of a group is a Gaussian
+process over the square roots of shares, conditioned exactly on all of the group's answers (kernel ridge regression),
+with one Cholesky factorisation per group. Network and kernel are trained together on episodes of one group
+(`pluralllm.training`), so only weights travel. There are five views, each with its own kernel, and each trained on a
 share of the episodes:
 
-- The network knows its training questions by heart, and what a group's answers leave over of such a mean is small. Of
-  a question that it was not trained on the mean is far off, and the same residual would be believed too much. So in
-  half of the views the mean reads the question, in the others it is blind to it and knows the options alone. A question
-  that was trained on is predicted by the first, any other by the average of both.
-- With few training questions either network is worse than none. So there is a plain view, whose mean is the uniform
-  answer and whose kernel holds how groups answer at all. It is for questions that were not trained on.
-- Half of the other kernels compare texts: of the questions, of the options, and the option's place in the list. The
-  others have features too that the network learns (`RANK`). They know by heart how the training questions divide the
-  groups, and are used for these. For other questions they help where questions that read alike divide the groups
-  otherwise, and harm elsewhere.
+- The network memorises its training questions, and the residuals of a group's answers from such a mean are small. On
+  other questions the mean is far off, and the same residual would be trusted too much. So in two views the mean reads
+  the question, and in two others the mean is blind to the question and reads only the options. The first two predict
+  questions that were trained on; other questions are predicted by the average of both kinds.
+- With few training questions any network is worse than none. So there is a plain view, whose mean is the uniform
+  answer and whose kernel models all of a group's answers. It is used for questions that were not trained on.
+- Two of the other kernels compare texts of questions, texts of options, and places of options in the list. The two
+  others also use features that the network learns (`RANK`). Features memorise how the training questions divide the
+  groups, and are used for these questions. For other questions they help if questions with similar texts divide the
+  groups differently, and harm otherwise.
 
-`Shares` says how much features and the plain view count for questions that were not trained on; the server chooses
-among `SHARES` where it validates.
+`Shares` sets how much features and the plain view count for questions that were not trained on; the server chooses
+from `SHARES` by validation.
 
-Within a question residuals are centred, since shares have a sum.
+Residuals are centred within a question, since shares have a fixed sum.
 
 Axis letters: B episodes, S questions, K options, N option tokens of the context, M those of the targets, P of either,
 E embedding, F features of a text, D hidden features, R learned features.
@@ -43,25 +43,25 @@ from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Q
 
 # where in the list an option stands, how far from the middle, and one over the length of the list
 PLACE_FEATURES = 3
-# The kernel's few numbers are logarithms; at the step size of the network's weights they would hardly move.
+# Factor of the kernel's parameters, which are logarithms: without it they would hardly move at the network's step size.
 KERNEL_STEP = 8.0
-# question and option, question and place, question and both; option, place and both, whatever the question
+# question and option, question and place, question and both; option, place and both, for any pair of questions
 NUM_PRODUCTS = 6
 START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
-# of the Gaussian likelihood in the loss, beside the cross entropy
+# weight of the Gaussian likelihood in the loss, beside the cross entropy
 LIKELIHOOD_SHARE = 0.5
-# a prediction ends here: the root of a share is not negative
+# smallest predicted root of a share, since roots are not negative
 ROOT_FLOOR = 1e-2
 SMALLEST_SHARE, SMALLEST_VARIANCE, JITTER = 1e-6, 1e-6, 1e-6
 
 
 class View(NamedTuple):
-    """One of the five ways to look at a group; each has a kernel.
+    """One of five models of a group, each with its own kernel.
 
     Attributes:
-        blind: whether the mean may not read the question.
+        blind: whether the mean must not read the question.
         features: whether the kernel has learned features.
-        plain: whether the mean is the uniform answer, whatever the network says; then blind and without features.
+        plain: whether the mean is the uniform answer instead of the network's; then blind and without features.
     """
 
     blind: bool
@@ -70,16 +70,16 @@ class View(NamedTuple):
 
     @property
     def kernel(self) -> int:
-        """Its row of the kernel's numbers."""
+        """Row of the view in the kernel's parameters."""
         return -1 if self.plain else 2 * self.features + self.blind
 
 
 class Shares(NamedTuple):
-    """What some views count, in [0, 1], for questions that were not trained on.
+    """Shares of some views, in [0, 1], in predictions of questions that were not trained on.
 
     Attributes:
-        features: learned features, among the views with a network.
-        plain: the view without one.
+        features: share of the views with learned features, among the views with a network.
+        plain: share of the view without a network.
     """
 
     features: float
@@ -87,7 +87,7 @@ class Shares(NamedTuple):
 
 
 SHARES_KEY = "view_shares"
-# where nothing was validated; those a server can choose from, of equals the first
+# shares without validation, and shares that a server can choose from; among equals the first wins
 START_SHARES = Shares(0.5, 0.5)
 SHARES = (*(Shares(features, plain) for plain in (0.0, 0.5) for features in (0.0, 0.5, 1.0)), Shares(0.0, 1.0))
 
@@ -97,17 +97,17 @@ VIEWS = (*(View(blind, features) for blind in (False, True) for features in (Fal
 
 @dataclass(frozen=True)
 class _Read:
-    """The option tokens of one group's questions, one episode, with all that kernel and residual need of them."""
+    """The option tokens of one group's questions (one episode), with the inputs of kernel and residual."""
 
     tokens: Layout
     question_PF: Tensor  # text of the question, norm 1
     option_PF: Tensor  # text of the option, norm 1
-    place_P: Tensor  # in the list, -1 to 1
+    place_P: Tensor  # place of the option in the list, -1 to 1
     root_P: Tensor  # square root of the mean's share
     feature_PR: Tensor | None  # learned features; None in a view without
 
     def centred(self, value_PX: Tensor) -> Tensor:
-        """Less its mean over each question's options."""
+        """Subtract the mean over each question's options."""
         return value_PX - self.tokens.question_mean(value_PX)[self.tokens.question_N]
 
     @property
@@ -120,18 +120,18 @@ class _Read:
         return value_P.new_zeros(self.option_SK.shape).masked_scatter(self.option_SK, value_P)
 
     def blocks(self) -> tuple[Tensor, Tensor]:
-        """Place of each option among the tokens (S, K), and which pairs of a question's are real (S, K, K)."""
+        """Index of each option among the tokens (S, K), and mask of real pairs of a question's options (S, K, K)."""
         pair_SKK = self.option_SK[:, :, None] & self.option_SK[:, None, :]
         return self.padded(torch.arange(len(self.place_P))), pair_SKK
 
     def shares(self, residual_P: Tensor, variance_P: Tensor) -> Tensor:
-        """Expected shares (P,): of a root with mean m and variance v the square is expected to be m^2 + v."""
+        """Expected shares (P,): a root with mean m and variance v has the expected square m^2 + v."""
         square_P = (self.root_P + residual_P).clamp_min(ROOT_FLOOR).square() + variance_P
         mean_P1 = self.tokens.question_mean(square_P[:, None])[self.tokens.question_N]
         return square_P / (mean_P1[:, 0] * self.tokens.size_S[self.tokens.question_N])
 
     def share_table(self, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
-        """The same as (S, K), 0 on padding."""
+        """Expected shares as a table (S, K), 0 on padding."""
         table_SK: FloatArray = self.padded(self.shares(residual_P, variance_P)).numpy()
         return table_SK
 
@@ -178,7 +178,7 @@ class ExactResidual(PluralLLM):
     def view_weights(self, trained_Q: BoolArray, shares: Shares | None = None) -> FloatArray:
         """Weight of each of `VIEWS` in the prediction of each question, (W, Q).
 
-        `trained_Q` says which questions were trained on, and `shares` what counts for others; None = `self.shares`.
+        `trained_Q` is True for questions that were trained on; `shares` apply to other questions, None = `self.shares`.
         """
         shares = shares or self.shares
         plain_Q, blind_Q = np.where(trained_Q, 0.0, shares.plain), np.where(trained_Q, 0.0, 0.5)
@@ -192,14 +192,14 @@ class ExactResidual(PluralLLM):
 
     @property
     def shares(self) -> Shares:
-        """For questions that were not trained on; within [0, 1] whatever weights a server sends."""
+        """Shares for questions that were not trained on, cut to [0, 1] in case a server sends other values."""
         return Shares(*self.get_buffer(SHARES_KEY).clamp(0.0, 1.0).tolist())
 
     def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
-        """Take in a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the mean's features.
+        """Condition on a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the network's input.
 
-        Without an answer, or where the answers cannot be solved for, the plain view knows nothing: `BLIND` takes its
-        place.
+        If the linear system cannot be solved, the result is conditioned on no answers. Without answers `BLIND` replaces
+        the plain view, which would know nothing.
         """
         if view.plain and not context.options.shape[1]:
             view = BLIND
@@ -211,7 +211,7 @@ class ExactResidual(PluralLLM):
         lower_NN, failed = torch.linalg.cholesky_ex(
             self._kernel(read, read, view) + own_noise * torch.diag(torch.ones_like(difference_N))
         )
-        if failed:  # then nothing is known of the group but the mean
+        if failed:  # then the prediction is the mean of all groups
             return self.condition(context.map(lambda value: value[:, :0]), view)
         return Conditioned(self, view, read, difference_N, lower_NN)
 
@@ -222,15 +222,15 @@ class ExactResidual(PluralLLM):
         size_P = tokens.size_S[tokens.question_N]
         place_P = torch.where(size_P > 1, 2.0 * place_P / (size_P - 1).clamp_min(1) - 1.0, 0.0)
         place_P3 = torch.stack([place_P, place_P.abs(), 1.0 / size_P], dim=1)
-        given_PE = embedding_PE if noise is None else embedding_PE + noise[tokens.question_N]
-        input_PE = torch.cat([given_PE, place_P3], dim=1)
+        noisy_PE = embedding_PE if noise is None else embedding_PE + noise[tokens.question_N]
+        input_PE = torch.cat([noisy_PE, place_P3], dim=1)
         root_P = size_P.to(input_PE.dtype).rsqrt() if view.plain else self._mean(questions, tokens, input_PE, view)
         feature_PR = None
         if view.features:
             mixed_PD = self.feature_mixing(self.feature_option(input_PE), tokens)
             scale = (KERNEL_STEP * self.log_feature[int(view.blind)]).exp()
             feature_PR = scale * self.feature(self.feature_norm(mixed_PD))
-        exact = torch.float32 if self.training else torch.float64  # the factor of many answers needs the digits
+        exact = torch.float32 if self.training else torch.float64  # factorising many answers needs the precision
         return _Read(
             tokens,
             F.normalize(embedding_PE[:, data.QUESTION_PART].to(exact), dim=1),
@@ -241,7 +241,7 @@ class ExactResidual(PluralLLM):
         )
 
     def _mean(self, questions: Questions, tokens: Layout, input_PE: Tensor, view: View) -> Tensor:
-        """Roots (P,) of the shares that the network expects."""
+        """Roots (P,) of the shares that the network predicts."""
         if view.blind:
             input_PE = input_PE.clone()
             input_PE[:, data.QUESTION_PART] = 0.0
@@ -255,7 +255,7 @@ class ExactResidual(PluralLLM):
         return (KERNEL_STEP * self.log_noise[view.kernel]).exp()
 
     def _products(self, view: View, question: Tensor, option: Tensor, place: Tensor) -> Tensor:
-        """The kernel, from the inner products of texts and the differences of places."""
+        """The kernel, from inner products of texts and differences of places."""
         weight = (KERNEL_STEP * self.log_weight[view.kernel]).exp()
         square = (2.0 * KERNEL_STEP * self.log_length[view.kernel]).exp()
         near = ((question - 1.0) / square[0]).exp()  # texts have norm 1, so 1 - cosine is half their squared distance
@@ -292,7 +292,7 @@ class ExactResidual(PluralLLM):
 
 @dataclass(frozen=True)
 class Conditioned:
-    """The Gaussian process given a group's answers, which any number of targets can be predicted from."""
+    """The Gaussian process conditioned on a group's answers, which predicts any number of targets."""
 
     model: ExactResidual
     view: View
@@ -302,7 +302,7 @@ class Conditioned:
 
     @property
     def known(self) -> bool:
-        """True if any answer was taken in."""
+        """True if the process is conditioned on any answer."""
         return len(self.difference_N) > 0
 
     def residual(self, target: _Read) -> tuple[Tensor, Tensor]:
@@ -316,7 +316,7 @@ class Conditioned:
     def predict(self, target: Questions) -> FloatArray:
         """The group's answers to M questions, (1, M, ...): expected shares (M, K), which sum to 1; padding is 0.
 
-        A question of the context among them is predicted with its own answer as one more observation.
+        A question that is in the context too is predicted from all answers, including its own.
         """
         read = self.model._read(target, self.view)
         return read.share_table(*self.residual(read))

@@ -1,6 +1,6 @@
-"""Scores of a group's predictions against its own survey answers, beside what costs nothing to predict.
+"""Scores of a group's predictions against its own survey answers, beside scores of trivial predictions.
 
-`local_sums` is what a group computes of its own answers and may tell.
+A group computes `local_sums` from its own answers, and only these sums may leave.
 
 Axis letters: Q questions, R chosen questions, K options, N answered questions, F features.
 """
@@ -22,8 +22,8 @@ MEAN_OF_OTHERS = "mean-of-others"
 UNIFORM, NEAREST = "uniform", "nearest-question"
 PREDICTORS = (PREDICTOR, UNIFORM, NEAREST, MEAN_OF_OTHERS, SHARED)
 COUNT = "answers"
-"""Of the answers that are scored, among the measures' sums."""
-# a mean of the others is then not a single one's answer
+"""Name of the number of scored answers, among the sums of the measures."""
+# with fewer groups, the mean of the others would be the answer of a single group
 MIN_GROUPS = 3
 
 
@@ -40,21 +40,21 @@ def local_sums(
     public: Catalogue,
     mean_of_others: FloatArray | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Score one group's predictions, and what costs nothing, against its own answers; only sums come back.
+    """Score one group's predictions, and trivial predictions, against its own answers; returns only sums.
 
-    Questions of a single option are left out: any answer to them is right.
+    Questions with a single option are left out, since any answer to them is right.
 
     Args:
-        prediction_QK: the group's targets for all Q questions; of a question in `known`, from the others alone.
+        prediction_QK: the group's targets for all Q questions; a question in `known` is predicted from the others.
         truth: the answers to score against.
         known: the answers that a predictor may know, for the nearest question.
         public: the questions.
-        mean_of_others: (Q, K) mean answer of the other groups, rows of 0 where it is unknown; None if it is nowhere.
+        mean_of_others: (Q, K) mean answer of the other groups, rows of 0 where unknown; None if unknown everywhere.
 
     Returns:
-        Predictor -> "answers", the number of answers scored, and the sums of `MEASURES` over them, all in [0, answers],
-        with the natural Jensen-Shannon distance. "mean-of-others" is scored where it is known, and "pluralllm-shared"
-        is the predictor on just these answers.
+        Predictor -> "answers", the number of scored answers, and the sums of `MEASURES` over them, all in [0, answers],
+        with the natural Jensen-Shannon distance. "mean-of-others" is scored where it is known; "pluralllm-shared" is
+        PluralLLM scored on the same answers.
     """
     rows, option_QK = truth.question_N, public.option_QK
     uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
@@ -88,10 +88,10 @@ def measure_sums(
 
 
 def nearest_question(data: GroupData, public: Catalogue, rows: IntArray | None = None, *, count: int = 1) -> FloatArray:
-    """Answer questions `rows` (all Q if None) as the group answered the most similar other one with as many options.
+    """Answer questions `rows` (all Q if None) like the group's nearest other question with equally many options.
 
-    Similar means near in the features of the options, in their order. The answer is the mean over `count` such
-    questions, or as many as there are: (R, K) distributions, uniform where the group has answered none.
+    The distance is that of the features of the options, in their order. The answer is the mean over the `count` nearest
+    questions, or fewer if there are fewer: (R, K) distributions, uniform if there is no such question.
     """
     rows = np.arange(len(public.option_QK)) if rows is None else rows
     option_RK = public.option_QK[rows]
@@ -106,23 +106,23 @@ def nearest_question(data: GroupData, public: Catalogue, rows: IntArray | None =
     distance_RN[size_R[:, None] != size_N] = np.inf
     distance_RN[rows[:, None] == data.question_N] = np.inf  # never the question itself
     nearest_RC = distance_RN.argsort(axis=1, kind="stable")[:, :count]
-    there_RC = np.isfinite(np.take_along_axis(distance_RN, nearest_RC, axis=1))
-    found_R = there_RC[:, 0]
-    sum_RK = (data.answer_NK[nearest_RC] * there_RC[..., None]).sum(axis=1)
-    table_RK[found_R] = sum_RK[found_R] / there_RC[found_R].sum(axis=1, keepdims=True)
+    valid_RC = np.isfinite(np.take_along_axis(distance_RN, nearest_RC, axis=1))
+    any_R = valid_RC[:, 0]
+    sum_RK = (data.answer_NK[nearest_RC] * valid_RC[..., None]).sum(axis=1)
+    table_RK[any_R] = sum_RK[any_R] / valid_RC[any_R].sum(axis=1, keepdims=True)
     return table_RK
 
 
 def mean_of_groups(
     groups: Iterable[GroupData], public: Catalogue, *, without: str, min_groups: int = MIN_GROUPS
 ) -> FloatArray:
-    """Mean answer of groups to each question, a group's own left out where it is one of them.
+    """Mean answer of groups to each question, without the answers of one group.
 
     Args:
-        groups: their answers; a group may come several times, with other questions.
+        groups: the groups' answers; a group may appear several times, with other questions.
         public: the questions.
         without: name of the group that is left out.
-        min_groups: groups that must have answered a question for it to have a mean, the one left out counted; >= 1.
+        min_groups: fewest groups that must have answered a question, the one left out included; >= 1.
 
     Returns:
         (Q, K) distributions; a row of zeros where there is no mean.

@@ -17,33 +17,33 @@ from pluralllm.data import EMBEDDING_DIM, GroupData
 from pluralllm.network import Episodes, PluralLLM, Questions
 from pluralllm.residual import SHARES, ExactResidual, Shares
 
-# One odd episode must not throw the weights away. Gradients of attention are well under this; those of a residual's
-# kernel are over it at first, and Adam does not mind how long they are.
+# Protects the weights from one odd episode. Gradients of attention are well below this norm. Gradients of a residual's
+# kernel exceed it at first, which does no harm, since Adam does not depend on their length.
 MAX_GRADIENT_NORM = 1.0
 WARM_UP_STEPS = 5
 FALLING_SHARE = 1 / 3
-# the residual is conditioned on any number of answers, and is trained on as many as a step can afford
+# range of context sizes of "residual": it can be conditioned on any number of answers, but larger steps cost too much
 RESIDUAL_CONTEXT = (8, 100)
-ATTENTION_EPISODES = 4  # of a step; "residual" has one
-MOST_TARGETS = 32  # of an episode
+ATTENTION_EPISODES = 4  # episodes per step; "residual" has one
+MOST_TARGETS = 32  # most targets of an episode
 # Largest standard deviation of Gaussian noise on a question's features (of order 1), drawn anew each time. Half of the
-# questions get none, the others anything up to this: the network may know the training questions by heart and still
-# learns what to say about others.
+# questions get no noise, the others up to this amount. So the network may memorise the training questions and still
+# learns to predict others.
 EMBEDDING_NOISE = 0.3
-# of episodes: blind to the question, with learned features, and plain, whatever the others say; a plain kernel has few
-# numbers, and needs no more
+# shares of episodes that are blind to the question, that have learned features, and that are plain regardless of the
+# first two; a plain kernel has few parameters and needs few episodes
 VIEW_SHARES = (0.5, 0.5, 0.1)
 
 
 def build(architecture: Architecture) -> PluralLLM:
-    """A fresh network of a run, its weights drawn from torch's generator; untrained it answers uniformly."""
+    """Build an untrained network, its weights drawn from torch's generator; it predicts uniform answers."""
     if architecture == "residual":
         return ExactResidual()
     return FewShotAttention()
 
 
 def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
-    """Shares of views that validation chooses from; None alone where there are none."""
+    """Shares of views that validation chooses from; only None for an architecture without views."""
     return SHARES if architecture == "residual" else (None,)
 
 
@@ -52,8 +52,8 @@ def sample_episodes(
 ) -> Episodes:
     """Draw one optimizer step's episodes from a group's answers; within each, context and targets share no question.
 
-    The contexts of "attention" are few-shot ones as at prediction, those of "residual" of any size. At most half of a
-    group's answers are context.
+    Contexts of "attention" have the size of contexts at prediction, contexts of "residual" a random size. At most half
+    of a group's answers are context.
 
     Raises:
         UserError: the group answered no question.
@@ -86,9 +86,9 @@ def sample_episodes(
 
 
 def step_size_factor(step: int, steps: int) -> float:
-    """Factor of the step size, in (0, 1]: a short rise, and a fall over the last third of the steps, counted from 0.
+    """Factor of the step size, in (0, 1]: a short rise, and a fall over the last third of the steps; `step` >= 0.
 
-    A network that ends on large steps carries the last batches' noise, which costs more than what they teach.
+    Large steps at the end would leave the noise of the last batches in the weights, which costs more than it gains.
     """
     return min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (steps - step) / (FALLING_SHARE * steps))
 
@@ -102,16 +102,16 @@ def local_update(
     round_number: int,
     generator: torch.Generator,
 ) -> float:
-    """Train `model` in place on one group's answers, as one client does in a federated round, the first of which is 1.
+    """Train `model` in place on one group's answers, as one client does in federated round `round_number` (from 1).
 
-    The model holds the server's weights on entry, the client's on return; the optimizer is a fresh one, as clients keep
-    no state.
+    The model holds the server's weights on entry, the client's weights on return. The optimizer is always new, since
+    clients keep no state.
 
     Returns:
         Mean loss over the steps.
 
     Raises:
-        UserError: a group without answers.
+        UserError: the group has no answers.
     """
     parameters = list(model.parameters())
     learning_rate = settings.learning_rate * step_size_factor(round_number - 1, settings.rounds)

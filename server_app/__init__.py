@@ -4,12 +4,12 @@ import logging
 
 
 def quiet(*, bars: bool = False) -> None:
-    """Keep warnings of Transformers and bitsandbytes from a terminal, and progress bars unless `bars`.
+    """Silence warnings of Transformers and bitsandbytes, and progress bars unless `bars`.
 
-    For entry points of our own: whoever imports this package decides about its own terminal.
+    Only for entry points of this package: a program that imports the package decides about its own output.
     """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on import: a kernel of the hub is missing
-    import transformers  # seconds, and torch with it
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # warns on import that a kernel of the hub is missing
+    import transformers  # takes seconds, and imports torch
 
     transformers.utils.logging.set_verbosity_error()
     if not bars:

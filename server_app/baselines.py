@@ -34,7 +34,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 DIGITS = 9
-"""To which groups' tables are rounded, so that options which tie in a group's own table tie here and rank the same."""
+"""Decimals of the groups' rounded tables: options that tie in a group's own table also tie here and rank the same."""
 
 NUM_NEAREST = 3
 
@@ -44,12 +44,12 @@ log = logging.getLogger("appa.server")
 def score_baselines(
     run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
 ) -> list[SummaryRow]:
-    """Trivial baselines and ceilings; all rows of summary.json.
+    """Score trivial baselines and ceilings; returns all rows of summary.json.
 
     Args:
         run: the run.
         test_J: held-out questions that are used.
-        majority_QK: the majority's answers; None where too few groups voted.
+        majority_QK: the majority's answers; None if unknown.
         earlier: rows of the models scored so far.
     """
     phase = run.folder.phase("baselines")
@@ -64,7 +64,7 @@ def score_baselines(
 
 
 def _about_ceilings(run: RunInputs) -> str:
-    """That there are ceilings, or why there are none, for the log."""
+    """Text for the log: whether there are ceilings, and why not."""
     if not run.config.eval.ceilings:
         return ""
     if withheld := ", ".join(run.groups.without("predictions")):
@@ -75,7 +75,7 @@ def _about_ceilings(run: RunInputs) -> str:
 
 
 def _mean_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
-    """Answers to the held-out questions by look-up, and the mean prediction, as far as groups let them be known."""
+    """Answers to the held-out questions by look-up, and the mean prediction, as far as owners let them leave."""
     known_JK = dict[str, FloatArray]()
     if (mean_QK := _mean(run, ANSWERS)) is not None:
         known_JK = look_ups(mean_QK, run.catalogue, test_J)
@@ -86,17 +86,17 @@ def _mean_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
-    """Answers (J, K) by look-up, one for all groups.
+    """Answers (J, K) by look-up in the training questions, the same for all groups.
 
     Args:
-        mean_QK: the groups' mean answers, of any sums; only those to training questions are used.
+        mean_QK: the groups' mean answers, normalised or not; only answers to training questions are used.
         catalogue: the public questions.
         question_J: the held-out questions to answer.
 
     Returns:
-        "option-list": the mean answer to training questions with the same options, or else with as many; uniform where
-        there are none. "nearest-questions": the mean over the `NUM_NEAREST` training questions with as many options
-        whose options, each embedded with its question, are nearest.
+        "option-list": the mean answer to training questions with the same options, or else with equally many; uniform
+        if there are none. "nearest-questions": the mean over the `NUM_NEAREST` training questions with equally many
+        options whose options, each embedded with its question, are nearest.
     """
     total_Q1 = mean_QK.sum(axis=1, keepdims=True)
     known_Q = np.flatnonzero(catalogue.train_Q & (total_Q1[:, 0] > 0))
@@ -118,7 +118,7 @@ def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, o
 
 
 def _mean(run: RunInputs, kind: str) -> FloatArray | None:
-    """The groups' mean answers or predictions (Q, K); None where an owner lets none leave, or too few give them."""
+    """The groups' mean answers or predictions (Q, K); None if an owner lets none leave, or too few groups reply."""
     if run.groups.without(kind):
         return None
     try:
@@ -132,11 +132,11 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[Scored]:
     """Score trivial baselines and ceilings.
 
-    The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
-    group's owner who keeps its predictions. `js-distance` has no ceilings.
+    Ceilings need each group's predictions. There are none with `eval.ceilings = false`, with secure sums, or if an
+    owner lets no predictions leave. `js-distance` has no ceilings.
 
     Args:
-        run: whose groups score.
+        run: the run whose groups score the answers.
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
@@ -164,6 +164,6 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:
-    """Distributions to `DIGITS`."""
+    """Normalise distributions and round them to `DIGITS` decimals."""
     rounded_GJK: FloatArray = (table_GJK / table_GJK.sum(-1, keepdims=True)).round(DIGITS)
     return rounded_GJK

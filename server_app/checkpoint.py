@@ -20,9 +20,9 @@ class Checkpoint:
     """PPO after an iteration.
 
     Attributes:
-        iteration: that are done.
-        questions: that rollouts have answered, those of rollouts without a reward among them.
-        rule: the rule's state, as its `RewardRule` saves it.
+        iteration: number of completed iterations.
+        questions: number of questions taken for rollouts, including rollouts that got no reward.
+        rule: the rule's state, from `RewardRule.saved`.
         engine: `PPOEngine.state()`.
     """
 
@@ -36,19 +36,19 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint in place of the last one.
 
     Raises:
-        UserError: it cannot be written; the last one is intact.
+        UserError: the checkpoint cannot be written; the last one is intact.
     """
-    # Through memory: where the disk is full, torch's own writer hides the reason.
+    # Saved through memory: on a full disk torch's own writer hides the reason.
     data = io.BytesIO()
     torch.save(vars(checkpoint), data)
     replace_file(path, data.getvalue())
 
 
 def load(path: Path) -> Checkpoint | None:
-    """The checkpoint, with its tensors on the CPU; None where there is none.
+    """Load the checkpoint, with its tensors on the CPU; None if there is no file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     if not path.exists():
         return None

@@ -44,7 +44,7 @@ def decode(
     *,
     tokens: int,
 ) -> list[str]:
-    """A model's answers of at most so many tokens, a batch: the likeliest token each time."""
+    """Decode a batch of prompts greedily, with at most `tokens` tokens per answer."""
     decoded = sample(model, prompts, Decoding(tokens, 0.0, base.stop_ids)).sequences
     return base.texts(decoded.response_JT, decoded.mask_JT)
 
@@ -77,7 +77,7 @@ def curve_answers(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) 
 
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
-    """Answers that no model wrote: a trivial baseline or a ceiling."""
+    """Answers from given predictions instead of a model's texts: a trivial baseline or a ceiling."""
     size = len(question_J)
     return Answers(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
@@ -87,9 +87,9 @@ class Scored:
     """One method's result.
 
     Attributes:
-        rows: of summary.json, one a metric: scores against predictions, and under `survey` those against the
+        rows: rows of summary.json, one per metric: scores against predictions, and under `survey` scores against the
             groups' own answers.
-        pair_scores: of scores.parquet, all that the rows are means of.
+        pair_scores: rows of scores.parquet, the single scores behind the means in `rows`.
         texts: the answers, as the model wrote them.
         reward_J: each answer's reward on the first metric, averaged over the groups that answered.
     """
@@ -120,12 +120,12 @@ def evaluate(
 
 
 def metric_names(config: Config) -> list[str]:
-    """What a model is scored by, the training metric first: the examples in the report show its rewards."""
+    """The metrics that score a model, the training metric first: the report's examples show the first metric."""
     return sorted(TASK_METRICS[config.task], key=lambda metric: metric != config.reward_metric)
 
 
 def in_words(row: SummaryRow) -> str:
-    """A row's scores in the log."""
+    """Text of a row's scores for the log."""
     words = [f"Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
     if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
         words.append(f"WITHOUT {', '.join(missing)}")
@@ -137,9 +137,9 @@ def in_words(row: SummaryRow) -> str:
 
 
 def round_in_words(line: RuleRound, *more: str) -> str:
-    """A rule's round in the log: the groups' mean reward, which the worst group's compares with, and what `more` says.
+    """Text of a round of the rule for the log, with the texts `more` at the end.
 
-    The rule's own reward is no mean over groups, and on another scale.
+    Shows the groups' mean reward beside the worst group's; the rule's own reward is on another scale.
     """
     words, rewards = (
         [f"reward {line.group_reward:.3f}"],
@@ -152,9 +152,9 @@ def round_in_words(line: RuleRound, *more: str) -> str:
 
 
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> Scored:
-    """Let the groups score one method's answers to the held-out questions; a row for each metric.
+    """Let the groups score one method's answers to the held-out questions; the result has a row for each metric.
 
-    Pair scores are there where single groups' scores are known.
+    Pair scores are empty if single groups' scores are not known.
     """
     scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
     written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J

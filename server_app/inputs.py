@@ -65,7 +65,7 @@ class VoteResult:
 
     Attributes:
         sft_QK: SFT's targets.
-        majority_QK: the majority's answers; None where they cannot be told from sums.
+        majority_QK: the majority's answers; None if they cannot be computed from sums.
         sentence: about the votes, for the log.
     """
 
@@ -75,10 +75,10 @@ class VoteResult:
 
 
 def ask_votes(run: RunInputs) -> VoteResult:
-    """Have the groups vote.
+    """Let the groups vote.
 
     Raises:
-        UserError: fewer than `run.min-groups` did.
+        UserError: fewer groups than `run.min-groups` voted.
     """
     config, groups, option_QK = run.config, run.groups, run.catalogue.option_QK
     kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
@@ -90,7 +90,7 @@ def ask_votes(run: RunInputs) -> VoteResult:
         return sft.targets_of_mean(votes.mean("votes"), option_QK, target=target, num_groups=len(votes.groups))
 
     majority_QK = None
-    if config.task == "dpa":  # the most frequent ranking is no sum
+    if config.task == "dpa":  # the most frequent ranking of OPA cannot be computed from sums
         majority_QK = targets(replies if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
     sentence = f"{len(replies.groups)} groups voted; their sums are known"
     return VoteResult(targets(replies, config.sft.target), majority_QK, sentence)
@@ -99,14 +99,14 @@ def ask_votes(run: RunInputs) -> VoteResult:
 def _count(config: Config, votes_GQK: FloatArray, option_QK: BoolArray) -> VoteResult:
     sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
-    # A predictor that ignores its context answers the same for every group, and nothing else would show it.
+    # A predictor that ignores its context predicts the same for every group; only this number would show it.
     differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
     sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
     return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
 
 
 def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:
-    """Prompts, and the questions that can be asked and answered."""
+    """Make the prompts, and choose the questions whose prompt and answer fit."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
     sizes_Q = [len(question.options) for question in catalogue.questions]
@@ -123,10 +123,10 @@ def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:
 
 
 def answer_tokens(base: Base, task: str, num_options: int) -> int:
-    """Tokens of an answer in the format asked for with the token that ends it.
+    """Number of tokens of an answer in the requested format, including the end token.
 
-    Measured on the uniform answer: for DPA its two decimals a number take as many characters as any other answer's, for
-    OPA it is the options in their order.
+    Measured on the uniform answer: for DPA its two decimals per number take as many characters as any other answer,
+    for OPA it lists the options in their order.
     """
     text = formats.answer(task, np.ones(num_options))
     return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1

@@ -1,4 +1,4 @@
-"""Models of a folder to be asked: a run's policy and preference predictor (`appa_flwr.load_run`), any other policy.
+"""Load models from a folder: a run's policy and preference predictor (`appa_flwr.load_run`), or any other policy.
 
 Axis letters: K options.
 """
@@ -31,17 +31,17 @@ from server_app.questions import build_catalogue
 
 GROUP = "asked"
 BATCH = 16
-SUM_TOLERANCE = 0.01  # of shares that a person has rounded
+SUM_TOLERANCE = 0.01  # for shares that were rounded by hand
 
 
 class LocalModel:
-    """A model of this machine in float32, asked as a run asks its own policy: with its own chat template.
+    """A local model in float32, prompted like a run's own policy, with the model's chat template.
 
     Args:
-        source: a folder, perhaps of an adapter, or a name on the hub.
+        source: folder of a model or an adapter, or a hub id.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: the model cannot be loaded.
     """
 
     def __init__(self, source: str) -> None:
@@ -49,17 +49,17 @@ class LocalModel:
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
-        """The likeliest answer to each prompt, one at a time."""
+        """Yield the greedily decoded answer to each prompt."""
         for start in range(0, len(prompts), BATCH):
             ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
             yield from decode(self._base, self._model, ids, tokens=answer_tokens)
 
 
 class LoadedPolicy:
-    """The policy that a run has left in its folder, in float32.
+    """The policy in a run's folder, in float32.
 
     Raises:
-        UserError: there is none, or the base model that its adapter names is no longer there.
+        UserError: there is no policy, or the base model that its adapter names cannot be loaded.
     """
 
     def __init__(self, run_folder: Path, config: Config) -> None:
@@ -80,10 +80,10 @@ class LoadedPolicy:
 
 
 class LoadedPredictor:
-    """The preference predictor that a run has left in its folder, with the questions of its survey.
+    """The preference predictor in a run's folder, with the questions of its survey.
 
     Raises:
-        UserError: there is none, or the survey is no longer there or not the one that it was trained on.
+        UserError: there is no predictor, or the survey is missing or not the one that the predictor was trained on.
     """
 
     def __init__(self, run_folder: Path, config: Config) -> None:
@@ -93,7 +93,7 @@ class LoadedPredictor:
         here = run_folder.resolve()
         placed = {"run.output-dir": str(here.parent), "run-name": here.name}
         self._config = Config.load({**config.flat(), **placed})
-        with threadpool_limits(1):  # as in a run: another number of threads may find other features
+        with threadpool_limits(1):  # as in a run: the number of threads may change the features
             self._catalogue = catalogue = build_catalogue(self._config)
         trained, _ = load(weights, self._config, catalogue, initial_weights(self._config))
         model = build(config.pluralllm.architecture)

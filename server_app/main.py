@@ -20,7 +20,7 @@ from server_app import quiet
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
 
-# Frozen, it loses the part of its own that starts runs.
+# A SuperLink that was frozen loses its own process that starts runs.
 GO_ON = "start the SuperLink anew, then submit the run again with the same run-name and run.resume=true"
 ENDED = f"Flower ended this run: somebody stopped it, or the SuperLink was frozen or gone for too long; {GO_ON}"
 
@@ -29,9 +29,9 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run every phase; a user's mistake ends as one line in error.txt and as the run's failure.
+    """Run every phase; an error is written as one line to error.txt and fails the run.
 
-    It leaves as an exception: a simulation that ends by SystemExit counts as completed for Flower.
+    The error leaves as an exception, since Flower counts a simulation that ends by SystemExit as completed.
     """
     escape_output()
     flat = {k: v for k, v in context.run_config.items() if isinstance(v, bool | int | float | str)}
@@ -49,7 +49,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
     check_methods(config, config.group_names)
-    # Half a minute of imports on a busy machine, before which a run whose folder is another's has failed.
+    # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
     quiet()
     from server_app.run import run_phases
 
@@ -58,11 +58,11 @@ def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
 
 @contextmanager
 def _last_words(folder: RunFolder) -> Iterator[None]:
-    """Have the run's folder say so where Flower ends the run by SIGINT.
+    """Write the reason into the run's folder if Flower ends the run by SIGINT.
 
-    It does that to itself once its SuperLink has gone, or no longer knows the run's token.
+    Flower's process sends itself SIGINT once its SuperLink has gone, or no longer knows the run's token.
     """
-    if threading.current_thread() is not threading.main_thread():  # a simulation's, which ends with its launcher
+    if threading.current_thread() is not threading.main_thread():  # a simulation, which ends with its launcher
         yield
         return
     flower = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""PPO as a phase: a policy aligned by each of the run's rules, from the same SFT model."""
+"""The PPO phase: align a policy by each of the run's rules, from the same SFT model."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from server_app.policy.strategy import AppaStrategy, QuestionOrder
 from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
-# What the policies by all rules have in common, and each one's report shows.
+# Files that the policies of all rules share, and that the report of each policy shows.
 _SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE)
 
 
 @contextmanager
 def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
-    """The run as it trains a policy by one of its rules; None where it has done that.
+    """Yield the run that trains a policy by one of the rules; None if that run has finished.
 
-    By `rule` it is the run itself. By each of `baseline-rules` it has a folder of its own within the run's, and its
-    report is built at the end; SFT model, questions and first rollouts are the same.
+    For the config's `rule` this is the run itself. For each of `baseline-rules` it is a run with its own folder inside
+    the run's folder, whose report is built at the end. SFT model, questions and first rollouts are the same.
     """
     if rule == run.config.rule:
         yield run
@@ -77,11 +77,11 @@ def align(
     """Align the SFT model by the run's rule; scores, example answers and the policy go into the run's folder.
 
     Args:
-        run: by this rule, see `run_by`.
-        models: the SFT model.
-        inputs: what the policy learns from.
+        run: the run of the rule, see `run_by`.
+        models: PPO's models, made from the SFT model.
+        inputs: prompts and questions of the policy.
         before: the SFT model's scores.
-        rows: of summary.json, which stay there.
+        rows: earlier rows of summary.json, which are kept.
     """
     train_policy(run, models, inputs)
     after = evaluation.evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
@@ -95,7 +95,7 @@ def align(
 
 
 def baseline_config(config: Config, rule: str, path: Path) -> Config:
-    """The config of the policy by one of `baseline-rules`, whose folder lies in that of the run."""
+    """Config of the run for one of `baseline-rules`, whose folder lies inside the folder of the main run."""
     return Config.load(
         {
             **config.flat(),
@@ -110,14 +110,14 @@ def baseline_config(config: Config, rule: str, path: Path) -> Config:
 
 
 def num_iterations(config: Config, num_train_questions: int) -> int:
-    """PPO iterations: `ppo.num-iterations`, or what five passes over the questions take."""
+    """PPO iterations: `ppo.num-iterations`, or enough for five passes over the questions if that is 0."""
     questions = config.ppo.batch_size // config.ppo.answers_per_question
     passes = math.ceil(TRAINING_EPOCHS * num_train_questions / questions)
     return config.ppo.num_iterations or max(1, passes)
 
 
 def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
-    """PPO on the groups' rewards, from the checkpoint where there is one."""
+    """Train the policy by PPO on the groups' rewards, from the checkpoint if there is one."""
     config, folder, rule = run.config, run.folder, RewardRule(run.groups.names, run.config)
     iterations = num_iterations(config, len(inputs.train_J))
     engine = PPOEngine(

@@ -1,6 +1,6 @@
-"""PluralLLM as a phase: its weights, the groups' targets, and the card with their scores.
+"""The PluralLLM phase: train the weights, let groups compute their targets, and write the card with scores.
 
-The scores are the groups' sums, added up over seen and unseen groups.
+The scores come from the groups' sums, which are added up separately over seen and unseen groups.
 
 Axis letters: L sums of `pluralllm.scores.summed`.
 """
@@ -33,7 +33,7 @@ FloatArray = npt.NDArray[np.float64]
 
 SEEN, UNSEEN = "seen", "unseen"
 ROUNDING = 1e-6
-"""Sums of rewards that are all 1 may end just above their number."""
+"""The sum of rewards that are all 1 may be slightly above their number."""
 
 log = logging.getLogger("appa.server")
 
@@ -41,13 +41,13 @@ log = logging.getLogger("appa.server")
 def train(
     run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None, answered: Mapping[str, int]
 ) -> None:
-    """Weights into the run's folder, target tables to the groups, and the card with their scores beside the weights.
+    """Train or load the weights, let the groups write their target tables, and write the card beside the weights.
 
     Args:
-        run: where and by whom.
+        run: the run.
         start: the untrained weights.
-        checkpoint: weights and their card, to take instead of training any.
-        answered: training questions that each group has answered.
+        checkpoint: weights and their card to use instead of training; None = train.
+        answered: group -> number of training questions that it has answered.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
@@ -75,7 +75,7 @@ def _pretraining(
     checkpoint: tuple[ArrayRecord, Card] | None,
     answered: Mapping[str, int],
 ) -> tuple[ArrayRecord, Card]:
-    """Weights and card: those of an earlier session or of the checkpoint, or else of the groups now."""
+    """Weights and card: from the run's folder or from the checkpoint, or else trained by the groups now."""
     config = run.config
     phase = run.folder.phase("pluralllm")
     if path.exists() and path.with_suffix(".json").exists():
@@ -95,16 +95,16 @@ def _pretraining(
 
 
 def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dict[str, Any]:
-    """The tables of a `Card`, of seen and of unseen groups apart.
+    """The tables of a `Card`, separately for seen and unseen groups.
 
     Args:
-        groups: who are asked.
+        groups: the groups to ask.
         catalogue: the public questions.
         unseen: groups that did not train.
 
     Returns:
-        The fields "scores", whose means are over all answers of these groups, and "groups", which is empty where single
-        groups' sums are not known.
+        The fields "scores", with means over all answers of the seen or unseen groups, and "groups", which is empty if
+        single groups' sums are not known.
 
     Raises:
         UserError: too few groups answered.
@@ -124,7 +124,7 @@ def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dic
 
 
 def fault(score_2L: FloatArray, size: int, *, unseen: bool) -> str | None:
-    """Fault in a group's sums over at most `size` held-out questions, in words; None where they can be used."""
+    """Fault in a group's sums over at most `size` held-out questions, in words; None if they can be used."""
     by_measure = score_2L.reshape(2, len(PREDICTORS), -1)
     if by_measure[int(not unseen)].any():
         return "they are not those of an unseen group" if unseen else "they are those of an unseen group"
@@ -141,13 +141,13 @@ def fault(score_2L: FloatArray, size: int, *, unseen: bool) -> str | None:
 
 
 def tables(score_2L: FloatArray) -> PartScores:
-    """Means from sums over answers, of seen and of unseen groups; a predictor without an answer is left out."""
+    """Compute means from sums over answers, of seen and of unseen groups; a predictor without answers is left out."""
     parts: PartScores = {}
     for kind, sum_L in zip((SEEN, UNSEEN), score_2L, strict=True):
         count = 0.0
         for (name, measure), value in zip(summed(), sum_L.tolist(), strict=True):
             if measure == COUNT:
-                count = float(round(value))  # a masked sum is a little off
+                count = float(round(value))  # a masked sum has a rounding error
             if count:
                 means = parts.setdefault(kind, {}).setdefault(name, {})
                 means[measure] = count if measure == COUNT else value / count

@@ -1,7 +1,7 @@
-"""The machine, and a run's faults that show before its first phase, or in a process of the launcher's before Flower.
+"""Describe the machine, and check a run before its first phase, also in a process that the launcher starts first.
 
-The launcher itself needs no torch. Its process reads the config as JSON on standard input; a user's mistake is a line
-on standard output and exit code 2.
+With this process the launcher itself needs no torch. The process reads the config as JSON from standard input; a user's
+mistake gives a line on standard output and exit code 2.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ GIBIBYTE = 2**30
 WITHOUT_POLICY = ("pluralllm", "serve")
 """Values of `run.phases` with which a run trains no policy."""
 LARGEST_FULL_STEP = 1e-4
-"""Of PPO with all weights: at 4e-4 two updates broke SmolLM2, at 1e-5 it learned."""
+"""Largest step size of PPO on all weights: at 4e-4 two updates broke SmolLM2, at 1e-5 SmolLM2 learned."""
 
 
 def check(config: Config, *, say: Callable[[str], None]) -> None:
-    """Refuse a base model that this run cannot use; `say` hears what takes long.
+    """Check that this run can use its base model; `say` reports slow steps.
 
     Raises:
-        UserError: see above.
+        UserError: the base model cannot be used, or the cache folder cannot be written.
     """
     if config.run.phases not in WITHOUT_POLICY:
         check_cache()
@@ -43,7 +43,7 @@ def check(config: Config, *, say: Callable[[str], None]) -> None:
 
 
 def machine(folder: Path) -> str:
-    """Version, cores and how busy they are, free memory, free disk under `folder`, and GPUs; the first is used."""
+    """Text about version, cores and their load, free memory, free disk under `folder`, and GPUs (the first is used)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
     free = f"{memory / GIBIBYTE:.1f} GiB of memory and {disk / GIBIBYTE:.1f} GiB of disk free"
@@ -53,7 +53,7 @@ def machine(folder: Path) -> str:
 
 
 def main() -> None:
-    """Check the base model, and warn of what makes a policy slow or breaks it."""
+    """Check the base model, and warn of settings that make training slow or break the policy."""
     warnings.simplefilter("ignore")
     quiet(bars=True)
     config = Config.load(json.load(sys.stdin))

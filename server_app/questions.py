@@ -26,19 +26,19 @@ IntArray = npt.NDArray[np.int64]
 
 
 def run_survey(config: Config) -> Survey:
-    """The survey of a run: the one in its folder, or its source, read now.
+    """Read the survey of a run from the run's folder, or else from its source.
 
     Raises:
         UserError: the survey cannot be read.
     """
-    # The second rule's folder lies in that of the run.
+    # The folder of a baseline rule lies inside the run's folder.
     folders = (config.run_folder, config.run_folder.parent) if config.run_name else ()
     kept = next((folder / SURVEY_FILE for folder in folders if (folder / SURVEY_FILE).exists()), None)
     return sources.read_run(config) if kept is None else store.read(kept)
 
 
 def keep_survey(config: Config, file: Path) -> Survey:
-    """The survey that a run's folder holds; put there now if the launcher has not.
+    """Read the survey in a run's folder; store it there first if the launcher has not.
 
     Raises:
         UserError: the survey cannot be read, or has changed since the run began.
@@ -51,7 +51,7 @@ def keep_survey(config: Config, file: Path) -> Survey:
 
 
 def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
-    """The questions of a run, others that nobody answered, and the ids of the training questions among the first.
+    """The questions of a run, further questions without answers, and the ids of the run's training questions.
 
     Raises:
         UserError: the survey cannot be read.
@@ -59,7 +59,7 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
     survey = run_survey(config)
     asked = survey.questions
     if config.data.max_questions and len(asked) > config.data.max_questions:
-        # Not the first ones: a file's first questions often come from one battery.
+        # A random choice, since the first questions of a file often come from one battery.
         order = np.random.default_rng(child_seed(config.seed, "data.max-questions")).permutation(len(asked))
         asked = tuple(asked[i] for i in sorted(order[: config.data.max_questions]))
     split = split_questions(asked, test_fraction=config.data.test_fraction, seed=config.seed)
@@ -69,7 +69,7 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
 
 
 def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> Catalogue:
-    """Questions, split and features, as every group gets them.
+    """Build the catalogue of questions, split and features that every group gets.
 
     `progress` is called with (texts done, texts) while a pretrained model embeds them.
 
@@ -87,18 +87,18 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
 def fitting_questions(
     config: Config, catalogue: Catalogue, *, prompt_tokens_Q: Sequence[int], answer_tokens_Q: Sequence[int]
 ) -> tuple[IntArray, IntArray, QuestionCounts]:
-    """The questions that the policy can be asked and answer (SFT and PPO tables: maximum lengths), and their numbers.
+    """Choose the questions whose prompt and answer fit the maximum lengths (SFT and PPO tables), and count them.
 
     Args:
         config: `policy.max-sequence-length` and `ppo.response-length`.
         catalogue: the public questions and their split.
-        prompt_tokens_Q: of each question's prompt.
-        answer_tokens_Q: of an answer in the format asked for, its end included.
+        prompt_tokens_Q: number of tokens of each question's prompt.
+        answer_tokens_Q: number of tokens of an answer to each question, including the end token.
 
     Returns:
-        Training questions that fit, those that nobody answered among them; held-out questions that fit; counts of both,
-        of questions whose answer needs more than `ppo.response-length` tokens, and of others that with their answer
-        exceed `policy.max-sequence-length`.
+        Training questions that fit, including questions without answers; held-out questions that fit; counts of both,
+        of questions whose answer needs more than `ppo.response-length` tokens, and of other questions that exceed
+        `policy.max-sequence-length` with their answer.
 
     Raises:
         UserError: no training or no held-out question fits.

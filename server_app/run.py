@@ -1,13 +1,13 @@
-"""A run's phases in their order: each takes what it needs, writes its results into the run's folder, and returns them.
+"""Phases of a run, in order. Each phase writes its results into the run's folder and returns them.
 
 join -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> sft scores -> baselines ->
 ppo and its scores, by each rule -> report
 
-With run.phases = "pluralllm" it is join -> pluralllm -> targets -> report; with "serve" other trainers' answers are
-scored before that report.
+With run.phases = "pluralllm" the phases are join -> pluralllm -> targets -> report; with "serve" the run scores the
+answers of other trainers before the report.
 
-A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
-and PPO's checkpoint.
+A resumed run repeats all phases, but takes expensive results from its folder: PluralLLM's weights, the SFT model and
+PPO's checkpoint.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from server_app.run_folder import RunFolder
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
-    """All phases of the config, from the greeting of the groups to the report."""
+    """Run all phases of the config, from the greeting of the groups to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
     check_methods(config, survey.groups or config.group_names)
     groups = Groups(
@@ -61,18 +61,18 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if serving := config.run.phases == "serve":
         listening(config.serve.host, config.serve.port).close()
-    # Before the questions are embedded, which may take minutes.
+    # Check the base model before the questions are embedded, which may take minutes.
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions")
     run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
-    start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
+    start = initial_weights(config)  # before other threads start, since it draws from torch's global generator
     file = config.pluralllm.checkpoint
     checkpoint = load(Path(file), config, run.catalogue, start) if file else None
     answered = join(run)
     if config.run.phases in WITHOUT_POLICY:
         predictor_phase.train(run, start, checkpoint, answered)
     else:
-        # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
+        # Building the tiny base needs no group and PluralLLM's rounds leave the server idle, so both run at once.
         stop = Event()
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run, stop)
@@ -87,16 +87,16 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             phase.step(1, 1, f"policy starts from {config.model}")
         align(run, policy_inputs(run, base), votes)
     if serving:
-        from server_app.serve import app  # with a web server, which other runs have no use for
+        from server_app.serve import app  # imports a web server, which other runs do not need
 
         app.serve(run)
     with writing(folder.path):
         path = report.build(folder.path)
-    folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # who serves can go on
+    folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # a serving run can be resumed
 
 
 def join(run: RunInputs) -> dict[str, int]:
-    """Greet the groups and hand out the catalogue; training questions that each group has answered."""
+    """Greet the groups and send the catalogue; return how many training questions each group has answered."""
     config, groups, catalogue = run.config, run.groups, run.catalogue
     phase = run.folder.phase("join")
     groups.gather(config.group_names, patience=config.run.reply_timeout)
@@ -113,7 +113,7 @@ def join(run: RunInputs) -> dict[str, int]:
 
 
 def prepare_base(run: RunInputs, stop: Event) -> Base:
-    """The base model, built here if it is the tiny one; `stop` ends that after the step that it is at."""
+    """Prepare the base model. The tiny model is built here, and `stop` ends the building after the current step."""
     torch.set_num_threads(1)
     built = run.folder.timed("base", "building the tiny policy (cached for later runs)")
 
@@ -127,7 +127,7 @@ def prepare_base(run: RunInputs, stop: Event) -> Base:
 
 
 def collect_votes(run: RunInputs) -> VoteResult:
-    """The groups' votes."""
+    """Collect the groups' votes."""
     phase = run.folder.phase("votes")
     votes = ask_votes(run)
     phase.step(1, 1, votes.sentence)
@@ -135,23 +135,23 @@ def collect_votes(run: RunInputs) -> VoteResult:
 
 
 def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
-    """SFT, its scores, the trivial baselines and ceilings, and a policy by each of the run's rules."""
+    """Run SFT and score it, score trivial baselines and ceilings, and align a policy by each of the run's rules."""
     config = run.config
     torch.set_num_threads(base_models.threads(config))
     rows = start_policy(run, inputs, votes)
-    gc.collect()  # the trainer and its model hold each other, and what follows needs the memory
+    gc.collect()  # trainer and model refer to each other, and the next models need the memory
     sft_model = run.folder.path / SFT_MODEL
     before = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy(), inputs, earlier=rows)
     rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows + before.rows)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:
             if run_by_rule is not None:
-                # Held by nobody else, as the next rule's models need the memory.
+                # No variable holds these models, since the next rule's models need the memory.
                 ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs, before, rows)
 
 
 def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> list[SummaryRow]:
-    """The base's scores, and the SFT model in the run's folder: trained here, or by an earlier session."""
+    """Score the base model and train the SFT model, unless the run's folder has it; return the base's scores."""
     folder = run.folder.path / SFT_MODEL
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
@@ -163,7 +163,7 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
 
 
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs, votes: VoteResult) -> None:
-    """SFT of the model into the run's folder."""
+    """Fine-tune the model, and save it in the run's folder."""
     rows = sft.passes_of_texts(run.config, votes.sft_QK, run.catalogue.option_QK, inputs.train_J)
     phase = run.folder.phase("sft")
     with replaced_folder(run.folder.path / SFT_MODEL) as beside:

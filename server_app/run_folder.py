@@ -1,6 +1,6 @@
-"""Writes a run's folder while the run goes on; `appa_flwr.run.run_files` says what lies in it.
+"""Write a run's folder during the run; `appa_flwr.run.run_files` lists the files in it.
 
-A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from here and does the rest again.
+A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from the folder and repeats the rest.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ T = TypeVar("T")
 
 
 class RunFolder:
-    """Writes a run's files; whole files are written beside and renamed, line files are flushed line by line.
+    """Writes a run's files. Whole files are written beside and renamed; line files are flushed line by line.
 
-    Opened with `resume`, it goes on with what is there; otherwise nothing of a run may be there. It is locked until it
-    is closed or the process ends.
+    With `run.resume` the run in the folder goes on; otherwise the folder must not hold a run. The folder is locked
+    until it is closed or the process ends.
 
     Args:
-        config: the run's.
-        above: the folder of the run that this one is part of; progress goes there too.
+        config: config of the run.
+        above: folder of the run that this run is part of; progress goes there too.
 
     Attributes:
-        path: of the folder, absolute.
+        path: absolute path of the folder.
 
     Raises:
-        UserError: it cannot be written, another process writes to it, it does not hold the run to resume, or it holds
-            a run and none is to be resumed; nothing in it is touched then.
+        UserError: the folder cannot be written, another process writes to it, it does not hold the run to resume, or
+            it holds a run and none is to be resumed. No file in it is touched then.
     """
 
     def __init__(self, config: Config, *, above: RunFolder | None = None) -> None:
@@ -89,14 +89,14 @@ class RunFolder:
                 sync(file)
         except UserError:
             with suppress(UserError):
-                keep_lines(self.path / name)  # a part of the line may be there
+                keep_lines(self.path / name)  # removes a partly written line
             raise
 
     def keep_iterations(self, count: int) -> None:
-        """Cut `metrics.jsonl` back to its first iterations.
+        """Cut `metrics.jsonl` back to its first `count` iterations.
 
         Raises:
-            UserError: it has fewer than that.
+            UserError: the file has fewer iterations.
         """
         left = keep_lines(self.path / METRICS.name, count)
         if left < count:
@@ -106,19 +106,19 @@ class RunFolder:
             )
 
     def fail(self, reason: str) -> None:
-        """Leave the reason of an early end, on one line; on a full disk it stays in Flower's log alone."""
+        """Write the reason of an early end as one line to error.txt; on a full disk only Flower's log has it."""
         with suppress(UserError):
             replace_file(self.path / ERROR_FILE, (" ".join(reason.split()) + "\n").encode())
             self._append(LOG_FILE, f"failed: {reason}")
 
     def phase(self, name: str, *, done: int = 0) -> OpenPhase:
-        """Begin a phase, whose first `done` steps an earlier session has done."""
+        """Begin a phase, whose first `done` steps were done before the run was resumed."""
         phase = OpenPhase(self, name, done=done)
         phase.step(0, 1, "begins")
         return phase
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
-        """One line for the launcher and one for the log."""
+        """Write a line for the launcher and a line for the log."""
         self.append(
             PROGRESS, records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
         )
@@ -130,19 +130,19 @@ class RunFolder:
             self._above.progress(f"{phase} by {self._rule}", step, of, message, seconds_left)
 
     def timed(self, phase: str, message: str) -> Callable[[int, int], None]:
-        """Progress, by steps done and steps in all, of what is no phase of its own or begins before it."""
+        """Function of (steps done, steps) that reports progress of work outside a phase, or before the phase begins."""
         opened = OpenPhase(self, phase, done=0)
         return lambda step, of: opened.step(step, of, message)
 
     def note(self, text: str) -> str:
-        """Add a line to the log, with the time; the line."""
+        """Add a line with the time to the log, and return the line."""
         line = f"[{time.monotonic() - self._started:6.1f} s] {' '.join(text.split())}"
         self._append(LOG_FILE, line)
         return line
 
 
 class _Messages(logging.Handler):
-    """Puts the server's messages into the run's log too: which group is missing and why, what `auto` came to."""
+    """Copies the server's log messages into the run's log, such as which group is missing and why."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class OpenPhase:
         self._started = time.monotonic()
 
     def step(self, step: int, of: int, message: str) -> None:
-        """Report a step done; the time left is the mean of this session's steps so far times those to come."""
+        """Report a completed step; the time left is this process's mean time per step times the steps to come."""
         done, spent = step - self._done, time.monotonic() - self._started
         left = spent / done * (of - step) if done > 0 else None
         self._folder.progress(self._name, step, of, message, left)

@@ -1,1 +1,1 @@
-"""The groups as the server meets them: who is there, what they are asked, what they answer."""
+"""The server's side of the federation: the members of a run, requests to the groups, and their replies."""

@@ -23,9 +23,9 @@ class Answers:
     """Answers to questions of the catalogue.
 
     Attributes:
-        question_J: positions in the catalogue.
-        texts: as the policy wrote them.
-        prediction_JK: parsed; a row of NaN where nothing could be read.
+        question_J: positions of the questions in the catalogue.
+        texts: the policy's answers as written.
+        prediction_JK: parsed answers; a row of NaN for an unreadable answer.
         format_score_J: in [0, 1].
         parsed_J: False for a completely unparseable answer; see `appa_flwr.protocol.formats.Parsed`.
     """
@@ -43,12 +43,12 @@ class Answers:
         return readable_J
 
     def request(self, metrics: Sequence[str], *, sides: Sequence[str] = (TARGET_SIDE,), draw: int = 0) -> ScoreRequest:
-        """The request to the groups."""
+        """Build the request for the groups' scores."""
         return ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
 
 
 def parse_answers(task: str, texts: Sequence[str], question_J: npt.NDArray[np.int64], catalogue: Catalogue) -> Answers:
-    """Parse what the policy wrote; `question_J` are the questions that the texts answer."""
+    """Parse the policy's answers; `question_J` are the catalogue positions of their questions."""
     prediction_JK = np.full((len(texts), catalogue.option_QK.shape[1]), np.nan)
     format_score_J, parsed_J = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
     for j, (text, question) in enumerate(zip(texts, question_J, strict=True)):

@@ -1,6 +1,6 @@
-"""What the server gets for a request for numbers, and how a run keeps it.
+"""Replies of the groups to a request for numbers, and their files in the run's folder.
 
-A resumed run, the second rule or a repeated look-up asks nobody twice, and spends no owner's limit.
+A resumed run, a second rule or a repeated look-up reads these files instead of using up the limits of the owners.
 
 Axis letters: G groups that answered, N numbers.
 """
@@ -25,11 +25,11 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class TooFew(UserError):
-    """Fewer groups answered than the run needs; nothing has changed."""
+    """Fewer groups answered than the run needs; the state of the run has not changed."""
 
 
 class LostSum(UserError):
-    """Some groups have opened a secure sum and others stay away: its total is lost, and this request with it."""
+    """The total of a secure sum is lost, e.g. because a group did not open it; only another request can succeed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,10 @@ class Replies:
     """The groups' replies to one request for numbers.
 
     Attributes:
-        groups: over whom, in the order of the run's groups.
+        groups: groups that replied, in the order of the run's groups.
         numbers: the arrays by name, see `appa_flwr.protocol.asks.numbers_of`.
-        data: a row for each group (G, N); where only the sum is known, that (N,).
-        task: names the sum for the groups that took part in it.
+        data: a row for each group (G, N), or only their sum (N,).
+        task: digest of the secure sum's task, else of the request; groups store their histories under this name.
     """
 
     groups: tuple[str, ...]
@@ -58,19 +58,19 @@ class Replies:
         return self.sum(name) / len(self.groups)
 
     def each(self, name: str) -> FloatArray:
-        """Every group's array, (G, its shape); there is none where only the sum is known."""
+        """Every group's array, (G, its shape); not available if only the sum is known."""
         assert self.data.ndim == 2, "single groups' numbers of a sum"
         return asks.split(self.data, self.numbers)[name]
 
     def rows(self, name: str, names: Sequence[str]) -> FloatArray:
-        """The arrays of these groups, NaN for one that did not answer."""
+        """The arrays of the groups `names`; NaN for a group that did not reply."""
         array_of = dict(zip(self.groups, self.each(name), strict=True))
         missing = np.full(self.numbers[name].shape, np.nan)
         return np.stack([array_of.get(group, missing) for group in names])
 
 
 def kept_replies(path: Path, numbers: Mapping[str, Number]) -> Replies:
-    """The replies that `keep_replies` has written, to a request with these arrays.
+    """Read the replies that `keep_replies` has written; `numbers` are the arrays of the request.
 
     Raises:
         UserError: the file cannot be read.
@@ -85,7 +85,7 @@ def kept_replies(path: Path, numbers: Mapping[str, Number]) -> Replies:
 
 
 def keep_replies(path: Path, replies: Replies) -> None:
-    """Write replies down; a UserError where that fails."""
+    """Write replies to a file; raises a UserError if that fails."""
     content = io.BytesIO()
     np.savez(content, groups=np.array(replies.groups), data=replies.data, task=np.array(replies.task))
     replace_file(path, content.getvalue(), parents=True)

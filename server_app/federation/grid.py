@@ -1,7 +1,7 @@
-"""Flower's Grid with another waiting loop: it polls quickly, computes while the groups do, and waits once for a node.
+"""Flower's Grid with another waiting loop: short polls, server work during the wait, one full wait for a late node.
 
-Flower's own `send_and_receive` sleeps three seconds between polls when deployed, and waits for the last node until its
-timeout, every time.
+Flower's own `send_and_receive` sleeps three seconds between polls when deployed, and waits for the last node until the
+timeout in every call.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from server_app.federation.foreign import plain
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, factor
 
 LATE_SECONDS = 5.0
-"""For a late node, once all others have answered: a node asks for messages every three, and starts a process then."""
+"""Wait for late nodes once all others have answered: a node polls every three seconds, and then starts a process."""
 
 LATE_TTL = 60.0
-"""Seconds for which a message to a late node stands. It gets no other meanwhile, or it would have to catch up."""
+"""Lifetime of a message to a late node, in seconds. The node gets no other message meanwhile, so none pile up."""
 
 log = logging.getLogger("appa.server")
 
 
 class SuperLinkLost(Exception):
-    """Flower's SuperLink refuses what it is asked, or cannot be reached."""
+    """Flower's SuperLink refuses requests or cannot be reached."""
 
 
 class OverlapGrid:
-    """Sends through a Grid of Flower's, and waits with short, growing pauses.
+    """Sends through Flower's Grid, and waits with short, growing pauses.
 
-    A node that has not answered in time is late until it answers. The wait for it ends soon after the others' answers.
+    A node that has not answered in time is late until it answers. Waits for late nodes end soon after other replies.
 
     Attributes:
-        simulated: nobody is late, and a busy machine may take its time: each wait is bounded by its timeout alone.
-        seconds_waited: seconds, added up until somebody sets them to 0, in which the server had nothing else to do.
+        simulated: True in a simulation. Its nodes are never late; only the timeout limits a wait.
+        seconds_waited: seconds that the server spent idle in waits, added up until the caller sets them to 0.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.simulated = isinstance(grid, InMemoryGrid)
         self.seconds_waited = 0.0
-        self._late: dict[int, tuple[str, float]] = {}  # node -> the message that it has to answer, and its end
+        self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
     def online(self) -> frozenset[int]:
-        """All nodes that Flower knows to be there."""
+        """All nodes that are online according to Flower."""
         with _superlink():
             return frozenset(self._grid.get_node_ids())
 
     def busy(self) -> frozenset[int]:
-        """The late nodes that still have a message to answer, and are to get no other."""
+        """Late nodes that still have a message to answer, and must not get another."""
         for node, (key, _) in list(self._late.items()):
             self._note_answers(self._pull([key], {key: node}))
         now = time.monotonic()
@@ -78,16 +78,16 @@ class OverlapGrid:
         timeout: float,
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, RecordDict | Error]:
-        """Push a message to each node, compute `meanwhile`, then pull until every reply is in or the time is up.
+        """Push a message to each node, run `meanwhile`, then pull until all replies have arrived or time is up.
 
         Args:
             kind: type of the messages.
-            contents: node -> what it is sent.
-            timeout: seconds from the push that nobody is waited for longer than.
-            meanwhile: what the server has to compute while the nodes work.
+            contents: node -> content of its message.
+            timeout: longest wait for a reply, in seconds from the push.
+            meanwhile: work of the server to run while the nodes work.
 
         Returns:
-            The node that was asked, whatever its reply says of itself -> that reply, in the order they arrived.
+            Node that was asked -> its reply, in order of arrival. The sender named in a reply is ignored.
         """
         outgoing = [
             self._grid.create_message(content, kind, node, "", LATE_TTL if node in self._late else None)
@@ -106,7 +106,7 @@ class OverlapGrid:
             if self._late.keys() >= set(silent.values()):
                 ends = min(ends, now + LATE_SECONDS)
             over = now > ends
-            # One a turn, since each is a request to the SuperLink; nodes take about as long, so one brings all.
+            # One pull per turn, as each is a request. Nodes take equally long, so after one reply all are pulled.
             new = self._pull([next(key for key in turns if key in silent)], silent)
             if new or over:
                 new |= self._pull(list(silent), silent)
@@ -126,15 +126,15 @@ class OverlapGrid:
 
     def _note_answers(self, replies: Mapping[int, RecordDict | Error]) -> None:
         for node, reply in replies.items():
-            # Flower's own word that a node has not answered is none of the node's.
+            # Flower's own error for a missing reply is not a reply of the node.
             if not isinstance(reply, Error) or reply.code >= FAILED:
                 self._late.pop(node, None)
 
     def _pull(self, keys: Iterable[str], silent: dict[str, int]) -> dict[int, RecordDict | Error]:
-        """The replies to some messages, as far as they are there; their nodes are taken from the silent ones.
+        """Pull the replies to some messages that have arrived; remove their nodes from `silent`.
 
-        Pulled one by one: the SuperLink knows which node a reply to a message is of, while its own record of who sent
-        it and to what it replies is the node's to write.
+        Replies are pulled one by one: the SuperLink knows which node answers a message, while the node itself writes
+        the sender and the message id in its reply.
         """
         replies: dict[int, RecordDict | Error] = {}
         for key in keys:
@@ -143,7 +143,7 @@ class OverlapGrid:
                     pulled = self._grid.pull_messages([key])
             except SuperLinkLost:
                 raise
-            except Exception as error:  # what a node can do to Flower's reader has no one class
+            except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
                 log.warning("node %s: its reply cannot be read (%s)", silent.pop(key), type(error).__name__)
                 continue
             for reply in pulled:
@@ -155,7 +155,7 @@ class OverlapGrid:
 
 @contextmanager
 def _superlink() -> Iterator[None]:
-    """Tell apart what goes wrong between Flower's grid and its SuperLink; Flower has tried again by then."""
+    """Turn errors between Flower's grid and its SuperLink into `SuperLinkLost`; Flower has retried by then."""
     try:
         yield
     except (httpx.HTTPError, RunNotRunningException) as error:

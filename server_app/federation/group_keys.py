@@ -1,4 +1,4 @@
-"""Group keys: a node may speak for the groups by whose keys Flower knows it."""
+"""Group keys: a node may speak for a group if Flower knows the node by the group's key."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ GroupKeys = Mapping[str, bytes]
 
 
 def names_of(node: NodeInfo, keys: GroupKeys) -> frozenset[str]:
-    """The groups for which a node may speak."""
+    """The groups that a node may speak for."""
     own = _der(node.public_key)
     return frozenset(name for name, key in keys.items() if key == own)
 
 
 def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
-    """The keys in a TOML file, group = "public key in OpenSSH's format"; None where `run.group-keys` is empty.
+    """Read the keys in a TOML file, group = "public key in OpenSSH's format"; None if `run.group-keys` is empty.
 
     Raises:
-        UserError: it cannot be read, holds something else, or lacks one of the expected groups.
+        UserError: the file cannot be read, has other content, or lacks one of the expected groups.
     """
     if not path:
         return None
@@ -48,10 +48,10 @@ def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
 
 
 def _der(key_file: bytes) -> bytes | None:
-    """A public key in OpenSSH's format (files) or PEM (Flower) as DER; None where it is no key."""
+    """Convert a public key in OpenSSH's format (files) or PEM (Flower) to DER; None if it is not a key."""
     read = serialization.load_pem_public_key if key_file.startswith(b"-----") else serialization.load_ssh_public_key
     try:
         key = read(key_file)
-    except Exception:  # a dozen kinds, and another party's bytes
+    except Exception:  # another party's bytes can raise errors of a dozen classes
         return None
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,4 +1,4 @@
-"""What all groups are sent and asked; the only place that knows whether replies are plain or summed.
+"""Requests to all groups of a run; the only module that knows whether replies are plain or summed.
 
 Axis letters: G groups, J answers, N numbers.
 """
@@ -26,13 +26,13 @@ Numbers = Mapping[str, Number]
 Meanwhile = Callable[[], None] | None
 
 CHECKPOINT_EVERY = 10
-"""Iterations from one checkpoint to the next, where nothing asks for more."""
+"""PPO iterations from one checkpoint to the next, for plain replies."""
 
 OPENINGS = 2
-"""How often a group is asked to open a sum."""
+"""How often at most a group is asked to open a sum."""
 
 ROUNDING = 1e-9
-"""Of a masked number, in units of its largest size."""
+"""Rounding error of a masked number, relative to its largest size."""
 
 log = logging.getLogger("appa.server")
 
@@ -42,11 +42,11 @@ class Groups(Members):
 
     @property
     def checkpoint_every(self) -> int:
-        """Iterations from one checkpoint to the next: under sums the groups' histories never go back."""
+        """PPO iterations from one checkpoint to the next; 1 under sums, since the groups' histories never go back."""
         return CHECKPOINT_EVERY if self.plain else 1
 
     def send_catalogue(self, catalogue: Catalogue) -> dict[str, int]:
-        """Hand out the public questions; how many training questions each group has answered.
+        """Send the public questions to all groups; return how many training questions each group has answered.
 
         Raises:
             TooFew: too few groups take part.
@@ -57,10 +57,10 @@ class Groups(Members):
         return {name: count for name, count in counts.items() if count is not None}
 
     def send_targets(self, weights: ArrayRecord) -> None:
-        """Hand out the frozen PluralLLM, from which each group makes its target table.
+        """Send the frozen PluralLLM to all groups, which compute their target tables with it.
 
         Raises:
-            TooFew: too few groups have one.
+            TooFew: too few groups have a target table.
         """
         self._hand_out(messages.TARGETS, messages.pack_weights(weights), "write a target table")
 
@@ -72,21 +72,21 @@ class Groups(Members):
         self._require(self._hosts(), what)
 
     def ask(self, ask: Ask, *, meanwhile: Meanwhile = None) -> Replies:
-        """Ask all groups for numbers, unless the run has had them before.
+        """Ask all groups for numbers, or read the replies to the same request from the run's folder.
 
-        `meanwhile` is computed here while the groups work.
+        `meanwhile` runs on the server while the groups work.
 
         Raises:
-            TooFew: fewer groups answered than `run.min-groups`, or under sums than three.
-            LostSum: a sum that can no longer be had, or in which a group's part was wrong.
-            UserError: the replies cannot be kept, or kept ones cannot be read.
+            TooFew: fewer groups answered than `run.min-groups`, or fewer than three under sums.
+            LostSum: the sum cannot be opened, or a group's part of it was wrong.
+            UserError: the replies cannot be saved, or saved replies cannot be read.
         """
         assert self._catalogue is not None
         setup = (self._digests.get(kind, "") for kind in (messages.CATALOGUE, messages.TARGETS))
         world, summed = asks.world_of(self.config, *setup), not self.plain and ask.kind != asks.OWN_SCORES
         numbers = asks.numbers_of(ask, self._catalogue)
         path, key = None, f"{ask.kind} {asks.request_digest(ask, world)} {'summed' if summed else 'plain'}"
-        # Updates of PluralLLM are large, and its weights are kept themselves.
+        # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self._answers is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
             path = self._answers / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
         self.grid.seconds_waited = 0.0
@@ -111,7 +111,7 @@ class Groups(Members):
         return replies
 
     def _rows(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
-        """Every group's numbers; a group with a fault in its own counts as missing."""
+        """Ask for every group's numbers; a group with faulty numbers counts as missing."""
         content = messages.pack_ask(ask, Task(self.config.run_name, request=asks.request_digest(ask, world)))
         contents = dict.fromkeys(self._hosts().values(), content)
         replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=(np.float64, 2))
@@ -128,7 +128,7 @@ class Groups(Members):
         return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
 
     def _sum(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
-        """The sum over a cohort that shrinks until all of it have sent masked numbers, which they open then."""
+        """Sum masked numbers over a cohort, which then opens the sum; if groups stay silent, the others send again."""
         hosts, size = self._hosts(), (len(asks.scales(numbers)),)
         cohort = tuple(hosts)
         while True:
@@ -158,7 +158,7 @@ class Groups(Members):
 
 
 def _total(numbers: Numbers, task: Task, words: Mapping[str, Words], seeds: Mapping[str, bytes]) -> FloatArray:
-    """The sums (N,) of a task."""
+    """Unmask the sums (N,) of a task and check their bounds."""
     count = len(task.cohort)
     try:
         total_N = masks.total(task, words, seeds) * asks.scales(numbers)
@@ -173,7 +173,7 @@ def _total(numbers: Numbers, task: Task, words: Mapping[str, Words], seeds: Mapp
 
 
 def _warn_missing(reasons: Mapping[str, str]) -> None:
-    """Warn which groups count as missing: one line a reason, however many they are."""
+    """Warn which groups count as missing, in one line per reason."""
     for reason in dict.fromkeys(reasons.values()):
         names = [name for name, own in reasons.items() if own == reason]
         some = "group %s counts" if len(names) == 1 else "groups %s count"
@@ -181,7 +181,7 @@ def _warn_missing(reasons: Mapping[str, str]) -> None:
 
 
 def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number]) -> str | None:
-    """What is wrong with a group's row; None where it can be used."""
+    """Fault in a group's row; None if the row can be used."""
     try:
         own = asks.split(row_N, numbers)
         asks.flatten(own, numbers)

@@ -1,6 +1,6 @@
-"""Who takes part in a run: which nodes host its groups, whether these hold what they need, and how they are asked.
+"""Members of a run: find the nodes that host its groups, set these nodes up, and send them messages.
 
-Nodes are other parties: each speaks for its own groups alone, and what it says is read with care.
+Nodes are other parties. A node may speak only for its own groups, and its replies are checked.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
 
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
-JOIN_SECONDS = 15.0  # for the reply to the last of them: a node asks for messages every three, and then starts
-MOST_FAILURES = 2  # of a node that is set up: each may take as long as the wait for a reply
-MOST_NAMES = 1000  # of a deployed node, which hosts one group
-MOST_ROUNDS = 1 << 62  # of a run: a higher number leaves no room for the next
+JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every three seconds, then starts a process
+MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
+MOST_NAMES = 1000  # most groups in a reply of a deployed node, which hosts one group
+MOST_ROUNDS = 1 << 62  # limit of a run's round numbers: a higher number leaves no room for the next round
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     messages.HELLO: {"roster": str, "round": int},
     messages.CATALOGUE: {"answered": (int,), "may": (str,)},
     messages.OPEN: {"seed": bytes},
 }
-"""Kind of message -> what its replies hold beside the groups, see `messages.unpack_reply`."""
+"""Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""
 
 log = logging.getLogger("appa.server")
 
 
 @dataclass
 class Node:
-    """A node as the server has met it.
+    """State of a node, as known to the server.
 
     Attributes:
-        groups: for which it may speak, whether or not they are the run's.
+        groups: groups that the node may speak for, whether or not they are in the run.
         roster: SHA-256 of the roster of secure sums that its owner has pinned.
-        answered: its groups of the run -> how many training questions each has answered.
-        may: what its owner lets leave.
-        held: 0 where it must be greeted, else 1 and how many of the setup messages it holds, in their order.
-        failures: how often in a row it has not taken one of them.
-        error: code of its error reply to the last message; 0 where it sent none.
-        out: it takes no part, and is asked nothing.
+        answered: group of the run on the node -> number of training questions that it has answered.
+        may: kinds of numbers that its owner lets leave.
+        held: 0 if the node must be greeted, else 1 plus the number of setup messages that it holds, in their order.
+        failures: failed setup messages since the node was last set up completely.
+        error: code of its error reply to the last message; 0 if there was none.
+        out: True if the node is left out and gets no messages.
     """
 
     groups: tuple[str, ...] = ()
@@ -68,11 +68,11 @@ class Node:
 
 
 class Members:
-    """The groups of a run as parties.
+    """The groups of a run and the nodes that host them.
 
     Attributes:
         names: the groups of the run, whether or not they have joined.
-        plain: True where the server sees each group's numbers; otherwise it learns their sums.
+        plain: True if the server sees each group's numbers, False if it learns only their sums.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Members:
         survey: str = "",
         answers: Path | None = None,
     ) -> None:
-        """`survey` is the path of the run's survey, which simulated nodes read; `answers` a folder to keep answers."""
+        """`survey` is the path of the run's survey, which simulated nodes read; `answers` is the folder for replies."""
         self.grid, self.config, self._keys, self.plain = grid, config, keys, config.run.sums == "plain"
         self._survey, self._answers = survey if grid.simulated else "", answers
         self.names: tuple[str, ...] = ()
@@ -92,42 +92,42 @@ class Members:
         self._nodes: dict[int, Node] = defaultdict(Node)
         self._busy: frozenset[int] = frozenset()  # late nodes, which keep their groups and are not asked
         self._catalogue: Catalogue | None = None
-        self._setup: dict[str, RecordDict] = {}  # what a node must have been sent before it is asked
-        self._digests: dict[str, str] = {}  # of that
-        self._roster, self._round = "", 0  # of secure sums: the roster that most have pinned, the last round
+        self._setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
+        self._digests: dict[str, str] = {}  # of the setup messages
+        self._roster, self._round = "", 0  # of secure sums: the roster that most groups have pinned, the last round
 
     @property
     def simulated(self) -> bool:
-        """True where all groups are in one simulation with the server."""
+        """True if all groups are in one simulation with the server."""
         return self.grid.simulated
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The groups that have joined; others of the run may do so yet."""
+        """The groups that have joined; other groups of the run may join later."""
         return tuple(name for name in self.names if name in self._node_of)
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds of the last request in which the server waited for the groups and had nothing else to do."""
+        """Seconds of the last request that the server spent idle, waiting for the groups."""
         return self.grid.seconds_waited
 
     def without(self, name: str) -> tuple[str, ...]:
-        """The groups whose owners let no such numbers leave; `name` is a word of `may-leave`."""
-        if name == "predictions" and not self.plain:  # in a sum they tell no more than votes
+        """The groups whose owners do not let these numbers leave; `name` is a word of `may-leave`."""
+        if name == "predictions" and not self.plain:  # in a sum predictions tell no more than votes
             name = "votes"
         return tuple(group for group in self.present if name not in self._nodes[self._node_of[group]].may)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def gather(self, expected: Sequence[str], *, patience: float) -> None:
-        """Greet nodes until every expected group is there, or enough of them when patience ends.
+        """Greet nodes until all expected groups have joined, or `patience` ends and enough groups have joined.
 
         Args:
-            expected: group names that should join, and may still do so later; in a simulation empty for all.
-            patience: seconds to wait for them; deployed, a node that was asked late has a few more to answer.
+            expected: names of the groups that should join, now or later; empty in a simulation for all groups.
+            patience: seconds to wait for the groups; a deployed node that is greeted late has a few more to reply.
 
         Raises:
-            UserError: a deployment names no groups, two nodes speak for the same one, or too few are there.
+            UserError: a deployment names no groups, two nodes speak for the same group, or too few groups joined.
         """
         if not (expected or self.simulated):
             raise UserError("groups: name those that take part; in a deployment nobody else may join")
@@ -143,7 +143,7 @@ class Members:
             time.sleep(JOIN_PAUSE)
             now = time.monotonic()
         self._agree_on_roster()
-        # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
+        # The order of groups is fixed: sums over groups must not depend on the order in which nodes replied.
         self.names = self.names or tuple(sorted(self._node_of))
         missing = [name for name in self.names if name not in self._node_of]
         others = [name for node in self._nodes.values() for name in node.groups if name not in self.names]
@@ -159,15 +159,15 @@ class Members:
             log.warning("groups that did not join: %s", ", ".join(missing))
 
     def _meet(self, *, timeout: float) -> None:
-        """Greet nodes that may bring groups which are away, and those that must be set up again.
+        """Greet nodes that may host missing groups, and nodes that must be set up again.
 
-        A node that Flower knows by its key keeps its id; another one gets a new id, which may speak for a group only
-        while the group's own node is not there.
+        A node that Flower knows by its key keeps its id. Any other node gets a new id, and may speak for a group only
+        while the group's own node is offline.
         """
         online, self._busy = self.grid.online(), self.grid.busy()
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         hosts, away = set(self._node_of.values()), not self.names or len(self._node_of) < len(self.names)
-        # Others that have answered are not asked again: deployed, each question starts a process there.
+        # Hosts that have been greeted are not greeted again: each message to a deployed node starts a process there.
         nodes = [node for node in online - self._busy if (not self._nodes[node].held if node in hosts else away)]
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if not self.names or name in self.names]
@@ -181,7 +181,7 @@ class Members:
                 log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
 
     def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
-        """Ask nodes for their groups: node -> those for which it may speak, none where it can take no part."""
+        """Ask nodes for their groups: node -> groups that it may speak for, empty if it cannot take part."""
         keyed = self._names_by_key(nodes)
         hello = messages.pack_hello(self.config.run_name, self._survey)
         groups_of = {}
@@ -202,9 +202,9 @@ class Members:
         return groups_of
 
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
-        """Nodes that may be asked -> the groups by whose keys Flower knows them; None where names are not checked.
+        """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys.
 
-        A node without any group's key is not asked: it could make the server wait.
+        A node without any group's key is not greeted: it could make the server wait.
         """
         joining = sorted(node for node in nodes if not self._nodes[node].out)
         if self._keys is None:
@@ -216,7 +216,7 @@ class Members:
         return {node: names for node, names in keyed.items() if names}
 
     def _agree_on_roster(self) -> None:
-        """Take the roster that most groups have pinned; whoever has another one could add to no sum."""
+        """Choose the roster that most groups have pinned; leave out other groups, which could add to no sum."""
         if self.plain or self.simulated:
             return
         roster_of = {name: self._nodes[node].roster for name, node in self._node_of.items()}
@@ -228,10 +228,10 @@ class Members:
             self._nodes[self._node_of.pop(name)].out = True
 
     def _prepare(self) -> None:
-        """Have groups take part that are late, or whose node has restarted: all are set up side by side.
+        """Set up, in parallel, all nodes that joined late or have restarted.
 
-        A node that fails or hangs is tried again before the next request, `MOST_FAILURES` times in all; one whose owner
-        refuses is not.
+        A node that fails or hangs is tried again before the next request, `MOST_FAILURES` times in all. A node whose
+        owner refuses is not tried again.
         """
         self._meet(timeout=self.config.run.reply_timeout)
         for place, (kind, content) in enumerate(self._setup.items(), start=1):
@@ -252,7 +252,7 @@ class Members:
         self._node_of = {name: node for name, node in self._node_of.items() if not self._nodes[node].out}
 
     def _hosts(self) -> dict[str, int]:
-        """Group -> its node, of groups that can be asked."""
+        """Group -> its node, for groups that can be asked for numbers now."""
         node_of = {name: node for name in self.present if (node := self._node_of[name]) not in self._busy}
         return {name: node for name, node in node_of.items() if self._nodes[node].held > len(self._setup)}
 
@@ -267,7 +267,7 @@ class Members:
         meanwhile: Callable[[], None] | None = None,
         numbers: tuple[type[Any], int] | None = None,
     ) -> dict[int, Reply]:
-        """Send nodes their messages of a kind; the replies that follow the protocol. What others say is logged."""
+        """Send messages of one kind; return the replies that follow the protocol, and log all other replies."""
         patience = self.config.run.reply_timeout if timeout is None else timeout
         replies: dict[int, Reply] = {}
         for node in contents:
@@ -296,8 +296,8 @@ class Members:
         return reply
 
     def _own(self, node: int, reply: Reply) -> Iterator[tuple[int, str]]:
-        """The groups of a reply that live at its node, with their places in it."""
-        # or any node could speak for a group, or silence it by answering for it too
+        """The groups of a reply that its node hosts, with their places in the reply."""
+        # otherwise any node could speak for another node's group, or silence the group by sending faulty numbers
         if away := [name for name in reply.groups if self._node_of.get(name) != node]:
             log.warning("node %s answers for %s and does not host it; that is left out", node, listed(away))
         return ((place, name) for place, name in enumerate(reply.groups) if self._node_of.get(name) == node)
@@ -308,7 +308,7 @@ class Members:
         return self.config.run.min_groups if self.plain else max(self.config.run.min_groups, LEAST_GROUPS)
 
     def _require(self, there: Collection[str], what: str) -> None:
-        """Raise an error where so few groups could do what was asked, with the others' reasons."""
+        """Raise an error if too few groups could do what was asked, with the reasons of the other nodes."""
         if len(there) >= self._least:
             return
         codes = Counter(node.error for node in self._nodes.values())

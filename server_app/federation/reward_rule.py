@@ -1,4 +1,4 @@
-"""From the groups' numbers to each answer's reward, by a rule.
+"""Combine the groups' numbers into one reward per answer, by an aggregation rule.
 
 Axis letters: G groups, J answers.
 """
@@ -27,15 +27,15 @@ FloatArray = npt.NDArray[np.float64]
 RuleState = State | SumState
 
 _STATE = ("history", "answered", "log_weight")
-"""The fields of `State`, without the ending for groups; each is False or 0 for a group that has never answered."""
+"""The fields of `State`, without the suffix _G; each is False or 0 for a group that has never answered."""
 
 
 @dataclass(frozen=True)
 class RewardRule:
-    """The rule of a config over groups of these names.
+    """The aggregation rule of a config over the groups `names`.
 
-    It is one of `appa_flwr.analysis.aggregation` where every group's rewards are known, and otherwise the server's half
-    of `appa_flwr.secure.rule_sums`.
+    With plain rewards it is a rule of `appa_flwr.analysis.aggregation`; with secure sums it is the server's half of
+    `appa_flwr.secure.rule_sums`.
     """
 
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ class RewardRule:
         return rule_sums.first(self.config.rule, self.config.appa, len(self.names))
 
     def ask(self, state: RuleState, answers: Answers, draw: int) -> Ask:
-        """The request for what the rule needs of the groups; `draw` as in `asks.ScoreRequest`."""
+        """Build the request for the numbers that the rule needs; `draw` as in `asks.ScoreRequest`."""
         request = answers.request([self.config.reward_metric], draw=draw)
         if isinstance(state, State):
             return request.ask(asks.REWARDS)
@@ -67,15 +67,15 @@ class RewardRule:
     def result(
         self, state: RuleState, answers: Answers, replies: Replies
     ) -> tuple[FloatArray, RuleState, dict[str, Any]]:
-        """Each answer's reward from the groups' replies (Algorithm appa).
+        """Compute each answer's reward from the groups' replies (Algorithm appa).
 
         A group's training reward for an answer is 0.85 times its alignment reward plus 0.15 times the answer's format
-        score (Equation 20, with `appa.alignment-weight`), and 0 for an answer that nobody can parse. The rule combines
+        score (Equation 20, with `appa.alignment-weight`), and 0 for an answer that cannot be parsed. The rule combines
         the training rewards; Fairness Index and histories are computed from the alignment rewards.
 
         Returns:
-            The rewards (J,), the state for the next iteration, and the fields of `appa_flwr.run.records.RuleRound` but
-            for the iteration's number.
+            The rewards (J,), the state for the next iteration, and the fields of `appa_flwr.run.records.RuleRound`
+            except the number of the iteration.
         """
         rule, settings = self.config.rule, self.config.appa
         by_group: dict[str, Any] = {"weights": {}, "history": {}, "rewards": {}}
@@ -109,14 +109,14 @@ class RewardRule:
         return result.aggregate_J, result.state, fields
 
     def saved(self, state: RuleState) -> dict[str, Any]:
-        """A state as a checkpoint holds it, where groups are known by their names."""
+        """Convert a state for a checkpoint, with the values of groups by name."""
         if isinstance(state, SumState):
             return {**vars(state)}
         arrays = {name: getattr(state, f"{name}_G").tolist() for name in _STATE}
         return {name: dict(zip(self.names, values, strict=True)) for name, values in arrays.items()}
 
     def restored(self, saved: Mapping[str, Any]) -> RuleState:
-        """The state that `saved` gave; a group that it does not name has never answered."""
+        """Restore a state from the result of `saved`; a group that is not named there has never answered."""
         if self.config.run.sums != "plain":
             return SumState(saved["reference"], tuple(saved["completed"]))
         return State(**{f"{name}_G": np.array([saved[name].get(group, 0) for group in self.names]) for name in _STATE})

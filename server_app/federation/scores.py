@@ -30,12 +30,12 @@ class GroupScores:
     """Scores by one metric and one side.
 
     Attributes:
-        avg_as: mean over groups of their own scores, NaN where there is none.
-        min_as: the lowest of them; NaN where not all are known.
-        per_group: group -> its own score, NaN where it has or gives none.
+        avg_as: mean of the groups' own scores; NaN if no group has one.
+        min_as: lowest of the groups' own scores; NaN unless all are known.
+        per_group: group -> its own score; NaN if the group has or gives none.
         mean_J: mean reward of each answer over the groups that have one.
-        fairness: the Fairness Index over the answers (J,) for which its argument is True, NaN where there is none.
-        reward_GJ: every group's rewards, NaN where there is none; None where only sums are known.
+        fairness: function of a mask (J,): the Fairness Index over answers where the mask is True, NaN if undefined.
+        reward_GJ: every group's rewards, NaN where a group has none; None if only sums are known.
     """
 
     avg_as: float
@@ -47,20 +47,20 @@ class GroupScores:
 
     @property
     def known(self) -> bool:
-        """True if some group has something to compare with."""
+        """True if any group has a score."""
         return not math.isnan(self.avg_as)
 
 
 def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], GroupScores]:
-    """(metric, side) -> the groups' scores of answers; see `Groups.ask` for what it raises.
+    """(metric, side) -> the groups' scores of answers; raises the errors of `Groups.ask`.
 
-    Under sums each group whose owner lets it gives its own score beside them.
+    Under sums, groups whose owners allow it also give their own scores.
     """
     replies, names = groups.ask(request.ask(asks.REWARDS)), groups.names
     if groups.plain:
         return {key: _of_rewards(replies, " ".join(key), names) for key in request.keys}
     own: Replies | None = None
-    with suppress(TooFew):  # whose owners all keep theirs
+    with suppress(TooFew):  # too few owners let the own score of their group leave
         own = groups.ask(request.ask(asks.OWN_SCORES))
     return {key: _of_sums(replies, own, " ".join(key), names) for key in request.keys}
 

@@ -1,1 +1,1 @@
-"""The policy: its base, SFT, log-probabilities, sampling and PPO. `federation` alone talks to the groups."""
+"""The policy: its base, SFT, log-probabilities, sampling and PPO. Only `federation` talks to the groups."""

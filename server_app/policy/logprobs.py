@@ -1,7 +1,7 @@
 """Log-probabilities and values of response tokens: one forward for reference, value, policy and training passes.
 
-A survey prompt is one long fixed instruction before one short question. So the tokens that all prompts begin with are
-run once, and all rows share their keys and values; rows of one prompt share that too.
+A survey prompt is one long fixed instruction before one short question. So the common prefix of all prompts runs once,
+and all rows share its keys and values; in a batch of rows with one prompt, the rows share the whole prompt.
 
 Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, S scored tokens of all rows, B scored
 tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
@@ -25,11 +25,11 @@ from server_app.policy.last_layer import computing_only
 from server_app.policy.sequences import Sequences
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
-"""Most numbers in a block of logits, by device; a smaller block would slow the matrix product down. On a GPU they are
-262 tokens of Gemma. With gradients a number takes some 24 bytes.
+"""Most logits in a block, by device; a smaller block would slow the matrix product down. On a GPU this limit is 262
+tokens of Gemma. With gradients a logit takes about 24 bytes.
 """
 TOKENS = "tokens (ppo.micro-batch-tokens)"
-FEWEST_TOKENS = 64  # of a pass; if memory does not hold 64, the run ends
+FEWEST_TOKENS = 64  # smallest limit of a pass; if memory does not hold such a pass, the run ends
 PROBE_TOKENS = 6
 
 Layers = Sequence[tuple[Tensor, Tensor]]
@@ -48,16 +48,16 @@ class NotFinite(UserError):
 
 
 class Budget:
-    """Most tokens in a pass, or another unit, halved for good where a GPU's memory does not hold them."""
+    """Limit of a pass, in tokens or another unit, which is halved for good when GPU memory runs out."""
 
     def __init__(self, unit: str, size: int, *, fewest: int = FEWEST_TOKENS) -> None:
         self.size, self._unit, self._fewest = size, unit, fewest
 
     def run(self, passes: Callable[[int], _T]) -> _T:
-        """`passes(size)`; when memory runs out, again from the start with half the size.
+        """Return `passes(size)`; when memory runs out, start again with half the size.
 
         Raises:
-            torch.OutOfMemoryError: memory does not hold the fewest.
+            torch.OutOfMemoryError: memory does not hold a pass of the smallest size.
         """
         while True:
             try:
@@ -72,10 +72,10 @@ class Budget:
 
 @contextmanager
 def shared_prefix(trunk: nn.Module, prefix_C: Tensor) -> Iterator[Layers]:
-    """The keys and values of the tokens that all rows begin with, under the weights now in force.
+    """Yield the keys and values of the common prefix of all rows, under the current weights.
 
-    The keys and values are detached leaves: each row's backward pass adds its gradient to theirs. When the block ends,
-    one backward pass sends these sums through the pass that computed the prefix; the optimizer's step comes after it.
+    The keys and values are detached leaves: each row's backward pass adds its gradient to theirs. At the end of the
+    block one backward pass sends the summed gradients through the prefix. The optimizer must step after the block.
 
     Raises:
         ValueError: the model keeps no keys and values, as with gradient checkpointing while it trains.
@@ -103,7 +103,7 @@ def shared_prefix(trunk: nn.Module, prefix_C: Tensor) -> Iterator[Layers]:
 def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> Tensor:
     """Hidden states that predict the response tokens, row by row: (S, H).
 
-    Rows are padded right, where causal attention keeps the padding out: no mask and no positions are needed.
+    Rows are padded on the right, where causal attention hides the padding: no mask and no positions are needed.
     """
     cache = None
     if prefix:
@@ -131,8 +131,8 @@ def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
 def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) -> Tensor:
     """Log-probability of given tokens under softmax(logits / temperature), by gather and logsumexp.
 
-    `logits_SV` are those of the positions before each token, of any leading shape, which `token_S` and the result have;
-    `temperature` > 0. The result is float32, or as wide as the logits.
+    `logits_SV` are the logits at the position before each token. S may be any shape; `token_S` and the result have the
+    same shape. `temperature` > 0. The result is float32, or float64 for float64 logits.
     """
     scaled_SV = (logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()) / temperature
     return scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1) - scaled_SV.logsumexp(-1)
@@ -143,8 +143,8 @@ def response_logprobs(
 ) -> Tensor:
     """Log-probabilities of the response tokens (J, T), 0 outside the mask.
 
-    Logits exist for these tokens alone, and for a block of them at a time. `temperature` > 0; `prefix` is what
-    `shared_prefix` gave for the rows' prefix, empty where they have none.
+    Computes logits only for these tokens, block by block. `temperature` > 0. `prefix` comes from `shared_prefix` and
+    is empty if the rows have no prefix.
     """
     hidden_SH = _response_states(model.base_model, sequences, prefix)
     token_S = sequences.response_JT[sequences.mask_JT]
@@ -155,7 +155,7 @@ def response_logprobs(
     size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
     blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))
     if len(blocks) > 1 and torch.is_grad_enabled():
-        # Logits are recomputed in the backward pass: kept, they would be the largest tensor of the update.
+        # Logits are recomputed in the backward pass: stored, they would be the largest tensor of the update.
         parts = [checkpoint(block, *each, use_reentrant=False) for each in blocks]
     else:
         parts = [block(*each) for each in blocks]
@@ -174,11 +174,11 @@ def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def finite_logits(model: PreTrainedModel) -> bool:
-    """True if a few tokens' probabilities are finite under the weights now in force."""
+    """True if the logits of a few tokens are finite under the current weights."""
     return bool(model(input_ids=probe(model), use_cache=False).logits.logsumexp(-1).isfinite().all())
 
 
 def probe(model: PreTrainedModel) -> Tensor:
-    """Token ids of one short row, (1, L), on which a model can be tried."""
+    """Token ids of one short test row, (1, L)."""
     ids_L: Tensor = torch.arange(PROBE_TOKENS, device=model.device) % model.config.get_text_config().vocab_size
     return ids_L[None]

@@ -1,8 +1,8 @@
 """PPO as pure functions on tensors (appendix "Complete PPO Objective and Reward Integration").
 
 Axis letters: J rollouts, T response tokens. Every mask is bool and True where a token counts: the response's tokens up
-to and including its end-of-sequence token. Results are 0 outside it. Tensors that are not floating point, or not of the
-shapes their names tell, raise a ValueError: broadcasting would turn such a mistake into a wrong number.
+to and including its end-of-sequence token. Results are 0 outside it. A tensor that is not floating point, or not of the
+shape in its name, raises a ValueError: broadcasting would silently give a wrong number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(value: Tensor, mask: Tensor) -> Tensor:
-    """Scale the True entries of `mask` (of the same shape) to mean 0 and unit variance (unbiased); equal ones to 0."""
+    """Scale the True entries of `mask` (same shape) to mean 0 and unit variance (unbiased); equal entries become 0."""
     _check(mask, value=value)
     count = mask.sum().clamp(min=1)
     mean = masked_mean(value, mask)
@@ -31,19 +31,19 @@ def whiten(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten_scores(score_J: Tensor) -> Tensor:
-    """The aggregated rewards of one batch, whitened and cut at plus and minus `REWARD_CLAMP`."""
+    """Whiten the aggregated rewards of one batch and clamp them to +-`REWARD_CLAMP`."""
     return whiten(score_J, torch.ones_like(score_J, dtype=torch.bool)).clamp(-REWARD_CLAMP, REWARD_CLAMP)
 
 
 def shaped_rewards(
     score_J: Tensor, logprob_JT: Tensor, reference_logprob_JT: Tensor, mask_JT: Tensor, *, kl_coefficient: float
 ) -> Tensor:
-    """Equation 13, reward with KL penalty: -beta (log pi - log pi_ref) on every token, the score added on the last.
+    """Equation 13, reward with KL penalty: -beta (log pi - log pi_ref) on every token, plus the score on the last.
 
-    With the groups' aggregated reward as score a row sums to what Equation 1, the federated objective, maximises:
-    Agg(r_j) - beta KL[pi || pi_ref], the divergence estimated on the sampled tokens.
+    With the groups' aggregated reward as score, a row sums to the federated objective (Equation 1):
+    Agg(r_j) - beta KL[pi || pi_ref], where the divergence is estimated on the sampled tokens.
 
-    pi is the policy that sampled, `kl_coefficient` the paper's beta; each row of the mask holds a True. Result (J, T).
+    pi is the sampling policy, `kl_coefficient` the paper's beta; each row of the mask needs a True. Result (J, T).
     """
     _check(mask_JT, axes=2, logprob_JT=logprob_JT, reference_logprob_JT=reference_logprob_JT)
     _check(mask_JT[:, 0], score_J=score_J)
@@ -79,7 +79,7 @@ def gae(
 def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
     """Each reward less the mean reward of the same question's other answers (RLOO, Ahmadian et al. 2024): (J,).
 
-    The answers to a question stand side by side, `per_question` >= 2 of them. Not in the paper, which has Equation 11.
+    The answers to a question are adjacent, `per_question` >= 2 of them. Not in the paper, which uses Equation 11.
     """
     by_question = reward_J.view(-1, per_question)
     others = (by_question.sum(1, keepdim=True) - by_question) / (per_question - 1)
@@ -89,8 +89,8 @@ def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
 def full_loss(*, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, num_tokens: int) -> Tensor:
     """Equation 7, full PPO loss: (L_POLICY + c1 L_VF) / tokens; the PPO table gives the entropy no weight (c2 = 0).
 
-    Of the sums of a micro-batch, with the token count of its mini-batch, so that micro-batches add up to the mean over
-    the mini-batch. Linear in its parts, so that either may go backward alone.
+    Takes the sums of a micro-batch and the token count of its mini-batch, so that micro-batches add up to the mean over
+    the mini-batch. Linear in both losses, so that either can be backpropagated alone.
     """
     return torch.as_tensor(policy / num_tokens + VALUE_COEFFICIENT * value / num_tokens)
 
@@ -106,12 +106,12 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Equation 8, policy loss: -sum_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t), rho_t = pi / pi_old.
 
-    The paper states what is maximised; this has the sign of a loss. A sum and not a mean, so that micro-batches of any
-    split add up to the same mini-batch loss. Advantages come whitened; `clip_range` is the paper's eps > 0. Each
-    token's term is multiplied by `weight_JT`, for tokens that were sampled from another distribution than pi_old.
+    The paper states the maximised objective; this is its negative. It is a sum, not a mean, so that any split into
+    micro-batches adds up to the same mini-batch loss. Advantages must be whitened; `clip_range` is the paper's eps > 0.
+    `weight_JT` multiplies each token's term, and corrects for tokens sampled from another distribution than pi_old.
 
     Returns:
-        Sums over the tokens, scalars: the loss; the tokens whose clipped branch was the larger one; 0.5 (log ratio)^2.
+        Scalar sums over tokens: the loss; tokens with the larger loss on the clipped branch; 0.5 (log ratio)^2.
     """
     _check(
         mask_JT,
@@ -138,7 +138,7 @@ def value_loss(
     """Equation 9, value loss: sum_t 1/2 (V_t - return_t)^2, or the clipped value's error where that is larger.
 
     The clipped value is V_t cut to at most `clip_range` from `old_value_JT`, the value at rollout time.
-    The returns of `gae` stand for the paper's sum of discounted rewards.
+    The returns of `gae` replace the paper's sum of discounted rewards.
     """
     _check(mask_JT, axes=2, value_JT=value_JT, old_value_JT=old_value_JT, return_JT=return_JT)
     near_JT = torch.maximum(torch.minimum(value_JT, old_value_JT + clip_range), old_value_JT - clip_range)
@@ -152,7 +152,7 @@ def entropy(logprob_JT: Tensor, mask_JT: Tensor) -> Tensor:
 
 
 def _check(mask: Tensor, *, axes: int | None = None, **tensors: Tensor) -> None:
-    """Check shapes and types, which needs no wait for a GPU."""
+    """Check shapes and types, without waiting for a GPU."""
     if mask.dtype != torch.bool or (axes is not None and mask.ndim != axes):
         raise ValueError(f"expected a bool mask{f' of {axes} axes' if axes else ''}, got {mask.dtype} {_shape(mask)}")
     for name, tensor in tensors.items():

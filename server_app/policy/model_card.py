@@ -1,4 +1,4 @@
-"""The README.md of the aligned policy: what it was made from, how it scores beside the baselines, how it is loaded."""
+"""README.md of the aligned policy: its origin, its scores beside those of the baselines, and how to load it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.core import markdown
 from appa_flwr.run.records import SummaryRow
 
-# What the hub calls a model that has a name of its own here; the tiny one is from no hub.
+# Hub ids of models that have a name of their own in the config; the tiny model is on no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _PACKED = """
 It was trained and scored on its base in 4 bits; on the base as it is answers and scores differ. So give

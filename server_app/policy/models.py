@@ -20,8 +20,8 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from server_app.policy.one_product import round_once
 
-SFT, POLICY, VALUE = "sft", "policy", "value"  # adapters by their names in PEFT
-SAVED = "default"  # which PEFT saves and loads at the folder's top
+SFT, POLICY, VALUE = "sft", "policy", "value"  # adapter names in PEFT
+SAVED = "default"  # name of the adapter that PEFT saves and loads at the top of the folder
 ALPHA_PER_RANK = 2  # adapters are scaled by alpha / rank (SFT and PPO tables)
 
 
@@ -29,9 +29,9 @@ class PolicyModels(ABC):
     """Policy, reference and value behind one interface, so that PPO does not know which weights they share.
 
     Attributes:
-        head: makes V of the value trunk's hidden states; None without a value model.
-        policy_parameters: what the policy loss trains.
-        value_parameters: what the value loss trains; empty without a value model.
+        head: maps hidden states of the value trunk to V; None without a value model.
+        policy_parameters: parameters that the policy loss trains.
+        value_parameters: parameters that the value loss trains; empty without a value model.
     """
 
     _policy: PreTrainedModel
@@ -40,16 +40,16 @@ class PolicyModels(ABC):
     value_parameters: list[nn.Parameter]
 
     def policy(self) -> PreTrainedModel:
-        """The causal LM; its own weights are in force outside the blocks of `reference` and `value`."""
+        """The policy's causal LM; its own weights are active outside the blocks of `reference` and `value`."""
         return self._policy
 
     @abstractmethod
     def reference(self) -> AbstractContextManager[PreTrainedModel]:
-        """Within the block, the causal LM that PPO began with. What goes backward does so within the block."""
+        """Yield the causal LM that PPO started from; backward passes must run within the block."""
 
     @abstractmethod
     def value(self) -> AbstractContextManager[nn.Module]:
-        """Within the block, the value model's trunk, for `head`. What goes backward does so within the block."""
+        """Yield the value model's trunk, the input of `head`; backward passes must run within the block."""
 
     @abstractmethod
     def save_policy(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class PolicyModels(ABC):
 
 
 def value_head(hidden_size: int, device: torch.device) -> nn.Linear:
-    """A linear head that starts at value 0: before it has learned, the advantage is the return."""
+    """Linear head initialised to 0, so that at first the advantage equals the return."""
     head = nn.Linear(hidden_size, 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -92,11 +92,11 @@ class FullModels(PolicyModels):
 class LoraModels(PolicyModels):
     """LoRA adapters for policy and value on one frozen base, over SFT's own adapter where there is one.
 
-    The reference is the base with SFT's adapter alone. That adapter stays apart and frozen: added to weights of 16 bits
-    or fewer, most of what SFT learned would be rounded away.
+    The reference is the base with SFT's adapter alone. SFT's adapter stays separate and frozen: merged into weights of
+    16 bits or fewer, most of its update would be rounded away.
 
-    PEFT resets `requires_grad` whenever adapters are switched, so every switch goes through `_switch`, which gives
-    policy and value their gradient back.
+    PEFT resets `requires_grad` whenever adapters are switched. So every switch goes through `_switch`, which turns the
+    gradients of policy and value on again.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class LoraModels(PolicyModels):
         self.head = value_head(model.config.hidden_size, model.device) if value else None
         self.policy_parameters, of_value, frozen = (self._of_adapter(name) for name in (POLICY, VALUE, SFT))
         self.value_parameters = [*of_value, *(self.head.parameters() if self.head is not None else ())]
-        # What learns is float32: in bfloat16 most steps at lr 1e-5 would round to nothing. What is frozen is in the
-        # model's own format, which saves a cast a layer.
+        # Trained adapters are float32: in bfloat16 most steps at lr 1e-5 would round to 0. The frozen adapter has the
+        # model's dtype, which saves a cast per layer.
         for dtype, parameters in ((torch.float32, self.policy_parameters + of_value), (model.dtype, frozen)):
             for parameter in parameters:
                 parameter.data = parameter.data.to(dtype)
@@ -158,7 +158,7 @@ class LoraModels(PolicyModels):
             self._switch(POLICY)
 
     def save_policy(self, folder: Path) -> None:
-        """Write one adapter, which is SFT's and the policy's in one: side by side, their product is their sum."""
+        """Write SFT's and the policy's adapter as one: concatenated along the rank, the two add up."""
         both = [*self._start, POLICY]
         self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), SAVED, combination_type="cat")
         try:
@@ -168,8 +168,8 @@ class LoraModels(PolicyModels):
 
 
 def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:
-    """Policy, reference and, with `ppo.baseline = "value"`, value model: on the SFT model, or on base and adapter."""
-    # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
+    """Build policy, reference and, with `ppo.baseline = "value"`, value model, on the SFT model or base and adapter."""
+    # New adapters draw from torch's global generator, whose state is different in a resumed run.
     torch.manual_seed(child_seed(config.seed, "adapters"))
     value = config.ppo.baseline == "value"
     if config.policy.tuning == "full":

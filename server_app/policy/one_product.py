@@ -1,9 +1,9 @@
 """LoRA layers that round once.
 
-In 16 bits PEFT adds an adapter's part to a layer's output that has been rounded already, and rounds the sum. At small
-step sizes the part is mostly less than half of the last digit, so the sum is what it was before: at the paper's SFT
-step size a fifth of what SFT learned was left. Here the part goes into the product with the base's weights, which adds
-up in 32 bits. In 32 bits this saves the passes over memory that PEFT's own sum takes.
+In 16 bits PEFT adds an adapter's output to a layer output that is already rounded, and rounds the sum again. At small
+step sizes the adapter's output is mostly below half of the last digit and gets lost: at the paper's SFT step size a
+fifth of SFT's update was left. Here the adapter's output is added inside the matrix product with the base weights,
+which accumulates in 32 bits. With 32-bit weights this saves the memory passes of PEFT's separate sum.
 
 Axis letters: S positions (any leading shape), I and O features in and out, R ranks of all adapters together.
 """
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 
 def round_once(model: nn.Module) -> None:
-    """Let the LoRA layers of a model round once."""
+    """Make the LoRA layers of a model round once."""
     for layer in model.modules():
         if type(layer) in (Linear, Linear4bit):
             layer.forward = MethodType(_forward, layer)
 
 
 def _forward(layer: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """PEFT's forward of a LoRA layer: W x + sum of s B A x over the adapters in force."""
+    """PEFT's forward of a LoRA layer: W x + sum of s B A x over the active adapters."""
     base = layer.get_base_layer()
     active = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or not active:
@@ -42,7 +42,7 @@ def _forward(layer: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 class _Add(torch.autograd.Function):
-    """part + W x, rounded once, without a gradient for the frozen W, which is unpacked anew to go backward."""
+    """part + W x, rounded once. The frozen W gets no gradient; the backward pass dequantizes W again."""
 
     @staticmethod
     def forward(ctx: Any, part_SO: Tensor, x_SI: Tensor, weight: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Add(torch.autograd.Function):
 
 
 def _dense(weight: Any, dtype: torch.dtype) -> Tensor:
-    """W, (O, I)."""
+    """Dequantized W, (O, I)."""
     state = getattr(weight, "quant_state", None)
     dense: Tensor = weight if state is None else dequantize_4bit(weight.data, state)
     return dense.to(dtype)

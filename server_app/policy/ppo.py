@@ -32,7 +32,7 @@ from server_app.policy.sample import Decoding, Rollout, sample
 from server_app.policy.sequences import Sequences
 
 DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
-MAX_GRAD_NORM = 1.0  # of each model's gradient, which is scaled down to it; not in the paper
+MAX_GRAD_NORM = 1.0  # each model's gradient is clipped to this norm; not in the paper
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
 
@@ -43,7 +43,7 @@ class ReferencePass:
     Attributes:
         reference_logprob_JT: log pi_ref of the rollouts' tokens.
         value_JT: V before each token; 0 without a value model.
-        policy_logprob_JT: log pi, by the pass that is differentiated later; None where sampling gave the same.
+        policy_logprob_JT: log pi, by the same pass over whole rows as in training; None if sampling gave the same.
     """
 
     reference_logprob_JT: Tensor
@@ -60,7 +60,7 @@ class _Targets:
         weight_JT: pi / pi_sampler before the update, capped.
         advantage_JT: whitened advantages.
         value_JT: V before the update.
-        return_JT: what V learns.
+        return_JT: regression targets of V.
     """
 
     old_JT: Tensor
@@ -75,14 +75,14 @@ class _Targets:
 
 
 class PPOEngine:
-    """Owns the models, the optimizer and the generator; each method is one phase of an iteration.
+    """Owns models, optimizer and random generators; `rollout`, `reference_pass` and `update` make an iteration.
 
     Args:
         models: policy, reference and value.
-        settings: the numbers of rollouts and update.
-        num_iterations: of the run; the step size falls linearly to 0 over them.
+        settings: the `ppo` section of the config.
+        num_iterations: iterations of the run; the learning rate falls linearly to 0 over them.
         stop_ids: tokens that end an answer.
-        seed: of sampling and of the order within an update.
+        seed: seed of sampling and of the order within an update.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class PPOEngine:
         return ReferencePass(reference_JT, value_JT, policy_JT)
 
     def _scored(self, sequences: Sequences, trunk: torch.nn.Module, score: Callable[..., Tensor]) -> Tensor:
-        """Scores of all rows (J, T), by micro-batches."""
+        """Compute `score` of all rows in micro-batches, (J, T)."""
 
         def passes(tokens: int) -> Tensor:
             score_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
@@ -144,7 +144,7 @@ class PPOEngine:
         return self._budget.run(passes)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
-        """All PPO epochs on one rollout batch (Eq. ppo-full).
+        """Run all PPO epochs on one rollout batch (Eq. ppo-full).
 
         Args:
             rollout: the batch and its log-probabilities at sampling time.
@@ -157,7 +157,7 @@ class PPOEngine:
             mean -log pi of the sampled tokens; response_length, the mean in tokens.
 
         Raises:
-            NotFinite: one of these, or the policy after its last step, is infinite or NaN.
+            NotFinite: a returned value, or a logit of the updated policy, is infinite or NaN.
         """
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
         targets = self._targets(rollout, reference, score_J)
@@ -183,7 +183,7 @@ class PPOEngine:
         return stats
 
     def _targets(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> _Targets:
-        """Rewards by Equation 13, and advantages by Equation 11 or from the question's other answers."""
+        """Compute rewards (Equation 13) and advantages (Equation 11, or against other answers to the question)."""
         mask_JT, old_JT = rollout.sequences.mask_JT, rollout.logprob_JT
         if reference.policy_logprob_JT is not None:
             old_JT = reference.policy_logprob_JT
@@ -195,8 +195,8 @@ class PPOEngine:
             kl_coefficient=self.settings.kl_coefficient,
         )
         if self.models.head is None:
-            # ppo.baseline = question. Whitened over answers and not over tokens: the answers to a question that all
-            # earn the same have advantage 0, and a mean over tokens would shift them away from it.
+            # ppo.baseline = question. Whitened over answers, not tokens: answers to a question that all earn the same
+            # have advantage 0, and subtracting a mean over tokens would change that.
             reward_J = losses.leave_one_out(reward_JT.sum(1), per_question=self.settings.answers_per_question)
             advantage_JT = return_JT = (
                 losses.whiten(reward_J, torch.ones_like(reward_J, dtype=torch.bool))[:, None] * mask_JT
@@ -210,10 +210,10 @@ class PPOEngine:
         return _Targets(old_JT, weight_JT, advantage_JT, reference.value_JT, return_JT)
 
     def _gradients(self, batch: Sequences, targets: _Targets, mini_batch: Tensor, tokens: int) -> Tensor:
-        """Leave the gradients of Equation 7 on a mini-batch, by passes of at most so many tokens.
+        """Compute the gradients of Equation 7 on a mini-batch, in passes of at most `tokens` tokens.
 
         Returns:
-            Its sums of policy loss, value loss, clipped tokens and 0.5 (log ratio)^2.
+            Sums over the mini-batch: policy loss, value loss, clipped tokens and 0.5 (log ratio)^2.
         """
         models, s = self.models, self.settings
         self._optimizer.zero_grad(set_to_none=True)
@@ -223,7 +223,7 @@ class PPOEngine:
             part = batch.rows(rows)
             parts.append((part, targets.rows(rows, part.mask_JT.shape[1])))
         sums = torch.zeros(4, dtype=torch.float64, device=mini_batch.device)
-        # Each model's losses go backward while its adapter is in force, and one graph at a time.
+        # The backward passes of a model run while its adapter is active, one graph at a time.
         with shared_prefix(models.policy().base_model, batch.prefix_C) as prefix:
             for part, target in parts:
                 logprob_JT = response_logprobs(models.policy(), part, temperature=s.temperature, prefix=prefix)
@@ -250,12 +250,12 @@ class PPOEngine:
         return sums
 
     def _micro_batches(self, sequences: Sequences, rows: Tensor, tokens: int) -> list[Tensor]:
-        # On a CPU the cost of a pass grows with its tokens, so rows share their prompt; a GPU wants more rows at once.
+        # On a CPU the cost of a pass grows with its tokens, so rows share their prompt. A GPU is faster with more rows.
         by_prompt = self.settings.answers_per_question > 1 and rows.device.type == "cpu"
         return sequences.micro_batches(rows, tokens=tokens, by_prompt=by_prompt)
 
     def state(self) -> dict[str, Any]:
-        """Everything a later engine on the same models needs to go on as this one would; see `restore`."""
+        """State from which another engine on the same models can continue; see `restore`."""
         return {
             "policy": [p.detach() for p in self.models.policy_parameters],
             "value": [p.detach() for p in self.models.value_parameters],
@@ -267,11 +267,11 @@ class PPOEngine:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, from tensors on any device.
+        """Restore a result of `state`, with tensors on any device.
 
         Raises:
-            ValueError: they lay on another kind of device, whose random numbers are others.
-            RuntimeError: the parameters are not those of these models.
+            ValueError: the state was written on another kind of device, whose random numbers differ.
+            RuntimeError: the parameters do not fit these models.
         """
         here, there = self._generator.device.type, state["device"]
         if here != there:

@@ -19,10 +19,10 @@ from server_app.policy.logprobs import Budget, logits, shared_prefix
 from server_app.policy.sequences import Sequences, split_prompts, window_of
 
 COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
-LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two looks at which rows have ended: a look waits for the GPU
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two checks for finished rows: a check waits for the GPU
 
 Prompts = tuple[Tensor, Tensor, Tensor]
-"""What all prompts begin with (C,), the rest of each and its mask, (J, P)."""
+"""Common prefix of all prompts (C,), and the rest of each prompt and its mask, both (J, P)."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Decoding:
     """Settings of sampling.
 
     Attributes:
-        max_new_tokens: answers are cut there.
-        temperature: logits are divided by it before sampling; 0 decodes greedily.
-        stop_ids: tokens that end an answer; they belong to it.
+        max_new_tokens: longest answer in tokens.
+        temperature: divides the logits before sampling; 0 decodes greedily.
+        stop_ids: tokens that end an answer, and are part of the answer.
     """
 
     max_new_tokens: int
@@ -49,7 +49,7 @@ class Rollout:
 
 
 class _BufferLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values in a buffer of their final size: a step writes a column, where `cat` copies all."""
+    """Keys and values of a layer in a buffer of their final size: a step writes one column instead of copying all."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ def sample(
     """Sample one answer per prompt, or decode greedily.
 
     Args:
-        model: causal LM; its adapters as the caller set them.
+        model: causal LM, used with its current adapters.
         prompts: J token id lists.
-        decoding: how.
-        generator: source of randomness on the model's device; None only for greedy decoding.
+        decoding: sampling settings.
+        generator: random generator on the model's device; None only for greedy decoding.
 
     A batch that does not fit into memory is sampled in halves, with other random numbers than the whole batch.
 
@@ -111,7 +111,7 @@ def sample(
 def _decode(
     model: PreTrainedModel, prompt: Prompts, decoding: Decoding, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, mask and log-probabilities, (J, T) each, with T the most tokens that an answer may have."""
+    """Token ids, mask and log-probabilities, (J, T) each, with T = `max_new_tokens`."""
     trunk, device, temperature = model.base_model, prompt[0].device, decoding.temperature
     cache, hidden_AH, seen_AL, position_A = _run_prompts(model, prompt, decoding.max_new_tokens)
     stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]
@@ -145,11 +145,11 @@ def _decode(
 
 
 def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tuple[Cache, Tensor, Tensor, Tensor]:
-    """Run the prefix once, and each prompt once, however many answers it gets.
+    """Run the common prefix once and each different prompt once.
 
     Returns:
-        The cache of J rows, with room for so many new tokens; their last hidden states (J, H); which of their tokens
-        are real (J, C + P); and the last one's position (J,).
+        Cache of J rows with room for `new_tokens` more; last hidden states (J, H); mask of real tokens (J, C + P);
+        position of the last token of each row (J,).
     """
     prefix_C, prompt_JP, prompt_mask_JP = prompt
     prompt_QP, question_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)
@@ -167,7 +167,7 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
         ).last_hidden_state[:, -1]
     cache.batch_select_indices(question_J)
     capacity, window = seen_QL.shape[1] + new_tokens, window_of(model)
-    if window is None or capacity <= window:  # a layer with a window drops old keys, and the buffer keeps all
+    if window is None or capacity <= window:  # a layer with a window drops old keys; the buffer keeps all keys
         states = [(layer.keys, layer.values) for layer in cache.layers]
         cache = Cache(layers=[_BufferLayer(capacity) for _ in states])
         for number, layer in enumerate(states):
@@ -176,12 +176,12 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
 
 
 def _draw(logprob_AV: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One token a row, by where a uniform number falls in the cumulated probabilities.
+    """Draw one token per row by inverting the cumulative probabilities at a uniform number.
 
-    A number a row instead of one a row and token, which is what `torch.multinomial` spends its time on.
+    This takes one random number per row; `torch.multinomial` is slow because it draws one per row and token.
     """
     cumulated_AV = logprob_AV.double().exp().cumsum(-1)
     uniform_A1 = torch.rand(len(logprob_AV), 1, generator=generator, dtype=torch.float64, device=logprob_AV.device)
-    # right: a token without probability is never what the number falls on
+    # right=True: a token of probability 0 is never drawn
     token_A1 = torch.searchsorted(cumulated_AV, uniform_A1 * cumulated_AV[:, -1:], right=True)
     return token_A1.clamp(max=logprob_AV.shape[1] - 1)

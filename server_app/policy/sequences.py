@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-MOST_PADDED = 1.25  # most tokens of a pass, padding included, for each real token
-MIN_TOKENS = 8  # of a prefix: for a shorter one, a separate pass costs more than it saves
+MOST_PADDED = 1.25  # largest ratio of all tokens of a pass, padding included, to the real tokens
+MIN_TOKENS = 8  # shortest shared prefix: for a shorter one, a separate pass costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Sequences:
     def common_prompt(self) -> int:
         """Number of prompt tokens after the prefix that one pass can serve for all rows.
 
-        0 where the rows' prompts differ, where these tokens are too few, or where there is no prefix, because the
-        model's window may be too short for one. The last token of the prompt is not shared: its hidden state predicts
-        each row's first response token.
+        0 for a single row, for rows with different prompts, or if these tokens are too few. Also 0 without a prefix,
+        since the model's window may then be too short for sharing. The last token of the prompt is not shared: its
+        hidden state predicts each row's first response token.
         """
         own = self.prompt_JP.shape[1]
         same = len(self.prompt_JP) > 1 and bool(
@@ -67,15 +67,15 @@ class Sequences:
         return own - 1 if same and own > MIN_TOKENS and len(self.prefix_C) else 0
 
     def after(self, tokens: int) -> Sequences:
-        """The same rows without the first `tokens` tokens of their one prompt."""
+        """The same rows without the first `tokens` tokens of their common prompt."""
         rest = self.prompt_JP[:, tokens:], self.prompt_mask_JP[:, tokens:]
         return Sequences(self.prefix_C, *rest, self.response_JT, self.mask_JT)
 
     def micro_batches(self, rows: Tensor, *, tokens: int, by_prompt: bool = False) -> list[Tensor]:
-        """The given rows, sorted by length, in chunks of at most `tokens` tokens, padding included.
+        """Split rows, sorted by length, into chunks of at most `tokens` tokens, padding included.
 
-        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is a chunk. With `by_prompt`, a chunk
-        has rows of one prompt, whose tokens are counted once.
+        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is a chunk. With `by_prompt`, rows
+        that can share their prompt are in chunks of one prompt, and the shared tokens do not count.
         """
         if not by_prompt:
             return _chunks(rows, self.length_J[rows], tokens=tokens)
@@ -94,11 +94,11 @@ class Sequences:
         return chunks
 
     def packed(self) -> tuple[Tensor, Tensor]:
-        """Prompt and response of each row in one piece, with all padding right of them, for one pass.
+        """Join prompt and response of each row for one pass, with all padding on the right.
 
         Returns:
             Token ids (J, L), without the last token of the longest row, which predicts nothing; and a mask (J, L), True
-            on the positions that predict a response token, row by row in their order.
+            at the positions that predict a response token, in the order of these tokens.
         """
         ids_JL = torch.cat([self.prompt_JP, self.response_JT], 1)
         real_JL = torch.cat([self.prompt_mask_JP, self.mask_JT], 1)
@@ -123,7 +123,7 @@ def _chunks(rows: Tensor, length: Tensor, *, tokens: int) -> list[Tensor]:
 
 
 def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Token id lists padded with zeros to one width: ids and mask, both (J, width)."""
+    """Pad token id lists with zeros to one width: ids and mask, both (J, width)."""
     width = max(map(len, rows))
     mask = torch.tensor([[column < len(row) for column in range(width)] for row in rows], device=device)
     mask = mask.flip(1) if left else mask
@@ -131,11 +131,11 @@ def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = Fal
     return ids.masked_scatter(mask, torch.tensor([token for row in rows for token in row], device=device)), mask
 
 
-@torch.inference_mode(False)  # autograd keeps token ids for the embeddings' gradient, and takes no inference tensors
+@torch.inference_mode(False)  # autograd saves token ids for the embeddings' gradient, and rejects inference tensors
 def split_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens all prompts begin with (C,), as far as rows can share them; the rest and its mask, both (J, P)."""
+    """Split prompts into the common prefix (C,) that rows can share, and the rest with its mask, both (J, P)."""
     longest = max(map(len, prompts)) + response_length
     shared = common_length(prompts, window=window_of(model), longest=longest)
     prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
@@ -143,16 +143,16 @@ def split_prompts(
 
 
 def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longest: int) -> int:
-    """Length in tokens of all prompts' common prefix, as far as sharing them is possible and pays.
+    """Length in tokens of the common prefix of all prompts; 0 if sharing it is impossible or does not pay.
 
     Args:
         prompts: J non-empty token id lists.
-        window: the model's sliding attention window; None = it sees everything.
-        longest: tokens of the longest prompt and answer together.
+        window: the model's sliding attention window; None = full attention.
+        longest: tokens of the longest prompt and the longest answer together.
 
     Returns:
-        0, or at least `MIN_TOKENS` and less than the shortest prompt, whose last token predicts the first one of the
-        answer.
+        0, or at least `MIN_TOKENS` and less than the shortest prompt, whose last token predicts the first token of
+        the answer.
     """
     if window is not None and longest > window:
         # Padding after the prefix would count as distance within the window, and a full window drops the prefix.
@@ -160,7 +160,7 @@ def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longe
     first, last = (
         min(map(list, prompts)),
         max(map(list, prompts)),
-    )  # in sorted order, all others share what these two share
+    )  # in sorted order, all prompts share the common prefix of the first and the last
     differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     common = min(next(differ, len(first)), min(map(len, prompts)) - 1)
     return common if common >= MIN_TOKENS else 0

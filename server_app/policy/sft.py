@@ -31,24 +31,24 @@ from server_app.policy.sequences import Sequences, pad, split_prompts
 
 FloatArray = npt.NDArray[np.float64]
 
-MAX_PASS = 32  # answers of a forward pass
-IGNORED_LABEL = -100  # of tokens without a loss, as TRL's collator marks them
-LORA_DROPOUT = 0.05  # of the adapter while it learns (SFT table)
+MAX_PASS = 32  # most answers in a forward pass
+IGNORED_LABEL = -100  # label of tokens without a loss in TRL's collator
+LORA_DROPOUT = 0.05  # of SFT's adapter (SFT table)
 
 
 def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
-    """Count the votes: what SFT should answer, as scores for `formats.answer`.
+    """Compute SFT's target answers from the groups' votes, as scores for `formats.answer`.
 
     Args:
         votes_GQK: each group's votes: one-hot (DPA), K..1 by rank (OPA) or distributions (`mean`).
         option_QK: True for real options.
-        target: "majority": all of it on the option with most votes (DPA), or the most frequent full ranking (OPA);
-            "votes": the vote shares; "smoothed-votes": the shares as if every option had one vote more, Laplace's
-            estimate of the shares among like groups; for rankings both are the mean rank scores; "mean" and
-            "predicted-mean": the mean distribution.
+        target: "majority": 1 on the option with most votes (DPA), or the most frequent full ranking (OPA);
+            "votes": the vote shares; "smoothed-votes": the shares after one more vote for every option (Laplace's
+            estimate); for rankings both order the options by mean rank score; "mean" and "predicted-mean": the mean
+            distribution.
 
     Returns:
-        (Q, K), 0 on padding. Ties go to the earlier option, or to the ranking that the earlier groups gave.
+        (Q, K), 0 on padding. Of votes or rankings that tie for the majority, the one of the earliest group wins.
     """
     if target != "majority":
         return targets_of_mean(votes_GQK.mean(0), option_QK, target=target, num_groups=votes_GQK.shape[0])
@@ -62,10 +62,10 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
 def targets_of_mean(
     mean_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str, num_groups: int
 ) -> FloatArray:
-    """The same from the mean of so many groups' votes (Q, K); a majority of equals is the first option."""
+    """Compute the same targets from the mean (Q, K) of the groups' votes; majority ties go to the first option."""
     mean_QK = np.where(option_QK, mean_QK, 0.0)
     if target == "smoothed-votes":
-        # Of rankings this changes every score alike, so their order stays.
+        # For rankings this changes all scores of a question alike, so the order of the options stays.
         return np.where(option_QK, (num_groups * mean_QK + 1) / (num_groups + option_QK.sum(1, keepdims=True)), 0.0)
     if target == "majority":
         return np.where(np.arange(mean_QK.shape[1]) == mean_QK.argmax(axis=1)[:, None], 1.0, 0.0)
@@ -75,10 +75,10 @@ def targets_of_mean(
 def passes_of_texts(
     config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], train_J: npt.NDArray[np.int64]
 ) -> list[tuple[int, str]]:
-    """(question, text) for every row that SFT is given, in all passes over the questions.
+    """Return (question, answer text) of every SFT row, for all passes over the questions.
 
-    Probabilities are rounded to `sft.answer-step` up or down at random, anew in each pass: right on average, and less
-    is learned by heart.
+    Each pass rounds probabilities to `sft.answer-step` up or down at random. So answers are right on average, and the
+    model memorises fewer of them.
     """
     rows = config.sft.steps * config.sft.batch_size
     passes = math.ceil(rows / len(train_J)) if rows else config.sft.epochs
@@ -100,7 +100,7 @@ class _Report(TrainerCallback):  # type: ignore[misc]
 
 
 class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
-    """TRL's trainer with PPO's pass for a step: the common prompt once, logits of answers only, few rows at a time."""
+    """SFTTrainer with PPO's forward pass: runs the common prefix once, computes logits of answers only."""
 
     def __init__(self, model: nn.Module, *, tokens: int, **options: Any) -> None:
         super().__init__(model, **options)
@@ -110,13 +110,13 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Send -sum log p / `num_items_in_batch` (all answer tokens of the optimizer step) backward, and return it."""
+        """Backpropagate and return -sum log p / `num_items_in_batch` (all answer tokens of the optimizer step)."""
         model.train()
         batch = self._sequences(inputs)
         count = int(batch.mask_JT.sum()) if num_items_in_batch is None else int(num_items_in_batch)
         rows_J = torch.arange(len(batch.mask_JT), device=batch.mask_JT.device)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        earlier = [parameter.grad for parameter in trained]  # of the step's batches before this one
+        earlier = [parameter.grad for parameter in trained]  # from earlier batches of this optimizer step
 
         def passes(tokens: int) -> Tensor:
             for parameter, gradient in zip(trained, earlier, strict=True):
@@ -157,7 +157,7 @@ def adapter(config: Config) -> LoraConfig:
 
 
 def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]) -> Dataset:
-    """Rows for the trainer: each prompt with its answer and the end token, and which of it is taught."""
+    """Rows for the trainer: prompt, answer and end token, with a mask of the tokens that count in the loss."""
     completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
     rows = {
         "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
@@ -182,7 +182,7 @@ def arguments(config: Config, folder: Path, *, cpu: bool) -> SFTConfig:
         max_steps=config.sft.steps or -1,
         max_length=config.policy.max_sequence_length,
         completion_only_loss=True,
-        bf16=False,  # the trainer computes in the weights' own format
+        bf16=False,  # the trainer computes in the dtype of the weights
         use_cpu=cpu,
         gradient_checkpointing=False,
         seed=config.seed,
@@ -192,8 +192,8 @@ def arguments(config: Config, folder: Path, *, cpu: bool) -> SFTConfig:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    # Of several GPUs the first, where the model is: Transformers would spread the batch over all of them, which TRL
-    # refuses. No setting says so; this is how Transformers itself does it for a model that lies on many GPUs.
+    # Use the first GPU only, which holds the model. Transformers would spread the batch over all GPUs, which TRL
+    # refuses. No public setting exists; Transformers itself sets `_n_gpu` for a model that lies on many GPUs.
     settings._n_gpu = min(settings.n_gpu, 1)
     return settings
 
@@ -207,11 +207,11 @@ def make_trainer(
     folder: Path,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> SFTTrainer:
-    """The trainer of `fine_tune`; `rows` are those of `dataset`, and it may write into `folder`."""
+    """Build the trainer of `fine_tune`. `rows` come from `dataset`; the trainer may write into `folder`."""
     trained: PreTrainedModel | PeftModel = model
-    torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is drawn here, before the trainer sets its seed
+    torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is made before the trainer sets its seed
     if config.policy.tuning != "full":
-        model.name_or_path = base.hub_id or base.source  # the adapter's folder names it as its base
+        model.name_or_path = base.hub_id or base.source  # the saved adapter names this as its base model
         trained = get_peft_model(model, adapter(config))  # in float32, also on a base of 16 bits
         round_once(trained)
     return _LeanTrainer(
@@ -236,20 +236,20 @@ def fine_tune(
 ) -> None:
     """Fine-tune on prompt and answer pairs; only the answer's tokens count (SFT table, "Loss masking").
 
-    The result goes to a folder and not back to the caller: accelerate wraps the trained model's `forward` in a closure,
-    so that a copy of it, such as PPO's frozen reference, would go on computing with the original's weights.
+    The result is saved to a folder, not returned: accelerate wraps the trained model's `forward` in a closure, so a
+    copy of the model, such as PPO's frozen reference, would still compute with the weights of the original.
 
     Args:
-        model: causal LM, of no use afterwards.
-        base: its tokenizer.
-        config: the SFT keys; with `tuning = "lora"` an adapter is trained.
+        model: causal LM; not usable afterwards.
+        base: tokenizer and end tokens of the model.
+        config: the SFT keys; an adapter is trained unless `policy.tuning = "full"`.
         prompts: token ids.
-        answers: what to answer, one text a prompt.
-        folder: where the adapter, or with `tuning = "full"` the model, goes, beside the tokenizer.
+        answers: one text per prompt.
+        folder: receives the tokenizer and the adapter, or with `policy.tuning = "full"` the model.
         progress: called with (step, steps, loss).
 
     Raises:
-        NotFinite: a loss, or the model after its last step, is infinite or NaN.
+        NotFinite: a loss, or a logit of the trained model, is infinite or NaN.
     """
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
         rows = dataset(base, prompts, answers)
@@ -258,8 +258,8 @@ def fine_tune(
     trained = trainer.model.eval()
     if not finite_logits(trained):
         raise NotFinite("sft.learning-rate")
-    # Whoever loads the result generates by these settings, and would run past an end that only the run knows.
+    # The saved model generates with these settings; without them it would not stop at the end tokens of this run.
     model.generation_config.eos_token_id = list(base.stop_ids)
-    # the vocabulary is as it was: PEFT would ask the hub whether it is
+    # the vocabulary has not changed; otherwise PEFT asks the hub whether it has
     trained.save_pretrained(folder, **({"save_embedding_layers": False} if trained is not model else {}))
     base.tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""APPA as a Flower Strategy: rollouts out, rewards back, aggregation, PPO.
+"""APPA as a Flower Strategy: sample rollouts, collect the groups' rewards, aggregate them, update by PPO.
 
 Axis letters: G groups, J rollouts.
 """
@@ -37,13 +37,13 @@ from server_app.policy.sample import Rollout
 IntArray = npt.NDArray[np.int64]
 
 TRIES = 3
-"""Most batches of rollouts that an iteration samples where secure sums are lost; then the run ends."""
+"""Batches of rollouts that an iteration samples at most when secure sums are lost; then the run ends."""
 
 log = logging.getLogger("appa.server")
 
 
 class QuestionOrder:
-    """Endless shuffled passes over the training questions; `num_taken` have been used."""
+    """Endless shuffled passes over the training questions; `num_taken` counts the questions taken so far."""
 
     def __init__(self, questions: IntArray, seed: int) -> None:
         self._questions, self._rng = questions, np.random.default_rng(seed)
@@ -62,13 +62,13 @@ class QuestionOrder:
 
 
 def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
-    """Take the next batch's questions: one for each rollout, rollouts of a question side by side."""
+    """Take the questions of the next batch, one per rollout; rollouts of the same question are adjacent."""
     number = settings.answers_per_question
     return np.repeat(order.take(settings.batch_size // number), number)
 
 
 class AskMessage(Message):
-    """A request for numbers, which `Groups` takes to all groups."""
+    """A request for numbers, which `Groups` sends to all groups."""
 
     def __init__(self, ask: Ask) -> None:
         super().__init__(RecordDict(), 1, ASK)
@@ -76,7 +76,7 @@ class AskMessage(Message):
 
 
 class RepliesMessage(Message):
-    """The groups' replies to it."""
+    """The groups' replies to an `AskMessage`."""
 
     def __init__(self, replies: Replies, request: AskMessage) -> None:
         super().__init__(RecordDict(), reply_to=request)
@@ -85,7 +85,7 @@ class RepliesMessage(Message):
 
 @dataclass
 class _Round:
-    """A round's answers, while the groups score them."""
+    """Rollouts and answers of a round, kept while the groups score them."""
 
     rollout: Rollout
     answers: Answers
@@ -94,26 +94,26 @@ class _Round:
 
 
 class AppaStrategy(Strategy):
-    """Federated PPO: the policy stays on the server, the groups' data with the groups, only rewards travel.
+    """Federated PPO: the policy stays on the server, the data stays with the groups, and groups send only rewards.
 
-    A round is an iteration of Algorithm appa: `configure_train` samples answers and makes the request for rewards,
-    `aggregate_train` makes the groups' numbers one reward for each answer and updates the policy. No weights travel, so
-    all arrays are empty.
+    A round is an iteration of Algorithm appa. `configure_train` samples answers and builds the request for rewards.
+    `aggregate_train` combines the groups' numbers into one reward per answer and updates the policy. No weights travel,
+    so all Flower arrays are empty.
 
     Args:
-        groups: who score.
-        engine: who samples and learns.
-        rule: how the groups' rewards become one.
-        config: the run's.
+        groups: score the answers.
+        engine: samples answers and updates the policy.
+        rule: combines the groups' rewards.
+        config: config of the run.
         base: decodes the rollouts.
         catalogue: the public questions.
         prompts: token ids of every question's prompt, by catalogue position.
-        order: which questions come next.
-        num_iterations: of the whole run.
-        curve: gives the policy's answers to the learning curve's questions.
+        order: order of the training questions.
+        num_iterations: PPO iterations of the whole run.
+        curve: returns the policy's answers to the questions of the learning curve.
         finished: called after each iteration with its line for metrics.jsonl and the rule's state.
-        done: iterations that an earlier session has done.
-        state: the rule's state after these; None starts anew.
+        done: iterations completed before this process started.
+        state: the rule's state after `done` iterations; None = the state before any iteration.
     """
 
     def __init__(
@@ -146,16 +146,16 @@ class AppaStrategy(Strategy):
         *_: Any,
         **__: Any,
     ) -> Result:
-        """Run `num_rounds` rounds after those done before.
+        """Run `num_rounds` more rounds.
 
         Args:
-            grid: unused; `Groups` has its own, and lets the server compute while the groups score.
+            grid: unused: `Groups` has its own grid, which lets the server compute while the groups score.
             initial_arrays: unused.
             num_rounds: iterations of Algorithm appa.
 
         Raises:
-            UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost; policy
-                and state are those of the iteration before.
+            UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost. Policy
+                and state stay those of the previous iteration.
         """
         result = Result()
         for _number in range(num_rounds):
@@ -165,7 +165,7 @@ class AppaStrategy(Strategy):
         return result
 
     def _scored(self, server_round: int) -> Iterable[Message]:
-        """A round's replies; where a secure sum is lost, the next questions are answered and scored instead."""
+        """Replies of a round. When a secure sum is lost, tries again with the next questions."""
         for tries_left in reversed(range(TRIES)):
             (request,) = self.configure_train(server_round)
             try:
@@ -186,7 +186,7 @@ class AppaStrategy(Strategy):
         config: ConfigRecord | None = None,
         grid: Grid | None = None,
     ) -> list[AskMessage]:
-        """Sample answers to the next questions; ask the groups for their rewards."""
+        """Sample answers to the next questions and build the request for their rewards."""
         seconds = dict[str, float]()
         with timed(seconds, "rollout"):
             question_J = next_questions(self._order, self._config.ppo)
@@ -198,12 +198,12 @@ class AppaStrategy(Strategy):
         return [AskMessage(self._rule.ask(self._state, answers, draw))]
 
     def _reference_pass(self) -> None:
-        """Reference log-probs and values, while the groups score."""
+        """Compute reference log-probs and values while the groups score."""
         with timed(self._round.seconds, "reference"):
             self._round.reference = self._engine.reference_pass(self._round.rollout.sequences)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Make the groups' numbers one reward for each answer by the rule, and update the policy on these."""
+        """Combine the groups' numbers into one reward per answer by the rule, and update the policy."""
         now = self._round
         assert now.reference is not None
         (reply,) = replies
@@ -238,7 +238,7 @@ class AppaStrategy(Strategy):
         return bool(every) and (server_round % every == 0 or server_round == self._num_iterations)
 
     def _curve_point(self) -> CurvePoint | None:
-        """The policy's scores on a few held-out questions, which teach it nothing; None where the groups give none."""
+        """Scores of the policy on a few held-out questions, without learning from them; None if groups give none."""
         curve, metric = self._curve(), self._config.reward_metric
         try:
             by_side = scores(self._groups, curve.request([metric], sides=(TARGET_SIDE, TRUTH_SIDE)))
@@ -260,7 +260,7 @@ class AppaStrategy(Strategy):
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Measure the seconds of the block, under a name."""
+    """Store the duration of the block in `seconds[name]`."""
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started

@@ -1,11 +1,11 @@
 """The embedded default policy: a tiny Qwen3 with its own tokenizer, built from scratch on first use and cached.
 
-It is trained on a format-only corpus: public training questions answered by random valid answers. So the base knows how
-an answer is written, and nothing of what anybody thinks.
+It is trained on a format-only corpus: public training questions with random valid answers. So the base knows the format
+of answers, but no opinions.
 
-Real surveys have many options and long texts. For them prompts tell the number of options (`counted`), most rows of
-the corpus have only the last line of a prompt, "12 scores:", and a score is one token. So the model learns within
-minutes to write as many scores as there are options, and to let them sum to one.
+Real surveys have many options and long texts. For such surveys prompts state the number of options (`counted`), most
+rows of the corpus have only the last line of a prompt ("12 scores:"), and a score is one token. So the model learns
+within minutes to write one score per option, and scores that sum to one.
 
 Axis letters: J rows of a step, T answer tokens, K answer options.
 """
@@ -34,24 +34,24 @@ from server_app.policy.sequences import Sequences, pad
 FloatArray = npt.NDArray[np.float64]
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
+ANSWER_STEP = 0.1  # a grid coarse enough for a tiny model to learn within minutes that answers sum to one
 CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
-STEPS, COUNTED_STEPS = 600, 1200  # that teach answers to up to four options, and to as many as real surveys have
-OPTIONS = 12  # up to at least so many are learned: a held-out question can have more than the training questions
-CUE_SHARE = 0.85  # of a counted corpus: rows without a question
-MIN_PAIRS = 10  # that make a token of a real survey: a rarer one is not learned, and spoils held-out prompts
+STEPS, COUNTED_STEPS = 600, 1200  # enough for answers to up to four options, and to the many options of real surveys
+OPTIONS = 12  # options up to this number are always learned: a held-out question can have more than training questions
+CUE_SHARE = 0.85  # share of rows without a question in a counted corpus
+MIN_PAIRS = 10  # least frequency of a token of a real survey: a rarer token is not learned, and harms held-out prompts
 TOKENS_PER_PASS = 5120  # padding counted; bounds memory
 
 
 @dataclass(frozen=True)
 class TinyRecipe:
-    """All that decides the tiny model's weights; its hash, with the questions, is the cache key.
+    """Settings that determine the tiny model's weights. Their hash, with the questions, is the cache key.
 
     Attributes:
         task: "dpa" or "opa".
         steps: optimizer steps on the format-only corpus.
-        counted: for prompts with the number of options, of a real survey.
-        batch_size: sequences a step.
+        counted: whether prompts state the number of options, as for a real survey.
+        batch_size: sequences per step.
         learning_rate: peak of a one-cycle schedule for AdamW.
         vocab_size: upper bound of the BPE vocabulary.
         hidden_size: width of the model.
@@ -72,7 +72,7 @@ class TinyRecipe:
     seed: int = 0
 
     def prompt(self, text: str, options: Sequence[str]) -> str:
-        """A question as this model is asked it."""
+        """Prompt of a question for this model."""
         return formats.prompt(self.task, text, options, style="counted" if self.counted else "compact")
 
     def key(self, questions: Sequence[Question]) -> str:
@@ -83,7 +83,7 @@ class TinyRecipe:
 
 
 def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the public questions' prompts; each digit is a token, in counted answers each score."""
+    """Train byte-level BPE on the public questions' prompts. Digits are tokens; in counted DPA answers scores are."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -114,10 +114,10 @@ def random_shares(num_options: int, rng: np.random.Generator) -> FloatArray:
 def corpus(
     recipe: TinyRecipe, questions: Sequence[Question], rng: np.random.Generator
 ) -> Iterator[list[tuple[str, str]]]:
-    """Without end, the (prompt, answer) pairs of a step.
+    """Yield the (prompt, answer) pairs of one step, without end.
 
-    Counted ones have each number of options up to the greatest equally often, drawn from all that there are: few
-    questions have ten.
+    With `counted`, all numbers of options up to the largest are equally likely. Options are drawn from all questions,
+    since few questions have ten.
     """
     options = [option for question in questions for option in question.options]
     most = max(OPTIONS, *(len(question.options) for question in questions))
@@ -144,9 +144,9 @@ def load_or_build(
     *,
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> Path:
-    """The folder of the tiny model and its tokenizer, built if the cache lacks it.
+    """Return the folder of the tiny model and its tokenizer; build it if the cache lacks it.
 
-    `cache` holds one folder a recipe; `progress` is called with (step, steps).
+    `cache` has a folder for each recipe and set of questions; `progress` is called with (step, steps).
 
     Raises:
         UserError: the cache folder cannot be written.
@@ -161,7 +161,7 @@ def load_or_build(
 
 
 def architecture(recipe: TinyRecipe, **of_tokenizer: int) -> Qwen3Config:
-    """The tiny model's layers; what its tokenizer decides is given, or may be anything."""
+    """Config of the tiny model. Settings of the tokenizer can be left out where only the layers matter."""
     return Qwen3Config(
         hidden_size=recipe.hidden_size,
         intermediate_size=3 * recipe.hidden_size,
@@ -182,7 +182,7 @@ def build(
     *,
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Train the tiny model from scratch on the format-only corpus: on the CPU in float32, then in eval mode."""
+    """Train the tiny model from scratch on the format-only corpus, on the CPU in float32 and in eval mode."""
     tokenizer = build_tokenizer(recipe, questions)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):

@@ -24,7 +24,7 @@ def save(path: Path, weights: ArrayRecord, card: Card) -> None:
     """Write weights, and then their card.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: a file cannot be written.
     """
     arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in weights.items()}
     replace_file(path, safetensors.numpy.save(arrays))
@@ -32,10 +32,10 @@ def save(path: Path, weights: ArrayRecord, card: Card) -> None:
 
 
 def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -> tuple[ArrayRecord, Card]:
-    """Weights and card as `save` wrote them; `start` has the names and shapes that this run expects.
+    """Read weights and card written by `save`; `start` has the names and shapes that this run expects.
 
     Raises:
-        UserError: they cannot be read or do not fit this run.
+        UserError: the files cannot be read or do not fit this run.
     """
     card = cards.read(path)
     cards.check_fit(card, path, config, catalogue)
@@ -49,7 +49,7 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
 
 
 def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], losses: Sequence[float]) -> Card:
-    """The card of weights that this run trained, without scores; `answered` counts each group's training answers."""
+    """Make the card, without scores, of weights from this run; `answered` counts each group's training answers."""
     probe = cards.probe(catalogue.embedding_QKE, catalogue.questions)
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(

@@ -1,6 +1,6 @@
-"""PluralLLM's federated pretraining: FedAvg over the groups' numbers, whether each is known or only their sum.
+"""PluralLLM's federated pretraining: FedAvg over the groups' numbers, or over their sum if only that is known.
 
-Axis letters: G groups that trained, 1 where only their sum is known; N numbers, P weights.
+Axis letters: G groups that trained (1 if only their sum is known); N numbers, P weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pluralllm.training import build, choices
 from server_app.federation.ask import FloatArray, LostSum, Replies
 from server_app.federation.groups import Groups
 
-LARGEST_STEP = 10.0  # of a group, in units of the round's median
+LARGEST_STEP = 10.0  # longest step of a group, in units of the round's median
 TRIES = 3
-"""At a round whose sums are lost, before the run ends."""
+"""Attempts at a request whose sums are lost, before the run ends."""
 
 Progress = Callable[[int, int, float], None]
 
@@ -47,8 +47,8 @@ def pretrain(
 ) -> tuple[ArrayRecord, list[float]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    How much each view counts is chosen after the last round, on the training groups' held-out questions. The groups
-    hold the catalogue already. `progress` is called with (round, rounds, mean loss).
+    After the last round the shares of the views are chosen by the training groups' errors on held-out questions. The
+    groups must hold the catalogue. `progress` is called with (round, rounds, mean loss).
 
     Returns:
         The weights, and the groups' mean loss in every round.
@@ -76,7 +76,7 @@ def pretrain(
 
 
 def _ask(groups: Groups, ask: Ask) -> Replies:
-    """The groups' numbers; where a sum is lost, those of another request with the same weights."""
+    """Ask the groups for numbers; when a sum is lost, send another request with the same weights."""
     for attempt in range(1, TRIES):
         try:
             return groups.ask(ask)
@@ -87,11 +87,11 @@ def _ask(groups: Groups, ask: Ask) -> Replies:
 
 
 def _training_rows(replies: Replies, unseen: Collection[str]) -> tuple[list[str], dict[str, FloatArray]]:
-    """Names and arrays (G, ...) of the groups that train and have answers; where only the sum is known, that alone."""
+    """Names and arrays (G, ...) of groups that train and have answers; one row if only the sum is known."""
     single = replies.data.ndim > 1
     names, data_GN = (replies.groups, replies.data) if single else (("the sum",), replies.data[None])
     arrays = asks.split(data_GN, replies.numbers)
-    arrays["answers"] = arrays["answers"].round()  # a masked sum is a little off
+    arrays["answers"] = arrays["answers"].round()  # a masked sum has a rounding error
     kept = [g for g, name in enumerate(names) if name not in unseen and arrays["answers"][g] > 0]
     return [names[g] for g in kept], {name: rows[kept] for name, rows in arrays.items()}
 
@@ -99,16 +99,16 @@ def _training_rows(replies: Replies, unseen: Collection[str]) -> tuple[list[str]
 def federated_average(
     sent: ArrayRecord, names: Sequence[str], rows: Mapping[str, FloatArray]
 ) -> tuple[ArrayRecord, float]:
-    """The mean of the groups' weights after a round, and of their losses, each by its number of answers (FedAvg).
+    """Average the groups' weights and losses after a round, weighted by their numbers of answers (FedAvg).
 
-    The arithmetic is that of Flower's FedAvg: float32, added in the order of the groups. Nobody trains `SHARES_KEY`, so
-    it is no group's to change.
+    The arithmetic is that of Flower's FedAvg: float32, added in the order of the groups. `SHARES_KEY` is not trained,
+    and groups cannot change it.
 
     Args:
         sent: the weights that the round started from.
-        names: the G groups', for messages.
-        rows: "answers" (G, 1), all above 0; "step" (G, P), the change of the weights times that number; "loss" (G, 1),
-            the mean loss times that number.
+        names: names of the G groups, for messages.
+        rows: "answers" (G, 1), all above 0; "step" (G, P), the change of the weights times "answers"; "loss" (G, 1),
+            the mean loss times "answers".
     """
     count_G1 = rows["answers"]
     step_GP = bounded(rows["step"] / count_G1, names)
@@ -125,9 +125,9 @@ def federated_average(
 
 
 def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
-    """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
+    """Shorten steps to at most `LARGEST_STEP` times the median length (the lower median of an even number).
 
-    So one group's huge weights do not decide the round.
+    So a single group with huge weights cannot decide the round.
     """
     length_G = np.linalg.norm(step_GP, axis=1)
     longest = LARGEST_STEP * median_low(length_G)

@@ -1,4 +1,4 @@
-"""Serving as a phase of a run, over HTTP: who may ask, what, and until when."""
+"""The serving phase of a run: an HTTP application, its access control, and its start and end."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from server_app.serve.judge import Judge
 from server_app.serve.rounds import Rounds, RunName, ScoreRequest, Text
 
 MEBIBYTE = 2**20
-BODY_MIB = 32  # of the largest request
+BODY_MIB = 32  # size of the largest request
 LOOK_SECONDS, END_SECONDS = 0.2, 10
 TOKEN_BYTES = 32
 OPEN_PATHS = ("/docs", "/openapi.json")
-MOST_ERRORS = 10  # of a request's body that are named
+MOST_ERRORS = 10  # most errors of a request's body in the reply
 CLIENT_GONE = 499
 
 
 class ModelAnswers(BaseModel):
-    """The body of POST /v1/models/{name}: question_id -> the answer, of all held out."""
+    """The body of POST /v1/models/{name}: question_id -> answer, for all held-out questions."""
 
     answers: dict[str, Text]
 
 
 class Door:
-    """Lets in whoever has the token, and no request above `BODY_MIB`."""
+    """Refuses requests without the token, and requests larger than `BODY_MIB`."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()
@@ -53,7 +53,7 @@ class Door:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return await self._app(scope, receive, send)
         kind, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        # The comparison takes as long however much of the token is right.
+        # A comparison in constant time does not tell how much of the token is right.
         if kind.lower() != b"bearer" or not secrets.compare_digest(token.strip(), self._token):
             refusal = {"detail": "a bearer token is needed: Authorization: Bearer TOKEN"}
             return await JSONResponse(refusal, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
@@ -71,38 +71,38 @@ class Door:
 
 
 def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
-    """The application: rewards, and models that are judged."""
+    """Build the application, which gives rewards and scores models."""
     app = FastAPI(title="APPA: the groups' rewards", version="1")
     app.add_middleware(Door, token=token)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        # FastAPI's body without the input, which may be long, or be nothing that JSON can hold.
+        # FastAPI's body without the input, which may be long or impossible to write as JSON.
         first = error.errors()[:MOST_ERRORS]
         return JSONResponse({"detail": [{key: one[key] for key in ("type", "loc", "msg")} for one in first]}, 422)
 
     @app.post("/v1/score")
     async def score(request: Request, body: ScoreRequest) -> JSONResponse:
-        """Score answers, as a round of the rule or a share of one."""
-        return JSONResponse(await answered(request, rounds.score(body)))  # FastAPI would walk through all of it
+        """Score answers, as a round of the rule or a part of a round."""
+        return JSONResponse(await answered(request, rounds.score(body)))  # FastAPI would first walk through a dict
 
     @app.get("/v1/held-out")
     async def held_out() -> dict[str, Any]:
-        """Give the held-out questions' prompts, which a model is to answer."""
+        """Return the held-out questions with their prompts, for a model to answer."""
         return judge.questions()
 
     @app.post("/v1/models/{name}")
     async def model(body: ModelAnswers, name: RunName) -> Any:
-        """Have the groups score a model's answers; all models' scores, with intervals."""
+        """Let the groups score a model's answers; returns the scores of all models, with intervals."""
         return await rounds.in_turn(judge.scores, name, body.answers)
 
     return app
 
 
 async def answered(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Do the work while the client is there: once it is gone, its part of a round must not wait for other parts.
+    """Run `work`, and cancel it if the client disconnects.
 
-    A trainer that is killed and started again would else have an old part of a round scored with its new ones.
+    Otherwise a trainer that is killed and started again would have an old part of a round scored with new parts.
     """
     task = asyncio.create_task(work)
     while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
@@ -113,11 +113,11 @@ async def answered(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) 
 
 
 def serve(run: RunInputs) -> None:
-    """Score other trainers' answers until the run's folder has a file `stop`, or a signal asks for the end.
+    """Score other trainers' answers until the run's folder has a file `stop`, or a signal arrives.
 
     Raises:
-        UserError: it cannot listen, or its token cannot be used.
-        Exception: an error that no request can be answered after, such as Flower's SuperLink gone.
+        UserError: the address cannot be used, or the token cannot be used.
+        Exception: an error after which no request can succeed, such as the loss of Flower's SuperLink.
     """
     config, stop = run.config, run.folder.path / STOP_FILE
     token = find_token(run.folder.path)
@@ -139,7 +139,7 @@ def serve(run: RunInputs) -> None:
 
 
 async def until(ended: Callable[[], object], rounds: Rounds, judge: Judge, token: str, listener: socket.socket) -> None:
-    """Answer requests until the end, or until a signal has come."""
+    """Answer requests until `ended` returns a true value, or a signal arrives."""
     server = uvicorn.Server(
         uvicorn.Config(
             web_app(rounds, judge, token),
@@ -157,7 +157,7 @@ async def until(ended: Callable[[], object], rounds: Rounds, judge: Judge, token
 
 
 def find_token(folder: Path) -> str:
-    """The token in a file of the run's folder, which is made where there is none, for its user alone.
+    """Read the token in the run's folder; if there is no file, create it, readable by its owner only.
 
     Raises:
         UserError: the file cannot be read or written, or is empty.
@@ -166,6 +166,6 @@ def find_token(folder: Path) -> str:
     if not path.exists():
         replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
     token = read_file(path).decode(errors="replace").strip()
-    if not token:  # anyone would be let in
+    if not token:  # an empty token would let anyone in
         raise UserError(f"{path}: there is no token in it")
     return token

@@ -1,4 +1,4 @@
-"""Scores for any model: the groups judge its answers to the held-out questions, as they judge a run's own policy.
+"""Scores for any model: the groups score its answers to the held-out questions like those of a run's own policy.
 
 Axis letter: J held-out questions.
 """
@@ -24,7 +24,7 @@ from server_app.serve import prompts
 
 
 class Judge:
-    """Has the groups score models, one at a time; summary.json keeps their scores."""
+    """Lets the groups score models, one at a time; summary.json stores the scores."""
 
     def __init__(self, run: RunInputs) -> None:
         self._run, catalogue = run, run.catalogue
@@ -41,7 +41,7 @@ class Judge:
         """The groups' scores of a model's answers to all held-out questions; see `appa_flwr.report.frames.as_json`.
 
         Raises:
-            HTTPException: a question is none of them or is left out.
+            HTTPException: the name is that of a baseline, an answer is to another question, or one is missing.
             UserError: too few groups answered.
         """
         if name in METHODS and name not in TRAINED_METHODS:

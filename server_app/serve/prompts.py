@@ -1,4 +1,4 @@
-"""The prompts of a run's questions as rows that trainers read; their answers are scored by `question_id`."""
+"""Prompts of a run's questions as rows for trainers; answers are scored by `question_id`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[Row]:
-    """A row a question: the prompt as messages of a chat, or as plain text."""
+    """One row per question, with the prompt as messages of a chat, or as plain text if `plain`."""
     made = []
     for question in questions:
         text = formats.prompt(config.task, question.text, question.options, style=config.prompt_style)
@@ -29,10 +29,10 @@ def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[
 
 
 def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, int]:
-    """Write the rows of each split as JSONL, and for verl as Parquet; split -> number of its rows.
+    """Write the rows of each split as JSONL, and for verl as Parquet; returns split -> number of rows.
 
     Raises:
-        UserError: the survey cannot be read, or the folder not be written.
+        UserError: the survey cannot be read, or a file cannot be written.
     """
     asked, unanswered, train = divided_questions(config)
     learned = [*(question for question in asked if question.question_id in train), *unanswered]

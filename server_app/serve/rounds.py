@@ -1,9 +1,9 @@
-"""Trainers' answers as rounds of the rule: gathered, scored by the groups, written to served.jsonl, only then returned.
+"""Score trainers' answers in rounds of the rule: gather answers, ask the groups, write served.jsonl, then reply.
 
-A rule works on a batch (`aggregation.Past`), but a process of a trainer brings a part of one, and most engines
-bring one answer a request. Answers to a numbered round wait until all of it are there; a round of answers without a
-number is what comes within `GATHER_SECONDS`, or the first `GATHER_SIZE`. Errors are HTTP's: 409 contradicts what was
-sent before, 422 is wrong in itself, 429 and 503 say when the same request may succeed.
+A rule needs a batch (`aggregation.Past`), but each process of a trainer sends a part of a batch, and most engines
+send one answer per request. A numbered round waits until all its answers have arrived. A round without a number takes
+the answers that arrive within `GATHER_SECONDS`, or ends at `GATHER_SIZE` answers. HTTP errors: 409 contradicts earlier
+requests, 422 is invalid, 429 and 503 tell when the same request may succeed.
 
 Axis letter: J answers.
 """
@@ -33,18 +33,18 @@ from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import RunInputs
 
 GATHER_SECONDS, GATHER_SIZE = 2.0, 96
-MOST_WAITING = 16_384  # answers that wait at once, of all runs
-RETRY_SECONDS = 5  # after which a refused trainer may come again
+MOST_WAITING = 16_384  # most answers that wait at once, over all runs
+RETRY_SECONDS = 5  # wait of a refused trainer before its next try
 STOPPING = "the service stops; what was scored is kept"
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Text = Annotated[str, StringConstraints(max_length=2**25)]  # with a limit, pydantic refuses half a surrogate pair
+Text = Annotated[str, StringConstraints(max_length=2**25)]  # with a limit, pydantic refuses lone surrogates
 Count = Annotated[int, Field(ge=1, lt=2**53)]
 
 
 class Item(BaseModel):
-    """An answer to be scored; by `id` a retry is told from another answer."""
+    """An answer to be scored; `id` tells a retry from a new answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     id: Name
@@ -53,7 +53,7 @@ class Item(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Of question and completion."""
+        """Hash of question and completion."""
         return hashlib.sha256(json.dumps([self.question_id, self.completion]).encode()).hexdigest()[:32]
 
 
@@ -61,11 +61,11 @@ class ScoreRequest(BaseModel):
     """The body of POST /v1/score.
 
     Attributes:
-        run: a name for the training.
-        round: that the answers are of, rising from one to the next; None = the next.
-        size: of a numbered round, its answers in all; None if these are all.
-        resumed: whether the trainer begins with this round, perhaps from a checkpoint: the round and those after it are
-            given up, and so is what another round of this name waits for.
+        run: name of the training run.
+        round: number of the round of these answers; numbers rise from round to round. None = the next round.
+        size: number of all answers in a numbered round; None if this request has all of them.
+        resumed: whether the trainer starts at this round, perhaps from a checkpoint. This round and later rounds are
+            then discarded, and waiting answers of another round of this run are refused.
         items: the answers.
     """
 
@@ -86,25 +86,25 @@ class ScoreRequest(BaseModel):
 
     @property
     def total(self) -> int:
-        """Answers of the round."""
+        """Number of answers in the round."""
         return self.size or len(self.items)
 
 
 Scored = tuple[ServedRound, Mapping[str, ServedAnswer]]
-"""A round, and answers by id, its own among them."""
+"""A scored round, and scored answers by id, including those of the round."""
 
 
 @dataclass(eq=False)
 class Batch:
-    """Answers of a trainer's run, by id, that the groups are asked about together.
+    """Answers of a trainer's run, by id, that the groups score together.
 
     Attributes:
-        run: the trainer's.
-        round: its number; None = the next, once the groups are asked.
-        size: answers with which it is full.
-        requests: how many wait for it.
-        full: ends its own wait for more answers.
-        refusal: why the groups are not asked.
+        run: name of the trainer's run.
+        round: number of the round; None = the next number, chosen when the groups are asked.
+        size: number of answers of a full batch.
+        requests: number of requests that wait for the batch.
+        full: set to end the wait for more answers.
+        refusal: error for the waiting requests if the groups are not asked.
     """
 
     run: str
@@ -117,7 +117,7 @@ class Batch:
     scored: asyncio.Task[Scored] = field(init=False)
 
     def takes(self, request: ScoreRequest) -> bool:
-        """Whether all answers can be of this batch, which may have some of them."""
+        """True if all answers of the request fit into this batch, which may already hold some."""
         if self.round != request.round or any(self.items.get(item.id, item) != item for item in request.items):
             return False
         num_new = sum(item.id not in self.items for item in request.items)
@@ -125,19 +125,19 @@ class Batch:
 
 
 class Rounds:
-    """Scores answers for any number of runs, one round at a time.
+    """Scores answers for any number of trainers' runs, one round at a time.
 
-    Its coroutines belong to one event loop; the groups are asked, and lines written, in a thread beside it.
+    The coroutines run in one event loop; a separate thread asks the groups and writes the lines.
 
     Args:
-        inputs: of the run whose groups score, and whose folder keeps what comes of it.
-        closed: called with each trainer's run and round, once it is written.
+        inputs: the run whose groups score the answers and whose folder stores the scores.
+        closed: called with the name of a trainer's run and its round, after the round is written.
 
     Attributes:
-        failed: an error that no later request can be spared, if there was one.
+        failed: error after which no request can succeed, or None.
 
     Raises:
-        UserError: what earlier sessions have written cannot be read.
+        UserError: the rounds served earlier cannot be read.
     """
 
     def __init__(self, inputs: RunInputs, *, closed: Callable[[str, ServedRound], None]) -> None:
@@ -148,10 +148,10 @@ class Rounds:
         self._turn, self._num_asked, self._stopped = asyncio.Lock(), 0, False
         self._runs = read_runs(inputs.folder.path)
         self._open: dict[str, Batch] = {}  # run -> batch that takes more answers
-        self._asked: Batch | None = None  # that the groups are being asked about
+        self._asked: Batch | None = None  # batch that the groups are scoring now
 
     async def close(self) -> None:
-        """Refuse whoever waits, and let the groups answer what they have been asked."""
+        """Refuse all waiting requests, and wait for the groups' replies to the current one."""
         self._stopped = True
         for run in list(self._open):
             self._refuse(run, 503, STOPPING)
@@ -159,13 +159,13 @@ class Rounds:
             pass
 
     async def score(self, request: ScoreRequest) -> dict[str, Any]:
-        """Rewards, once they are written.
+        """Score answers; the rewards are returned after they are written.
 
         Returns:
-            body of the reply: run, the last round with its metrics, and of each item id, reward and components.
+            Body of the reply: run, last round, its metrics, and for each item its id, reward and components.
 
         Raises:
-            HTTPException: see above; nothing of a refused request is queued.
+            HTTPException: see the module's docstring; no answer of a refused request is queued.
         """
         if self._stopped:
             raise _later(503, STOPPING)
@@ -180,10 +180,10 @@ class Rounds:
         return {"run": request.run, "round": last.round, "metrics": _metrics(last), "items": replies}
 
     async def in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do what the groups are asked for in a thread, after what came before it.
+        """Run `work`, which asks the groups, in a thread, after all earlier requests to the groups.
 
         Raises:
-            HTTPException: too few groups answered, or it could not be done at all.
+            HTTPException: `work` refused the request, too few groups answered, or `work` failed.
         """
         async with self._turn:
             return await self._in_thread(work, *arguments)
@@ -202,22 +202,22 @@ class Rounds:
             raise _later(503, f"the service has failed ({type(error).__name__})") from error
 
     def _batch(self, request: ScoreRequest, past: ServedRun) -> Batch | None:
-        """The batch in which a request waits, which new answers join; None where all have their rewards."""
+        """The batch that a request waits for, with its new answers; None if all its answers have rewards."""
         asked = self._asked if self._asked and self._asked.run == request.run else None
-        there = self._open.get(request.run)
-        number = asked.round if asked and asked.round else past.number  # of the last round that is no longer open
+        current = self._open.get(request.run)
+        number = asked.round if asked and asked.round else past.number  # of the last round that takes no more answers
         sent = [(asked and asked.items.get(item.id)) or past.kept.get(item.id) for item in request.items]
         same = all(old and old.digest == item.digest for old, item in zip(sent, request.items, strict=True))
         if same and not (request.resumed and request.round and request.round < number):
             return asked if asked and any(item.id in asked.items for item in request.items) else None
         fits = not any(sent) and (request.round is None or request.round > number)
-        fits = fits and (there is None or there.takes(request))
+        fits = fits and (current is None or current.takes(request))
         if not fits and not (request.resumed and request.round):
-            waiting = len(there.items) if there else 0
+            waiting = len(current.items) if current else 0
             state = f"run '{request.run}' is at round {number}, and {waiting} answers to the next wait"
             raise HTTPException(409, f"{state}, which these contradict; a trainer that goes back sends resumed = true")
         batches = [*self._open.values(), *([self._asked] if self._asked else [])]
-        known = there.items if there and fits else {}
+        known = current.items if current and fits else {}
         num_new = sum(item.id not in known for item in request.items)
         if (waiting := sum(len(batch.items) for batch in batches)) + num_new > MOST_WAITING:
             raise _later(429, f"{waiting} answers wait already")
@@ -233,32 +233,32 @@ class Rounds:
         return batch
 
     def _opened(self, request: ScoreRequest) -> Batch:
-        """A new batch, for the request's answers and others."""
+        """Open a batch for the answers of this request and of later requests."""
         batch = Batch(request.run, request.round, request.total if request.round else GATHER_SIZE)
         batch.scored = asyncio.create_task(self._answers(batch))
-        batch.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        batch.scored.add_done_callback(lambda done: done.cancelled() or done.exception())  # if no request waits
         self._open[request.run] = batch
         return batch
 
     def _refuse(self, run: str, status: int, reason: str) -> None:
-        """Let an open batch go, and with it whoever waits for it."""
+        """Drop the open batch of a run, and refuse all requests that wait for it."""
         if batch := self._open.pop(run, None):
             batch.refusal = _later(status, reason)
             batch.full.set()
 
     async def _result(self, batch: Batch) -> Scored:
-        """A batch's answers, once they are scored; where no request waits for more of them, the trainer has gone."""
+        """Wait for the scores of a batch. An open batch is dropped when the last request that waits for it ends."""
         batch.requests += 1
         try:
             await asyncio.wait({batch.scored})
             return batch.scored.result()
         finally:
             batch.requests -= 1
-            if not batch.requests and self._open.get(batch.run) is batch:  # it may come back with other answers
+            if not batch.requests and self._open.get(batch.run) is batch:  # the trainer may return with other answers
                 self._refuse(batch.run, 503, "nobody waits for these answers")
 
     async def _answers(self, batch: Batch) -> Scored:
-        """A batch's answers, once they are scored and written."""
+        """Gather a batch's answers, then score them and write the round."""
         with suppress(TimeoutError):
             await asyncio.wait_for(batch.full.wait(), None if batch.round else GATHER_SECONDS)
         async with self._turn:  # until then, a batch without a number takes more answers
@@ -275,9 +275,9 @@ class Rounds:
         return line.round, past.kept
 
     def _scored(self, batch: Batch, number: int, last: ServedRound | None) -> ServedLine:
-        """Ask the groups, apply the rule to its state after the last round, and write this one."""
+        """Ask the groups, apply the rule to its state after the last round, and write the new round."""
         config, catalogue, groups = self._inputs.config, self._inputs.catalogue, self._inputs.groups
-        items = sorted(batch.items.values(), key=lambda item: item.id)  # in whichever order processes have sent them
+        items = sorted(batch.items.values(), key=lambda item: item.id)  # the order of arrival must not matter
         question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
         answers = parse_answers(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
@@ -285,7 +285,7 @@ class Rounds:
         ask = self._rule.ask(state, answers, self._num_asked if config.pluralllm.fresh_contexts else 0)
         replies = groups.ask(ask)
         reward_J, after, fields = self._rule.result(state, answers, replies)
-        held_out = bool(catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
+        held_out = bool(catalogue.held_out_Q[question_J].any())  # such a round leaves the rule's state as it was
         record = ServedRound(
             iteration=last.iteration + 1 if last else 1,
             round=number,
@@ -307,7 +307,7 @@ class Rounds:
 
 
 def _metrics(last: ServedRound) -> dict[str, Any]:
-    """What a trainer logs of a round; groups that are missing have no number."""
+    """Metrics of a round for a trainer's log; missing groups have none."""
     metrics = last.model_dump(include={"fairness_index", "fell_back", "format_score"})
     metrics |= {f"weight/{name}": weight for name, weight in last.weights.items()}
     metrics |= {f"group/{name}": mean for name, mean in last.rewards.items() if mean is not None}
@@ -315,5 +315,5 @@ def _metrics(last: ServedRound) -> dict[str, Any]:
 
 
 def _later(status: int, reason: str) -> HTTPException:
-    """A refusal of a request that may succeed after some seconds."""
+    """Error for a request that may succeed after `RETRY_SECONDS`."""
     return HTTPException(status, reason, {"Retry-After": str(RETRY_SECONDS)})

@@ -48,14 +48,15 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
             distribution.
 
     Returns:
-        (Q, K), 0 on padding. Of votes or rankings that tie for the majority, the one of the earliest group wins.
+        (Q, K), 0 on padding. Ties go to the earlier option, as in `targets_of_mean`, or to the ranking that has earlier
+        options first.
     """
     if target != "majority":
         return targets_of_mean(votes_GQK.mean(0), option_QK, target=target, num_groups=votes_GQK.shape[0])
     chosen_QK = np.zeros(option_QK.shape)
     for q in range(votes_GQK.shape[1]):
-        ballots, first, counts = np.unique(votes_GQK[:, q], axis=0, return_index=True, return_counts=True)
-        chosen_QK[q] = ballots[np.lexsort((first, -counts))[0]]
+        ballots, counts = np.unique(votes_GQK[:, q], axis=0, return_counts=True)  # sorted, earlier options last
+        chosen_QK[q] = ballots[::-1][counts[::-1].argmax()]
     return chosen_QK
 
 

@@ -26,15 +26,17 @@ OPTION_QK = np.array([[True, True, True], [True, True, False]])
 @pytest.mark.parametrize(
     ("choices_G", "winner"),
     [
-        ([1, 2, 2, 1, 0], 1),  # two each: the vote of the earlier group
-        ([2, 1, 1, 2, 0], 2),
-        ([0, 1, 2], 0),
+        ([1, 2, 2, 1, 0], 1),  # two each
+        ([2, 1, 1, 2, 0], 1),
+        ([2, 1, 0], 0),
+        ([0, 1, 2, 2], 2),
     ],
 )
-def test_ties_go_to_what_the_earlier_groups_voted(choices_G, winner):
+def test_a_majority_s_ties_go_to_the_earlier_option_whether_or_not_single_votes_are_known(choices_G, winner):
     votes_GQK = np.eye(3)[np.array(choices_G)][:, None]
-    found_QK = sft.sft_targets(votes_GQK, OPTION_QK[:1], target="majority")
-    assert found_QK.tolist() == [np.eye(3)[winner].tolist()]
+    of_votes_QK = sft.sft_targets(votes_GQK, OPTION_QK[:1], target="majority")
+    of_mean_QK = sft.targets_of_mean(votes_GQK.mean(0), OPTION_QK[:1], target="majority", num_groups=len(choices_G))
+    assert of_votes_QK.tolist() == of_mean_QK.tolist() == [np.eye(3)[winner].tolist()]
 
 
 def test_rankings_are_counted_whole():
@@ -43,6 +45,8 @@ def test_rankings_are_counted_whole():
     assert sft.sft_targets(votes_GQK, OPTION_QK[:1], target="majority").tolist() == [[2, 3, 1]]
     # mean rank scores: (3 + 2 + 3 + 2 + 2) / 5, (2 + 3 + 1 + 3 + 1) / 5, (1 + 1 + 2 + 1 + 3) / 5
     np.testing.assert_allclose(sft.sft_targets(votes_GQK, OPTION_QK[:1], target="votes"), [[2.4, 2.0, 1.6]])
+    # without the second B, A, C every ranking is there once: A, B, C has earlier options first
+    assert sft.sft_targets(votes_GQK[[1, 4, 2, 0]], OPTION_QK[:1], target="majority").tolist() == [[3, 2, 1]]
 
 
 RECIPE = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)

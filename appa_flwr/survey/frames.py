@@ -94,7 +94,7 @@ class Column:
     text: str = ""  # text of its question
     labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
     is_ordered: bool = False
-    options: Mapping[str, float | None] = field(default_factory=dict)  # option -> scale position, if the source lists
+    options: Mapping[str, float | None] = field(default_factory=dict)  # all options -> scale position, if listed
     is_question: bool = True
 
     def label(self, code: str) -> str:

@@ -2,9 +2,8 @@
 
     python -m experiments.beside_trl --trl-python TRL_ENVIRONMENT/bin/python    # without the option only SFT
 
-Both sides of a case get the same random model, prompts, answer lengths and optimizer steps. Each side has its own
-process, so that memory freed by one side cannot hide the use of the other. TRL's PPO runs without our packages, so
-they are imported inside the functions that need them.
+Both sides of a case get the same random model, prompts, answer lengths and optimizer steps. They run in separate
+processes, so that one's freed memory cannot hide the other's use. TRL's PPO runs without our packages.
 
 Axis letters: J rollouts, V vocabulary.
 """

@@ -95,8 +95,7 @@ def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
 def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     """Groups' influence under Equation 2: d Agg_alpha / d r_gj = exp(alpha r_gj) / sum_g' exp(alpha r_g'j).
 
-    Returns the mean over rollouts (G,), which sums to 1. With an infinite alpha, groups that tie for the extreme share
-    its weight. Raises as `alpha_aggregate`.
+    Returns the mean over rollouts (G,), which sums to 1; groups tied for an extreme share it. See `alpha_aggregate`.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
     ranges.check("alpha", alpha, ranges.Alpha)

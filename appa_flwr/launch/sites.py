@@ -95,7 +95,7 @@ def prepare(
 ) -> Sites:
     """Write the parties' folders, which only the user can read.
 
-    Existing keys, owners' policies and data files are kept.
+    Existing node keys, authorities, owners' policies and data files are kept.
 
     Args:
         survey: the public questions, with or without the groups' answers.

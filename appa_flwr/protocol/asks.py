@@ -280,8 +280,7 @@ def scales(numbers: Mapping[str, Number]) -> FloatArray:
 def world_of(config: Config, catalogue: str, targets: str) -> str:
     """Hash of a group's inputs other than the request: the config, and the hashes of catalogue and targets.
 
-    Without it a server could send the other groups another config, catalogue or PluralLLM, so that it knows their
-    numbers and can subtract them from the sum.
+    Without it a server could send the other groups another config, catalogue or PluralLLM to predict their numbers.
     """
     keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
     return hashed([sorted(keys.items()), config.sft.target, catalogue, targets]).hex()

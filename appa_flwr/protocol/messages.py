@@ -2,7 +2,7 @@
 
 The server greets the nodes (`HELLO`), then sends the public questions (`CATALOGUE`) and PluralLLM's final weights
 (`TARGETS`). Groups send numbers only in replies to `ASK`. With secure sums these numbers are masked, and `OPEN` asks
-for the seed that removes a group's own mask from the total. Outside the apps only this module uses Flower's records.
+for the seed that removes a group's own mask from the total. Below the apps only this module uses Flower's records.
 Replies:
 
 - to `HELLO`: fields `roster` (SHA-256 of the roster that the owner has pinned) and `round` (the last round that the

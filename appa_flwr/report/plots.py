@@ -102,8 +102,7 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
 def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
     """Panels over the rounds of a rule: scores, the groups' weights, and measures of the run's health.
 
-    Rounds in which the rule took the plain mean are grey. The groups with the highest last weights have colours and
-    names.
+    Rounds in which the rule took the plain mean are grey. Groups with the highest last weights have colours and names.
     """
     by_number = rounds.set_index("iteration")
     rewards_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)

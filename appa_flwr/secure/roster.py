@@ -41,7 +41,7 @@ def read_roster(data: bytes, *, source: str = ROSTER_FILE) -> Roster:
     """Parse the bytes of a TOML file with one line per group: name = "public key, 64 hexadecimal digits".
 
     Raises:
-        UserError: the file is malformed, a key occurs twice or cannot be used, or there are too few or many groups.
+        UserError: the file is malformed, a key is used twice or invalid, or there are too few or too many groups.
     """
     try:
         table = tomllib.loads(data.decode())

@@ -1,6 +1,6 @@
-"""APPA on Flower: surveys, aggregation rules, scores and finished runs. The names of `__all__` are the public ones.
+"""APPA on Flower: surveys, aggregation rules, scores and finished runs. The public names are in `__all__`.
 
-Each is loaded when it is first asked for: a group's machine has this package without the libraries of the others.
+Each name is imported on first use, since a group's machine lacks the libraries of the other parties.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The names that a notebook or a script uses; `appa_flwr` itself has them, and loads each when it is asked for."""
+"""Public names for notebooks and scripts; `appa_flwr` exports them and imports each on first use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Answer:
     """A policy's answer to a question with K options.
 
     Attributes:
-        text: as it was written.
-        prediction: (K,) a distribution, or for rankings preference scores, K for the first; None if it cannot be read.
+        text: the policy's text.
+        prediction: (K,) a distribution, or for rankings preference scores, K for the first; None if unreadable.
         format_score: in [0, 1].
     """
 
@@ -32,10 +32,10 @@ class Answer:
 
 
 class Policy(Protocol):
-    """A trained policy that is asked a question, outside of any run."""
+    """A trained policy that answers questions outside of a run."""
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
-        """The likeliest answer, token by token, to a question and its K options.
+        """Answer a question with K options by greedy decoding.
 
         Raises:
             UserError: fewer than two options, or more than the survey formats allow.
@@ -43,26 +43,26 @@ class Policy(Protocol):
 
 
 class Predictor(Protocol):
-    """A run's preference predictor, for a group that need not have been in the run."""
+    """A run's preference predictor, also for groups that were not in the run."""
 
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
-        """A group's answers to all questions of the run, from its answers to some, or to none.
+        """Predict a group's answers to all questions of the run, from its answers to some, or to none.
 
-        `answers` are shares by question id; each of these questions is predicted from the others. The result has a row
-        a question and option: `question` (its id), `text`, `option`, `share`.
+        `answers` are shares by question id; each of these questions is predicted from the others. The result has one
+        row per question and option: `question` (its id), `text`, `option`, `share`.
 
         Raises:
-            UserError: an unknown question, or shares that do not fit its options or sum to 1.
+            UserError: an unknown question, or shares that do not fit its options or do not sum to 1.
         """
 
 
 class Run(RunFiles):
-    """A run's folder, read: DataFrames `summary`, `iterations` and `scores`; and its trained models."""
+    """Contents of a run's folder: DataFrames `summary`, `iterations` and `scores`, and the trained models."""
 
     def intervals(self) -> pd.DataFrame:
         """Levels of all methods and PPO's differences to them, by the training metric, with 95 % intervals.
 
-        A row a method, `less` ("" for its level), kind of target and measure: `value`, `low`, `high`.
+        One row per method, `less` ("" for its level), kind of target and measure: `value`, `low`, `high`.
         """
         return frames.of_run(self)
 
@@ -70,7 +70,7 @@ class Run(RunFiles):
         """The trained preference predictor. Reads the run's survey for its questions, and loads torch.
 
         Raises:
-            UserError: the run has left none, or its survey is no longer there or another one.
+            UserError: the run has no predictor, or its survey is missing or has changed.
         """
         predictor: Predictor = importlib.import_module("server_app.loaded").LoadedPredictor(self.folder, self.config)
         return predictor
@@ -79,17 +79,17 @@ class Run(RunFiles):
         """The trained policy, in float32. Loads torch and Transformers.
 
         Raises:
-            UserError: the run has left none, or its base model is no longer there.
+            UserError: the run has no policy, or its base model is missing.
         """
-        # By name: the server's code lies above this package, which a group has without it.
+        # Imported by name, since a group has this package without the server's code.
         policy: Policy = importlib.import_module("server_app.loaded").LoadedPolicy(self.folder, self.config)
         return policy
 
 
 def load_run(path: str | Path) -> Run:
-    """Read what a run has written so far.
+    """Read the files that a run has written so far.
 
     Raises:
-        UserError: no run lies there, or one of its files cannot be read.
+        UserError: the folder is not a run's, or one of its files cannot be read.
     """
     return Run(**vars(read_run(Path(path))))

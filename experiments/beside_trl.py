@@ -1,9 +1,9 @@
-"""Beside TRL: our PPO and TRL 1.12's PPOTrainer, our SFT and TRL's SFTTrainer, in CPU seconds of one thread.
+"""Benchmark: our PPO and TRL 1.12's PPOTrainer, our SFT and TRL's SFTTrainer, in CPU seconds of one thread.
 
-    python -m experiments.beside_trl --trl-python TRL_ENVIRONMENT/bin/python    # without it SFT alone
+    python -m experiments.beside_trl --trl-python TRL_ENVIRONMENT/bin/python    # without the option only SFT
 
-Both sides of a case get the same random model, prompts, answer lengths and optimizer steps, in a process each: memory
-that one gives back cannot hide what the other takes. TRL's PPO runs without our packages: our sides import them.
+Both sides of a case get the same random model, prompts, answer lengths and optimizer steps. They run in separate
+processes, so that one's freed memory cannot hide the other's use. TRL's PPO runs without our packages.
 
 Axis letters: J rollouts, V vocabulary.
 """
@@ -41,12 +41,12 @@ from appa_flwr.core.errors import UserError
 
 SEED = 0
 PAD_ID, EOS_ID, FIRST_WORD = range(3)
-SHORTEST_ANSWER, LONGEST_ANSWER = 10, 25  # of answers that end
+SHORTEST_ANSWER, LONGEST_ANSWER = 10, 25  # lengths of answers that end
 LORA_RANK, LORA_TARGETS = 16, ["q_proj", "k_proj", "v_proj", "o_proj"]
 PPO_EPOCHS = 2
-TRL_MICRO_BATCH, TRL_MINI_BATCHES = 4, 8  # as in the paper; TRL takes one optimizer step an epoch all the same
-LOSSES_APART = 1e-3  # at most: the sides add up in different orders
-FAR = 1e4  # a logit this far out is certain at any temperature
+TRL_MICRO_BATCH, TRL_MINI_BATCHES = 4, 8  # as in the paper; TRL still takes one optimizer step per epoch
+LOSSES_APART = 1e-3  # largest difference, due to different orders of summation
+FAR = 1e4  # size of a logit that decides at any temperature
 
 _SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers")
 _HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -56,10 +56,10 @@ SMOLLM2 = dict(zip(_SIZES + _HEADS, ("llama", 576, 1536, 30, 9, 3, 64), strict=T
 
 @dataclass(frozen=True)
 class Workload:
-    """One case: a model of these `sizes`, which lies in `folder`, and how its prompts and answers are drawn.
+    """One case: a model of these `sizes` in `folder`, and the lengths of its prompts and answers.
 
-    All prompts begin with the same `prefix` tokens, after which come `shortest` to `longest` of their own. PPO's
-    answers have 60 tokens, or 10 to 25 where `ends`. One update more than `updates` warms up.
+    All prompts begin with the same `prefix` tokens, followed by `shortest` to `longest` tokens of their own. PPO's
+    answers have 60 tokens, or 10 to 25 if `ends`. One more update than `updates` is run, for warm-up.
     """
 
     prefix: int = 220
@@ -73,7 +73,7 @@ class Workload:
     folder: str = ""
 
     def rows(self) -> list[tuple[list[int], list[int]]]:
-        """For each rollout of all updates a random prompt and the answer that SFT teaches, as token ids."""
+        """Random prompts and answers for SFT, one pair for each rollout of all updates, as token ids."""
         rng = random.Random(SEED)
 
         def tokens(fewest: int, most: int) -> list[int]:
@@ -104,9 +104,9 @@ CASES = {
 
 @contextmanager
 def answer_lengths(model: Any, *, ends: bool) -> Iterator[None]:
-    """While it lasts, one rollout from the model never ends a row or, where `ends`, after 10 to 25 tokens.
+    """Within the context one rollout of the model never ends a row or, if `ends`, ends rows after 10 to 25 tokens.
 
-    Each of these lengths is equally likely, however a trainer sorts, splits or shortens its rows.
+    These lengths are equally likely, no matter how a trainer sorts, splits or shortens its rows.
     """
     numbers = itertools.count(1)
 
@@ -125,17 +125,17 @@ def answer_lengths(model: Any, *, ends: bool) -> Iterator[None]:
 
 
 class Recorder(transformers.TrainerCallback):  # type: ignore[misc]
-    """Measures updates in this process: a trainer calls `on_train_begin`, and `on_step_end` after each."""
+    """Measures updates in this process: a trainer calls `on_train_begin`, and `on_step_end` after each update."""
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Take the baselines."""
+        """Record the state before the first update."""
         self._steps = list[object]()
         self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._steps.append(optimizer))
         self._resident = psutil.Process().memory_info().rss
         self._times = [time.process_time()]
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """End an update."""
+        """Record the end of an update."""
         self._times.append(time.process_time())
 
     def measured(self) -> dict[str, float]:
@@ -146,14 +146,14 @@ class Recorder(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer of two special tokens: all texts come as token ids."""
+    """Make a tokenizer with only two special tokens, since all texts are given as token ids."""
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": PAD_ID, "<eos>": EOS_ID}, "<pad>"))
     special = {"pad_token": "<pad>", "eos_token": "<eos>"}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, padding_side="left", **special)
 
 
 def our_ppo(work: Workload) -> dict[str, float]:
-    """Run the updates by our engine; the reward is whether an answer begins with an odd token id."""
+    """Run the updates with our engine; the reward is 1 if an answer begins with an odd token id, else 0."""
     from appa_flwr.config import Config, Scalar
     from server_app.policy.base import load_model
     from server_app.policy.models import ppo_models
@@ -176,7 +176,7 @@ def our_ppo(work: Workload) -> dict[str, float]:
 
 
 class _OddIds(nn.Module):
-    """Whether a token's id is odd, as a reward model: TRL calls what the prefix names, and then `score`."""
+    """Reward model that detects odd token ids; TRL calls the method named by `base_model_prefix`, then `score`."""
 
     base_model_prefix = "forward"
     score = nn.Identity()
@@ -186,9 +186,9 @@ class _OddIds(nn.Module):
 
 
 def trl_ppo(work: Workload) -> dict[str, float]:
-    """Run the updates by TRL's PPOTrainer, with LoRA policy and value on two copies of the model.
+    """Run the updates with TRL's PPOTrainer, with LoRA policy and value on two copies of the model.
 
-    Its loader has a batch more than there are updates: in the last one TRL would take 48 optimizer steps, because
+    The loader has one batch more than updates: in the loader's last batch TRL would take 48 optimizer steps, because
     Accelerate ends gradient accumulation with the loader.
     """
     from trl.experimental.ppo import PPOConfig, PPOTrainer
@@ -230,7 +230,7 @@ def trl_ppo(work: Workload) -> dict[str, float]:
 
 
 def sft(work: Workload, *, ours: bool) -> dict[str, float]:
-    """Run the updates by our trainer or, if not `ours`, by TRL's with plain rows."""
+    """Run the updates with our trainer or, if not `ours`, with TRL's trainer on plain rows."""
     from datasets import Dataset
     from trl import SFTTrainer
 
@@ -240,7 +240,7 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
 
     keys: dict[str, Scalar] = {"policy.tuning": "lora"}
     keys |= {"sft.steps": 1 + work.updates, "sft.batch-size": work.rollouts, "sft.learning-rate": 5e-6}
-    config = Config.load({**keys, "ppo.micro-batch-tokens": 600})  # as preset smollm2 has it
+    config = Config.load({**keys, "ppo.micro-batch-tokens": 600})  # as in preset smollm2
     model = load_model(config, work.folder, quantized=False)
     rows = [{"input_ids": p + a, "completion_mask": [0] * len(p) + [1] * len(a)} for p, a in work.rows()]
     dataset, folder, recorder = Dataset.from_list(rows), Path(work.folder) / "trained", Recorder()
@@ -255,7 +255,7 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
 
 
 def run_side(python: str, side: Callable[..., dict[str, float]], work: Workload, **more: bool) -> dict[str, float]:
-    """What a side measures, in a process of that Python; where it fails, a UserError after what it printed."""
+    """Measure a side in a process of this Python; if it fails, prints its output and raises UserError."""
     call = f"module.{side.__name__}(module.Workload(**json.load(sys.stdin)), **{more})"
     code = f"import json, sys; from experiments import beside_trl as module; print('\\n', json.dumps({call}))"
     alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

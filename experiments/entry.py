@@ -1,4 +1,4 @@
-"""Entry of every `python -m experiments...`."""
+"""Entry point of every `python -m experiments...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appa_flwr.launch.terminal import exit_codes
 
 
 def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], object] = typer.run) -> None:
-    """Run a command that ends as `exit_codes` has it; `call` reads the command's options and calls it."""
+    """Run a command with the exit codes of `exit_codes`; `call` parses the command's options and calls it."""
     spec = sys.modules["__main__"].__spec__
     with exit_codes(spec.name.removesuffix(".__main__") if spec else main.__name__):
         call(main)

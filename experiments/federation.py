@@ -1,4 +1,4 @@
-"""A federation in this process: nodes that answer as soon as they are asked."""
+"""A federation in this process, whose nodes answer immediately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server_app.federation.groups import Groups
 
 
 class LocalGrid(OverlapGrid):
-    """A grid whose nodes are a function of the message; None stands for a node that does not answer."""
+    """A grid whose replies are a function of the message; None means that the node does not answer."""
 
     def __init__(self, nodes: Collection[int], answer: Callable[[Message], Message | None]) -> None:
         super().__init__(cast(Grid, None))
@@ -60,20 +60,20 @@ class LocalGroups(Groups):
 
 
 class Deployed:
-    """Groups of a survey as deployed nodes in a folder, each with the real ClientApp, and a server that has met them.
+    """Groups of a survey as deployed nodes in a folder, each with the real ClientApp, and the server's view of them.
 
     Attributes:
-        config: of the runs to come.
-        silent: nodes that do not answer, by their place in the survey.
-        groups: the run's.
-        public: its catalogue.
+        config: config of the next runs.
+        silent: nodes that do not answer, by the index of their group in the survey.
+        groups: the current run's groups.
+        public: the current run's catalogue.
     """
 
     groups: Groups
     public: Catalogue
 
     def __init__(self, survey: Survey, folder: Path, policy: Mapping[str, object], config: Config) -> None:
-        """Write every group's data and its owner's policy, of these keys; for secure sums its key and a roster too."""
+        """Write every group's data, and an owner's policy with these keys; for secure sums also keys and a roster."""
         self.config, self.silent = config, set[int]()
         self._names, self._run, self._contexts = survey.groups, 0, dict[int, Context]()
         files = {name: folder / slug / "group.jsonl" for name, slug in store.slugs(survey.groups).items()}
@@ -91,7 +91,7 @@ class Deployed:
         self._node_configs = [{"group": name, "data": str(files[name]), "policy": str(owner)} for name in self._names]
 
     def begin(self, questions: Sequence[Question], *, held_out: int, weights: ArrayRecord) -> None:
-        """A new run with this PluralLLM, of which the first `held_out` questions are.
+        """Begin a run with these weights of PluralLLM; the first `held_out` questions are held out.
 
         Raises:
             UserError: the groups refuse to take part.
@@ -114,14 +114,14 @@ class Deployed:
 
 
 def catalogue(questions: Sequence[Question], *, held_out: int) -> Catalogue:
-    """Public questions, of which the first `held_out` are held out and the others train."""
+    """Make a catalogue in which the first `held_out` questions are held out and the others train."""
     train_Q = np.arange(len(questions)) >= held_out
     return Catalogue(tuple(questions), train_Q, *embed_questions(questions), unanswered_Q=np.zeros_like(train_Q))
 
 
 @contextmanager
 def flower_task() -> Iterator[None]:
-    """Let `Message` be made as inside a running ServerApp, which Flower tells by the process's identity; no logs."""
+    """Set Flower's process identity to a running ServerApp's, which `Message` requires; hide Flower's info logs."""
     before = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
     level = logger.level
     logger.setLevel(logging.WARNING)

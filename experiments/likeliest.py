@@ -1,4 +1,4 @@
-"""The answers that are likeliest by replies: of sums over the answers, and of steps that are nearly linear in them.
+"""Reconstruction of answers from replies: from sums over answers, and from training steps nearly linear in answers.
 
 Axis letters: N answers, K options, M = N * K, R replies, S rounds of training, P weights.
 """
@@ -18,25 +18,25 @@ from appa_flwr.core.errors import UserError
 FloatArray = npt.NDArray[np.float64]
 
 STARTS, SEARCH = 20, 200
-"""Starts of the search, and steps from each."""
+"""Starting points of the search, and steps from each."""
 
 SHIFT = 1e-4
-"""How far the search moves the logarithms of answers for a derivative."""
+"""Change of the answers' logarithms for numerical derivatives."""
 
 RIDGES = np.geomspace(1e-4, 1e2, 19)
-"""Strengths of the regression, of which the best is chosen by leave-one-out; steps have size 1."""
+"""Penalties of the ridge regression, of which leave-one-out chooses the best; steps are scaled to size 1."""
 
 
 def by_sums(
     parts: Callable[[FloatArray], FloatArray], reply_R: FloatArray, shape: tuple[int, int], *, noise: float
 ) -> FloatArray:
-    """Answers (N, K) whose replies are nearest to those that were given, by least squares.
+    """Find the answers (N, K) whose replies are nearest to the observed replies, by least squares.
 
     Args:
-        parts: what each of such answers adds to each reply, (R, N); an answer changes its own parts alone.
-        reply_R: the given replies.
+        parts: maps answers (N, K) to each answer's part of each reply, (R, N); an answer affects only its own parts.
+        reply_R: the observed replies.
         shape: N, K.
-        noise: how far a reply may be off; the more, the nearer the answers stay to uniform ones.
+        noise: typical error of a reply; with more noise the answers stay nearer to uniform ones.
 
     Raises:
         UserError: there is no reply.
@@ -53,7 +53,7 @@ def by_sums(
         return np.asarray(np.r_[parts(answers(free_F)).sum(axis=1) - reply_R, noise * free_F])
 
     def slope(free_F: FloatArray) -> FloatArray:
-        shift_KF = SHIFT * np.tile(np.eye(options - 1), number)  # all answers move at once
+        shift_KF = SHIFT * np.tile(np.eye(options - 1), number)  # all answers are shifted at once
         here_RN = parts(answers(free_F))
         slope_RNK = np.stack([parts(answers(free_F + shift_F)) - here_RN for shift_F in shift_KF], axis=2) / SHIFT
         return np.asarray(np.r_[slope_RNK.reshape(len(reply_R), -1), noise * np.eye(len(free_F))])
@@ -65,15 +65,15 @@ def by_sums(
 
 
 def by_steps(answer_SNK: FloatArray, step_SP: FloatArray, step_P: FloatArray, *, rounds: int) -> FloatArray:
-    """Answers (N, K) by ridge regression of known answers on what training with them has changed.
+    """Predict answers (N, K) by a ridge regression of known answers on the weights' changes in training on them.
 
-    What is not linear in the answers counts as noise of a round's own draws, of which a mean over rounds has less.
+    The part of a change that is not linear in the answers counts as noise of a round; a mean over rounds reduces it.
 
     Args:
         answer_SNK: the known answers.
-        step_SP: what a round of training on each has changed.
-        step_P: the mean of what rounds with the unknown answers have changed.
-        rounds: their number.
+        step_SP: change of the weights by a round of training on each known answer.
+        step_P: mean change of the weights over rounds of training on the unknown answers.
+        rounds: number of rounds in `step_P`.
     """
     answer_SM = answer_SNK.reshape(len(answer_SNK), -1)
     known_SX = np.c_[answer_SM, np.ones(len(answer_SM))]

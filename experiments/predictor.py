@@ -1,9 +1,9 @@
-"""PluralLLM by itself on real surveys, beside what costs nothing: surveys x seeds x rows of a table.
+"""PluralLLM alone on real surveys, compared with baselines without training: surveys x seeds x rows of a table.
 
     python -m experiments.predictor
 
-Groups are seen (they train) or unseen (they bring context only); both are scored on questions that are held out from
-everyone's training. It prints Markdown: means over seeds with the lowest and highest.
+Groups are seen (they train) or unseen (they provide only context); both are scored on questions that are held out from
+all training. Prints Markdown tables of the mean over seeds with the lowest and highest number.
 
 Axis letters: G groups, Q questions, K options.
 """
@@ -52,39 +52,39 @@ NUM_SEEN = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 UNSEEN, SEEN = "unseen", "seen"
 SIZES = (1, 4, 16, 64, 128)
-"""Numbers of context questions with which the first row is scored too."""
+"""Further numbers of context questions with which the first row is scored."""
 ROWS: Mapping[str, tuple[str, ...]] = {
     "residual": (),
     "attention": PAPER,
 }
-"""Name -> keys of a predictor."""
+"""Name of a predictor -> its config keys."""
 ATTENTION_DRAWS = 4
-"""Contexts over which a prediction of the attention network is a mean; a run draws them anew each iteration."""
+"""Number of contexts over which the attention network's predictions are averaged; a run redraws them per iteration."""
 
 
 class Part(NamedTuple):
-    """Groups with their answers to training questions, which predictions rest on, and to held-out ones, both (G,)."""
+    """Groups' answers to training questions, the context of predictions, and to held-out questions, both (G,)."""
 
     context: tuple[GroupData, ...]
     truth: tuple[GroupData, ...]
 
 
 class Problem(NamedTuple):
-    """The public questions, and groups: `SEEN` ones train, their truth chooses among rounds."""
+    """The public questions and the groups; `SEEN` groups train, and their held-out answers choose among rounds."""
 
     public: Catalogue
     parts: Mapping[str, Part]
 
 
 def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
-    """Read a survey in the folder, or generate one, and part its groups and questions by this seed.
+    """Read a survey in the folder, or generate one, and split its groups and questions by this seed.
 
-    Refusals are left out. GlobalQA's seen groups are the paper's eight countries; those of GSS (13 of 22) and of the
-    generated survey (6 of 8) are drawn with the seed, OpinionQA leaves out one of three thirds, by seed modulo 3. Texts
-    are embedded by MiniLM, those of the generated survey, whose words they know, by n-grams.
+    Refusals are dropped. GlobalQA's seen groups are the paper's eight countries; those of GSS (13 of 22) and of the
+    generated survey (6 of 8) are drawn with the seed; OpinionQA's unseen groups are one of three thirds, by seed modulo
+    3. Texts are embedded by MiniLM, or by n-grams for the generated survey, whose held-out questions have known words.
 
     Raises:
-        UserError: the survey's file is not there, or no folder is named.
+        UserError: the survey's file is missing, or no folder is given.
     """
     if name == "generated":
         survey = generate(seed=seed)
@@ -122,7 +122,7 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
 
 
 def train(problem: Problem, config: Config) -> Predictor:
-    """Train a fresh network as a run's server does, every group on a node of its own, all of them in this process."""
+    """Train a new network as a run's server does, with one node per group, all in this process."""
     pairs = {data.group: (data, held_out) for data, held_out in zip(*problem.parts[SEEN], strict=True)}
 
     def numbers(ask: Ask, group: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def train(problem: Problem, config: Config) -> Predictor:
 
 
 def measure(predicted: Sequence[FloatArray], truth: Sequence[GroupData], option_QK: BoolArray) -> dict[str, float]:
-    """Compare (G,) tables of predictions (Q, K) with the groups' answers to questions of at least two options.
+    """Compare (G,) tables of predictions (Q, K) with the groups' answers to questions with at least two options.
 
     Returns:
         "js_distance", the mean over answers of 1 - the Jensen-Shannon distance with natural logarithms, as in the
@@ -159,10 +159,10 @@ def measure(predicted: Sequence[FloatArray], truth: Sequence[GroupData], option_
 
 
 def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
-    """Baselines that need no training, a table a group.
+    """Baselines without training, one table per group.
 
-    The mean of the others reads what the seen groups answered to the very question, held-out ones too: no predictor of
-    a new question knows that. Where nobody else answered it is the uniform answer.
+    The mean of the others uses the seen groups' answers to the same question, even to a held-out one, which a predictor
+    of new questions cannot know. If no other group has answered, it is the uniform answer.
     """
     public = problem.public
     uniform_QK = public.option_QK / public.option_QK.sum(axis=1, keepdims=True)
@@ -178,7 +178,7 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
 
 
 def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Train once and score both parts; the first row also has other numbers of context questions, and baselines."""
+    """Train once and score both parts; the first row adds other numbers of context questions, and baselines."""
     config = assemble((*SETTINGS, *ROWS[row], f"seed={seed}"), folder=None)
     problem = load_problem(dataset, seed=seed, folder=folder)
     trained = train(problem, config)

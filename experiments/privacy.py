@@ -1,10 +1,10 @@
-"""What a lying server reads of a group's survey answers: from plain replies, and from secure sums.
+"""Attacks of a malicious server: what plain replies and secure sums reveal of a group's survey answers.
 
     python -m experiments.privacy
 
-Groups are deployed nodes: the real ClientApp with owner's policy, ledger and key, asked through the server's own code.
-The server chooses config, catalogue, weights and requests, and looks for the answers whose replies are those it got.
-Under sums it takes the groups' mean for the attacked group's numbers.
+Groups are deployed nodes: the real ClientApp with owner's policy, ledger and key, asked by the server's real code. The
+server chooses config, catalogue, weights and requests, and searches for the answers that explain the replies. With
+secure sums it uses the groups' mean as the attacked group's numbers.
 
 Axis letters: G groups, N answered questions, K options, J scored answers, P weights, R numbers of replies, S rounds.
 """
@@ -52,20 +52,20 @@ SETTINGS: Mapping[str, Scalar] = {
     "metric": "cosine",
     "sft.target": "smoothed-votes",
 }
-# Logarithms of PluralLLM's kernel: predictions are the network's, or the answer to the question that reads alike.
+# Logarithms of PluralLLM's kernel: predictions are the network's, or the answer to the most similar question.
 NETWORK_ALONE = {"log_weight": -6.0, "view_shares": 0.0}
 NEAREST_ALONE = {"log_weight": 1.0, "log_noise": -2.0, "view_shares": 1.0}
-ROUNDING = 12**-0.5  # how far off is what was rounded to multiples of 1
+ROUNDING = 12**-0.5  # standard deviation of the error of rounding to multiples of 1
 
 
 def _questions(number: int) -> list[Question]:
-    """So many, of the same options."""
+    """Make questions with the same options."""
     options = tuple(f"answer {k}" for k in range(OPTIONS))
     return [Question(f"q{n}", f"What of topic {n}?", options) for n in range(number)]
 
 
 def _weights(config: Config, seed: int, kernel: Mapping[str, float]) -> ArrayRecord:
-    """Random weights of PluralLLM; those of the kernel as given."""
+    """Make random weights of PluralLLM, with the given weights of the kernel."""
     state, generator = initial_weights(config).to_torch_state_dict(), torch.Generator().manual_seed(seed)
     for name, value in state.items():
         if not name.startswith("log_"):
@@ -76,7 +76,7 @@ def _weights(config: Config, seed: int, kernel: Mapping[str, float]) -> ArrayRec
 
 
 class Nodes(Deployed):
-    """Groups with answers (G, N, K) to `asked`, of which the server wants to know those of the `compared` one."""
+    """Groups with answers (G, N, K) to the questions `asked`; the server attacks the group with index `compared`."""
 
     def __init__(self, folder: Path, answer_GNK: FloatArray, policy: Mapping[str, object], config: Config) -> None:
         self.answer_GNK, self.compared = answer_GNK, 0
@@ -85,7 +85,7 @@ class Nodes(Deployed):
         super().__init__(Survey(tuple(self.asked), answers), folder, policy, config)
 
     def ask(self, request: asks.Ask) -> dict[str, FloatArray]:
-        """The attacked group's numbers, or their mean over the groups under sums; a UserError if they refuse."""
+        """The attacked group's numbers, or with secure sums the mean over groups; raises UserError if they refuse."""
         answer = self.groups.ask(request)
         return {name: answer.each(name)[0] if answer.data.ndim == 2 else answer.mean(name) for name in answer.numbers}
 
@@ -95,7 +95,7 @@ Attack = Callable[[Nodes], FloatArray]
 
 @cache
 def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
-    """Answers (S, N, K) that the server makes up, and what a round of training on each changes (S, P)."""
+    """Made-up answers (S, N, K), and the change of the weights by a round of training on each (S, P)."""
     answer_SNK = np.random.default_rng(0).dirichlet(np.ones(OPTIONS), size=(MADE_UP, number))
     public, weight_P = catalogue(_questions(number + 1), held_out=0), messages.join_weights(_weights(config, 0, {}))
     step_SP = np.empty((MADE_UP, len(weight_P)))
@@ -106,11 +106,11 @@ def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
 
 
 def by_training(nodes: Nodes, *, rounds: int, steps: int = 16) -> FloatArray:
-    """From so many training rounds that start with the same weights, beside rounds that the server trains itself."""
+    """Attack by training rounds from the same weights, compared with the server's own rounds on made-up answers."""
     settings: dict[str, Scalar] = {"pluralllm.local-steps": steps}
     number, config = len(nodes.asked), Config.load({**nodes.config.flat(), **settings})
     nodes.config, weights = config, _weights(config, 0, {})
-    nodes.begin(_questions(number + 1), held_out=0, weights=weights)  # one more: a single text has no features
+    nodes.begin(_questions(number + 1), held_out=0, weights=weights)  # one more, since a single text has no features
     array, rounds_R = {"weights": messages.join_weights(weights)}, WARM_UP_STEPS + 1 + np.arange(rounds)
     replies = [nodes.ask(asks.Ask(asks.UPDATE, array, {"round": int(n)})) for n in rounds_R]
     step_P = np.mean([numbers["step"] / numbers["answers"] for numbers in replies], axis=0)
@@ -119,9 +119,9 @@ def by_training(nodes: Nodes, *, rounds: int, steps: int = 16) -> FloatArray:
 
 
 def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray:
-    """From validation errors or, one request a run, scores of PluralLLM with so many random weights.
+    """Attack by PluralLLM's validation errors, or by its scores (one request per run), with random weights each turn.
 
-    The first `number` questions are held out, the others train; the network's mean alone predicts.
+    The first `number` questions are held out, the others train; only the network's mean predicts.
     """
     validates, mixes = kind == asks.VALIDATION, choices(nodes.config.pluralllm.architecture)
     settings = {"size": len(mixes if validates else summed())}
@@ -136,20 +136,20 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         try:
             numbers = nodes.ask(asks.Ask(kind, {"weights": weight_P}, settings))
         except UserError:
-            break  # as many replies as the owner allows
+            break  # the owner's limit of replies is reached
         if validates:
             totals = np.r_[numbers["answers"], numbers["answers"] - numbers["error"]]
         else:
             totals = numbers["scores"][0, place : place + 1 + len(MEASURES)]
         if not totals[0]:
-            break  # fewer answers than the owner asks for
+            break  # fewer answers than the owner's policy requires
         reply_R += [*totals[1:] / totals[0]]
         ours = predictor.load(nodes.config, weight_P, nodes.public)
         mean_NK = ours.targets(nobody)[:number]
         plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
         predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]
     distance: Callable[..., FloatArray] = partial(rewards.js_distance, base=np.e)
-    measures = [distance] if validates else [rewards.js, distance, rewards.wasserstein]  # of the second, `MEASURES`
+    measures = [distance] if validates else [rewards.js, distance, rewards.wasserstein]  # the latter are `MEASURES`
 
     def parts(answer_NK: FloatArray) -> FloatArray:
         pairs = np.concatenate(predicted), np.tile(answer_NK, (len(predicted), 1))
@@ -160,7 +160,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
 
 
 def _corners(nodes: Nodes) -> asks.ScoreRequest:
-    """A run with made-up questions that read as the groups' own, and scores of each of their options."""
+    """Begin a run with held-out copies of the groups' questions; returns the request to score each option of these."""
     number = len(nodes.asked)
     copies = [replace(question, question_id=f"copy of {question.question_id}") for question in nodes.asked]
     nodes.begin([*copies, *nodes.asked], held_out=number, weights=_weights(nodes.config, 0, NEAREST_ALONE))
@@ -168,13 +168,13 @@ def _corners(nodes: Nodes) -> asks.ScoreRequest:
 
 
 def _from_corners(reward_J: FloatArray) -> FloatArray:
-    """Answers (N, K) with these rewards: a corner's cosine is the share of its option over the answer's length."""
+    """Answers (N, K) from rewards: a corner's cosine is the share of its option divided by the answer's length."""
     cosine_NK = np.maximum(2.0 * reward_J.reshape(-1, OPTIONS) - 1.0, 1e-9)
     return np.asarray(cosine_NK / cosine_NK.sum(axis=1, keepdims=True))
 
 
 def by_rewards(nodes: Nodes, *, change: float | None = None) -> FloatArray:
-    """From scores of made-up questions; with `change`, from what a second sum lacks, of answers that far off."""
+    """Attack by scores of copied questions; with `change`, by a second sum without the group over changed answers."""
     request, name, groups = _corners(nodes), "cosine targets reward", len(nodes.answer_GNK)
     reward_J = nodes.ask(request.ask(asks.REWARDS))[name]
     if change is not None and not nodes.groups.plain:
@@ -185,7 +185,7 @@ def by_rewards(nodes: Nodes, *, change: float | None = None) -> FloatArray:
 
 
 def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArray:
-    """From own scores, one a row of options, answers to made-up questions: many copies beside -1, an unreadable one."""
+    """Attack by own scores, one per row of options for the copied questions; -1 is an unreadable answer."""
     metrics, number, reply_R = _corners(nodes).metrics, len(nodes.asked), list[float]()
     for option_N in option_RN:
         copies = COPIES if (option_N < 0).any() else 1
@@ -204,7 +204,7 @@ def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArr
 
 
 def by_terms(nodes: Nodes, *, iterations: int = 20) -> FloatArray:
-    """From rule appa's sums, once scores of one answer have given nearly all weight to the worst-off group."""
+    """Attack by rule appa's sums, after requests with one answer have given the worst-off group nearly all weight."""
     corners, groups, appa = _corners(nodes), len(nodes.answer_GNK), nodes.config.appa
     nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
     state, sums = first("appa", appa, groups), dict[str, FloatArray]()
@@ -230,22 +230,22 @@ ATTACKS: Mapping[str, tuple[int, Attack]] = {
     "own scores: 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
     "terms of appa: of the worst-off group, unnamed": (10, by_terms),
 }
-"""Attack -> how many questions the groups have answered, and what reads the answers to the first ten of them."""
+"""Attack -> number of questions that the groups have answered, and function that reads the first ten answers."""
 
 
 def guess(nodes: Nodes) -> FloatArray:
-    """The uniform answers, which need no message."""
+    """Guess uniform answers, without any message."""
     return np.full(nodes.answer_GNK.shape[1:], 1.0 / OPTIONS)
 
 
 def learned(number: int, read: Attack, *, sums: str, seed: int, policy: Mapping[str, object]) -> float:
-    """Mean total variation distance of what an attack reads to the answers; NaN where it is refused.
+    """Mean total variation distance between an attack's result and the answers; NaN if the attack is refused.
 
     Args:
-        number: of questions that the groups have answered.
+        number: number of questions that the groups have answered.
         read: the attack.
         sums: the run's `run.sums`.
-        seed: of the answers.
+        seed: seed of the answers.
         policy: keys of every owner's policy.
     """
     groups = GROUPS if sums == "secure" else 1
@@ -263,9 +263,9 @@ def main(
     seeds: Annotated[int, typer.Option(help="Sets of groups.", min=1)] = 2,
     output: Annotated[Path, typer.Option(help="Folder of the table and single numbers.")] = Path("runs/privacy"),
 ) -> None:
-    """Measure what chosen messages tell of a group's answers under the owner's defaults; 0 is exact."""
+    """Measure what chosen messages reveal of a group's answers under the owner's defaults; 0 is exact."""
     torch.set_num_threads(1)
-    logging.getLogger("appa").setLevel(logging.CRITICAL)  # of refusals, which the table has
+    logging.getLogger("appa").setLevel(logging.CRITICAL)  # hides logs of refusals, which the table shows
 
     def measure(setting: study.Setting, seed: int) -> dict[str, float]:
         number, read = ATTACKS[setting[0]]

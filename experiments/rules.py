@@ -1,15 +1,15 @@
-"""Comparison of rules: gain for the worst group and its price, as groups differ more and more.
+"""Comparison of rules: gain for the worst group and loss for the average group, at growing distances of groups.
 
     python -m experiments.rules
-    python -m experiments.rules --liars --seeds 5    # what a lying minority wins for itself and costs the others
+    python -m experiments.rules --liars --seeds 5    # what a lie gains for the liar and costs the others
 
-Every rule is followed by free answers to each question (`appa_flwr.analysis.destinations`) on the same generated
-populations, from groups that hardly differ to groups that do. Free answers can reach the best shared ones, so what they
-end with tells rules apart, and nothing of what a language model learns. Rules share questions and noise, so a
-population is a pair of any two of them.
+Free answers to each question are optimised under every rule (`appa_flwr.analysis.destinations`), on the same generated
+populations, from nearly equal to very different groups. Free answers can reach the best shared answers, so their end
+points distinguish rules, but they do not show what a language model learns. Rules share questions and noise, so their
+scores on a population are paired.
 
-A liar is the group that the mean of all serves worst. It lies in training, always in the same way; scores are then by
-every group's true answers. Honest and lying runs share questions and noise too, so their difference is the lie's.
+The liar is the group that the mean of all groups' answers serves worst. It lies in training, always in the same way;
+scores use every group's true answers. Honest and lying runs share questions and noise, so they are paired too.
 
 Legend: G groups, Q questions, K options, J answers.
 """
@@ -51,13 +51,13 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "half": lambda reward_J: reward_J / 2,
     "stretched": lambda reward_J: np.clip(reward_J.mean() + STRETCH * (reward_J - reward_J.mean()), 0.0, 1.0),
 }
-"""Rewards (J,) that the liar sends: its own; half of them; three times their distance from the mean."""
+"""Rewards (J,) that the liar sends: its true rewards; half of them; their distance from the mean times three."""
 
 
 def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> dict[str, float]:
-    """True scores of the answers that a rule ends with, the liar's and the others' among them.
+    """True scores of a rule's destination, including the liar's score and the mean of the others.
 
-    As rule `BEST` it is Min AS of the best shared answers for the worst group.
+    Rule `BEST` gives Min AS of the shared answers that are best for the worst group.
     """
     size = {"num_questions": QUESTIONS, "num_groups": GROUPS}
     target_GQK, option_QK = as_arrays(*ground_truth(**size, disagreement=disagreement, seed=seed))
@@ -78,7 +78,7 @@ def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> dic
 
 
 def rule_columns(numbers: pd.DataFrame) -> study.Columns:
-    """Each rule's scores, and how far they are from those of rule `average`."""
+    """Each rule's scores, and their differences to those of rule `average`."""
     shown = partial(study.spread, absent="")
     return {title: (numbers[name], shown) for name, title in TITLES.items()} | {
         f"{title} less average's": (study.less(numbers[name], "rule", "average"), study.difference)
@@ -87,7 +87,7 @@ def rule_columns(numbers: pd.DataFrame) -> study.Columns:
 
 
 def lie_columns(numbers: pd.DataFrame) -> study.Columns:
-    """Each rule's scores without a lie, and what every lie wins for the liar and for the others."""
+    """Each rule's scores without a lie, and the gain of every lie for the liar and for the others."""
     gained = partial(study.spread, form="+.3f")
     return {title: (numbers[name].xs(HONEST, level="lie"), study.spread) for name, title in TITLES.items()} | {
         f"{who}, {lie}": (study.less(numbers[who], "lie", HONEST).xs(lie, level="lie"), gained)
@@ -101,7 +101,7 @@ def main(
     liars: Annotated[bool, typer.Option("--liars", help="Measure what lies win instead.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of table and single scores.")] = Path("runs/rules"),
 ) -> None:
-    """Measure what every rule ends with, against how far groups differ."""
+    """Measure the destinations of every rule at several distances of the groups."""
     name, parts = ("liars", ("rule", "lie")) if liars else ("rules", ("disagreement", "rule"))
     both: tuple[Iterable[object], ...] = (RULES, LIES) if liars else (DISAGREEMENT, (*RULES, BEST))
 

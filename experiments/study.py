@@ -1,6 +1,6 @@
 """A study: settings x seeds -> single scores -> means and paired differences with intervals -> table and files.
 
-Every setting is measured with the same seeds, so that any two of them are pairs.
+Every setting is measured with the same seeds, so that any two settings are paired by seed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 
 Setting = tuple[Any, ...]
-"""A setting, by names and numbers: a rule and a lie, say."""
+"""A setting as names and numbers, such as a rule and a lie."""
 Show = Callable[["pd.Series[float]"], str]
-"""The numbers of all seeds as text."""
+"""Formats the numbers of all seeds as text."""
 Columns = Mapping[str, tuple["pd.Series[float]", Show]]
-"""Title -> numbers, indexed by what the table's rows are called and by seed, and how they are shown."""
+"""Title -> numbers, indexed by the names of the table's rows and by seed, and the function that formats them."""
 
 
 def spread(values: pd.Series[float], *, form: str = ".3f", absent: str = "nan") -> str:
-    """The mean over seeds and their standard deviation, which takes two; `absent` where a seed has none."""
+    """Format the mean over seeds and, with two seeds or more, the standard deviation; `absent` if a number is NaN."""
     if values.isna().any():
         return absent
     around = f" ± {values.std():.3f}" if len(values) > 1 else ""
@@ -36,12 +36,12 @@ def spread(values: pd.Series[float], *, form: str = ".3f", absent: str = "nan") 
 
 
 def extremes(values: pd.Series[float]) -> str:
-    """The mean over seeds, the lowest and the highest; empty where a seed has none."""
+    """Format the mean over seeds, the lowest and the highest number; empty if a number is NaN."""
     return "" if values.isna().any() else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 
 def difference(pairs: pd.Series[float]) -> str:
-    """Mean of paired differences with its interval by Student's t, bold where that excludes 0; empty without pairs."""
+    """Format the mean of paired differences and its interval by Student's t, bold if the interval excludes 0."""
     if pairs.isna().any() or len(pairs) < 2:
         return ""
     low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL)
@@ -50,7 +50,7 @@ def difference(pairs: pd.Series[float]) -> str:
 
 
 def less(values: pd.Series[float], level: str, other: str) -> pd.Series[float]:
-    """The numbers less those of `other` in a level of the index, pair by pair; without those of `other` themselves."""
+    """Subtract the numbers of `other` in a level of the index, pair by pair; the rows of `other` are dropped."""
     wide = values.unstack(level)
     return pd.Series(wide.sub(wide.pop(other), axis="index").stack())
 
@@ -68,12 +68,12 @@ def study(
     """Measure every setting with every seed; write NAME.csv and NAME.md, and print the table.
 
     Args:
-        name: of the files.
-        names: what the parts of a setting are called.
-        settings: in the table's order.
-        seeds: of all settings alike.
-        measure: a setting's numbers with a seed.
-        columns: of the table, from the numbers, which are indexed by `names` and "seed".
+        name: name of the files.
+        names: names of the parts of a setting.
+        settings: the settings, in the table's order.
+        seeds: the seeds of every setting.
+        measure: computes a setting's numbers with a seed.
+        columns: makes the table's columns from the numbers, which are indexed by `names` and "seed".
         output: folder of the files.
     """
     places = track([*itertools.product(settings, seeds)], name, console=Console(stderr=True))
@@ -87,7 +87,7 @@ def study(
 
 
 def table(columns: Columns) -> str:
-    """Markdown: the rows of the first column in their order, but for those without text."""
+    """Make a Markdown table with the rows of the first column, in their order; rows without text are left out."""
     texts = {
         title: values.groupby([str(name) for name in values.index.names if name != "seed"], sort=False).agg(show)
         for title, (values, show) in columns.items()

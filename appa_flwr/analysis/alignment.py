@@ -1,4 +1,4 @@
-"""Alignment scores: what the tables of results show for one method under one metric.
+"""Alignment scores of one method under one metric, as shown in the tables of results.
 
 Legend: G groups, Q questions, K options, R questions whose answer could be read.
 """
@@ -16,10 +16,10 @@ from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.types import Question
 
 GROUPS_TO_COMPARE = 2
-"""Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
+"""Fewest groups that a question of the Fairness Index needs, since a single group cannot be treated unequally."""
 
 TINY = 1e-9
-"""Shares that only rounding tells apart are alike."""
+"""Smaller standard deviations of shares are rounding errors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +35,9 @@ class Scores:
 def alignment_scores(reward_GQ: npt.ArrayLike) -> Scores:
     """Equations 18 and 19, alignment scores: AS_g = mean_q r_gq, Avg AS = mean_g AS_g, Min AS = min_g AS_g.
 
-    In a sparse survey a group is averaged over the questions it has, and the Fairness Index (Equation 4) over the
-    questions that at least two groups have, since one group alone cannot be treated unequally. Rewards (G, Q) in [0, 1]
-    are NaN where a group has no target for a question; a group without any takes no part in the mean and the minimum.
+    In a sparse survey a group's score is the mean over its own questions, and the Fairness Index (Equation 4) the mean
+    over the questions of at least two groups, since one group alone cannot be treated unequally. Rewards (G, Q) in
+    [0, 1] are NaN where a group has no target; groups without any target are left out of mean and minimum.
 
     Raises:
         ValueError: not (G, Q), infinite, or not a single reward.
@@ -56,7 +56,7 @@ def alignment_scores(reward_GQ: npt.ArrayLike) -> Scores:
 def as_arrays(
     questions: Sequence[Question], answers: Mapping[str, Mapping[str, FloatArray]]
 ) -> tuple[FloatArray, BoolArray]:
-    """Distributions (G, Q, K), 0 on padding and NaN where a group has none, and the real options (Q, K)."""
+    """Convert answers to distributions (G, Q, K), 0 on padding and NaN where a group has none, and options (Q, K)."""
     sizes_Q = np.array([len(question.options) for question in questions])
     option_QK = np.arange(sizes_Q.max()) < sizes_Q[:, None]
     target_GQK = np.full((len(answers), *option_QK.shape), np.nan)
@@ -69,12 +69,12 @@ def as_arrays(
 
 
 def known_targets(target_GQK: FloatArray, option_QK: BoolArray) -> BoolArray:
-    """Where a group has a target: (G, Q) False for a row of NaN."""
+    """Mask (G, Q) of existing targets, False for a row of NaN."""
     return np.logical_not(np.isnan(np.where(option_QK, target_GQK, 0.0)).any(axis=2))
 
 
 def shared_rewards(answer_QK: FloatArray, target_GQK: FloatArray, option_QK: BoolArray, *, metric: str) -> FloatArray:
-    """Rewards (G, Q) of giving all groups the same answers; NaN where a group's target is a row of NaN."""
+    """Rewards (G, Q) of the same answers for all groups; NaN where a group's target is a row of NaN."""
     known_GQ = known_targets(target_GQK, option_QK)
     safe_GQK = np.where(known_GQ[:, :, None], target_GQK, option_QK / option_QK.sum(axis=1, keepdims=True))
     return np.where(known_GQ, find(metric)(answer_QK, safe_GQK, option_QK), np.nan)
@@ -83,9 +83,9 @@ def shared_rewards(answer_QK: FloatArray, target_GQK: FloatArray, option_QK: Boo
 def deviation_correlation(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: BoolArray) -> float:
     """Correlation of predicted with true deviations from the groups' mean, pooled over (group, question, option).
 
-    A deviation is a group's share of an option less the mean over the groups that answered the question; predictions
-    are centred over the same groups. What all groups have in common cancels: a predictor that says the same for all
-    scores 0. NaN where true shares never differ. Both are shares (G, Q, K), truths rows of NaN where a group has none.
+    A deviation is a group's share of an option minus the mean over the groups that answered the question; predictions
+    are centred over the same groups. Common parts cancel: a predictor with equal predictions for all groups scores 0.
+    NaN if true shares never differ. Both inputs are shares (G, Q, K), truths rows of NaN where a group has none.
     """
     valid_GQK = known_targets(truth_GQK, option_QK)[:, :, None] & option_QK
     true_L, predicted_L = (_centred(value_GQK, valid_GQK) for value_GQK in (truth_GQK, prediction_GQK))
@@ -95,7 +95,7 @@ def deviation_correlation(prediction_GQK: FloatArray, truth_GQK: FloatArray, opt
 
 
 def _centred(value_GQK: FloatArray, valid_GQK: BoolArray) -> FloatArray:
-    """The valid values less their mean over the groups, in a row."""
+    """Valid values minus their mean over the groups, flattened (L,)."""
     kept_GQK = np.where(valid_GQK, value_GQK, 0.0)
     mean_QK = kept_GQK.sum(axis=0) / np.maximum(valid_GQK.any(axis=2).sum(axis=0), 1)[:, None]
     deviation_L: FloatArray = (kept_GQK - mean_QK)[valid_GQK]

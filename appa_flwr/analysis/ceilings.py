@@ -1,11 +1,11 @@
-"""The best that one shared answer per question can reach: what no policy that answers all groups alike can exceed.
+"""Ceilings: the best scores of one shared answer per question, which no policy with one answer for all can exceed.
 
 Legend: G groups, Q questions, K answer options (padded, `options` True for a real option), N the real options of all
 questions in a row, E their pairs with groups, L their pairs with positions.
 
 Two objectives, both over the groups' alignment scores (Equations group-as and avg-min-as): their mean, and the worst
-group's score, a concern of all questions jointly. Each is one convex program over the answers to all questions, which
-cvxpy states and Clarabel solves.
+group's score, which depends on all questions jointly. Each is one convex program over the answers to all questions,
+formulated with cvxpy and solved by Clarabel.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from appa_flwr.protocol.rewards import METRICS
 
 IntArray = npt.NDArray[np.intp]
 Program = tuple[cp.Expression, cp.Variable, cp.Constraint]
-"""The groups' scores (G,), the answers (N,) up to their sum in each question, and what holds of the answers."""
+"""The groups' scores (G,), the answers (N,) before normalisation, and the constraint on the answers."""
 
 OBJECTIVES = ("average", "min")
 """`average`: the mean of the groups' scores; `min`: the worst group's score."""
 
-# With Clarabel's own longest step of .99 of the way, the worst of 121 groups of GlobalOpinionQA was not solved.
+# With Clarabel's default step fraction of .99, objective `min` was not solved for the 121 groups of GlobalOpinionQA.
 _CLARABEL = {"tol_gap_abs": 1e-7, "tol_gap_rel": 1e-7, "max_step_fraction": 0.9}
-_TINY = 1e-12  # the least share of an option, so that the shares of each question have a sum
+_TINY = 1e-12  # smallest share of an option, so that the sum of each question's shares is positive
 
 
 class NotSolved(UserError):
-    """The solver ended without the best shared answers."""
+    """The solver did not find the best shared answers."""
 
 
 def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: str, objective: str) -> FloatArray:
-    """The best shared answer to every question for one objective: shares (Q, K), 0 at padding.
+    """Compute the best shared answer to every question for one objective: shares (Q, K), 0 at padding.
 
-    The objective is within 1e-6 of its maximum, or 1e-4 where the solver stalls. Where several answers are best it is
-    one of them.
+    The objective is within 1e-6 of its maximum, or within 1e-4 if the solver stalls. If several answers are best, the
+    result is one of them.
 
-    Targets (G, Q, K) are as the metric takes them, NaN where a group has none. A question without any target gets the
-    uniform answer. Groups without any target take no part.
+    Targets (G, Q, K) are inputs of the metric, NaN where a group has none. A question without any target gets the
+    uniform answer. Groups without any target are ignored.
 
     Raises:
         NotSolved: the solver failed.
@@ -58,9 +58,9 @@ def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metr
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, valid=OBJECTIVES)
     targets_GQK, options_QK, present_GQ = _checked_targets(targets_GQK, options_QK)
-    METRICS[metric](targets_GQK, targets_GQK, options_QK)  # says what is wrong with targets it cannot score
+    METRICS[metric](targets_GQK, targets_GQK, options_QK)  # raises ValueError for targets that the metric rejects
     question_N = np.nonzero(options_QK)[0]
-    # A group's score is the mean over its own questions, so each of its pairs weighs one over their number.
+    # A group's score is the mean over its own questions, so each pair's weight is 1 / (number of these questions).
     pair_GN = (present_GQ / present_GQ.sum(axis=1, keepdims=True))[:, question_N]
     target_GN = targets_GQK[:, options_QK]
     answer_QK = np.zeros(options_QK.shape)
@@ -71,13 +71,13 @@ def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metr
 
 
 def _solved(program: Program, *, objective: str) -> FloatArray:
-    """The answers (N,) that are best for the objective, all positive."""
+    """Solve for the answers (N,) that maximise the objective, all positive."""
     score_G, answer_N, constraint = program
     goal = cp.min(score_G) if objective == "min" else cp.sum(score_G) / score_G.size
     problem = cp.Problem(cp.Maximize(goal), [constraint])
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # cvxpy's, where the solver stalls
+            warnings.simplefilter("ignore", UserWarning)  # from cvxpy if the solver stalls
             problem.solve(solver=cp.CLARABEL, **_CLARABEL)
     except cp.SolverError as error:
         raise NotSolved(f"no best shared answers for the objective {objective}: {error}") from error
@@ -101,7 +101,7 @@ def _js(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Pro
 
 
 def _wasserstein(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
-    """The summed distance of the cumulative distributions, over K - 1."""
+    """The sum of the distances of the cumulative distributions, divided by K - 1."""
     answer_N = cp.Variable(len(question_N), nonneg=True)
     sum_QN = _sums(question_N)
     cumulate_NN = sparse.tril(sum_QN.T @ sum_QN, format="csr")
@@ -114,7 +114,7 @@ def _wasserstein(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArra
 
 
 def _cosine(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
-    """Cosines are linear in the answer's direction, a vector of length one; a shorter one scores less than it can."""
+    """Cosines are linear in the answer's direction, a unit vector; shorter vectors are allowed, but score less."""
     answer_N = cp.Variable(len(question_N), nonneg=True)
     length_GN = np.sqrt(target_GN**2 @ _sums(question_N).T)[:, question_N]
     direction_GN = target_GN / np.where(length_GN == 0.0, 1.0, length_GN)
@@ -129,7 +129,7 @@ _PROGRAMS: dict[str, Callable[[FloatArray, FloatArray, IntArray], Program]] = {
 }
 
 SOLVED_METRICS = tuple(_PROGRAMS)
-"""Metrics that have ceilings: `js-distance` can have several local optima, and rankings are no convex set."""
+"""Metrics with ceilings: `js-distance` can have several local optima, and rankings are not a convex set."""
 
 
 def _sparse(values: npt.ArrayLike, row: IntArray, column: IntArray) -> sparse.csr_array:
@@ -137,7 +137,7 @@ def _sparse(values: npt.ArrayLike, row: IntArray, column: IntArray) -> sparse.cs
 
 
 def _sums(question_N: IntArray) -> sparse.csr_array:
-    """The matrix (Q, N) that sums what belongs to the same question."""
+    """Matrix (Q, N) that sums over the options of each question."""
     return _sparse(np.ones(len(question_N)), question_N, np.arange(len(question_N)))
 
 
@@ -147,7 +147,7 @@ def _shares(target_GN: FloatArray, question_N: IntArray) -> FloatArray:
 
 
 def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> tuple[FloatArray, BoolArray, BoolArray]:
-    """Targets of the groups that have any, uniform where absent (such pairs get no weight), and where they are."""
+    """Targets of the groups that have any (uniform where absent, with weight 0), options, and the mask of targets."""
     targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
     options_QK = np.asarray(options_QK, dtype=bool)
     if targets_GQK.ndim != 3 or targets_GQK.shape[1:] != options_QK.shape or not options_QK.any(axis=-1).all():

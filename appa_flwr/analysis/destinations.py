@@ -1,8 +1,8 @@
-"""Destinations of the rules: the answers that a policy which can answer anything ends with under each of them.
+"""Destinations of rules: the answers to which an unrestricted policy converges under each rule.
 
-No language model: every question has a free answer of its own, softmax(theta), which follows the aggregated reward of
-noisy answers as PPO would, whitened and clamped. Where it ends tells rules apart, in seconds and before any training;
-what a language model learns of it is another matter. `diagnose` says by this whether rules can differ on a survey.
+No language model is used: every question has a free answer softmax(theta), updated by the aggregated reward of noisy
+answers, whitened and clamped as in PPO. The end points show in seconds, before any training, how rules differ; a
+language model may not reach them. `diagnose` uses them to tell whether rules can differ on a survey.
 
 Axis letters: G groups, Q questions, K options, J answers.
 """
@@ -34,26 +34,26 @@ from appa_flwr.survey.types import Survey
 
 BATCH = 192
 VISITS = 600
-"""Noisy answers to each question."""
+"""Number of noisy answers to each question, on average."""
 STEP = 0.01
-"""How far a whitened reward of 1 moves logits: the mean of the steps, which shrink from twice as much to 0."""
+"""Step of the logits for a whitened reward of 1, on average: steps decrease from twice this value to 0."""
 NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
 MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
-"""Of groups and questions that rules are tried on, so that a rule takes a second or two."""
+"""Most pairs of a group and a question in `diagnose`, but no fewer questions than this: a rule takes 1 to 2 seconds."""
 
 
 def rules(config: Config) -> dict[str, Rule]:
-    """The config's rules and every other but `alpha`, with its parameters."""
+    """All rules but `alpha`, and the config's rules, with the config's parameters."""
     names = dict.fromkeys([*(name for name in RULES if name != "alpha"), *config.rules])
     return {name: configured(name, config.appa) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """End of a policy of free answers under one rule: shares (Q, K), 0 at padding.
+    """Final free answers under one rule: shares (Q, K), 0 at padding.
 
-    `fell_back` is the share in [0, 1] of the later half of the iterations in which the rule took the plain mean; None
+    `fell_back` is the share of iterations, in the later half, in which the rule took the plain mean, in [0, 1]; None
     for a rule without a threshold.
     """
 
@@ -71,11 +71,11 @@ def destination(
     visits: int = VISITS,
     sent: Callable[[FloatArray], FloatArray] | None = None,
 ) -> Destination:
-    """Let free answers follow a rule, from the mean of the groups' targets on.
+    """Optimise free answers under a rule, starting from the mean of the groups' targets.
 
-    Two calls with one seed share questions and noise, so that they differ by what else they are given. Targets are
-    shares (G, Q, K), rows of NaN where a group has none: it scores as the mean of the others would, so it tells no rule
-    apart. Each question has `visits` noisy answers; `sent` is what the groups send in place of their rewards (G, J).
+    Calls with the same seed use the same questions and noise. Targets are shares (G, Q, K), rows of NaN where a group
+    has none: the mean of the other groups' targets replaces them, so that they do not favour a rule. Each question has
+    `visits` noisy answers on average; `sent` maps the rewards (G, J) to those that the groups send.
     """
     rng = np.random.default_rng(seed)
     num_questions, num_options = option_QK.shape
@@ -102,7 +102,7 @@ def destination(
             tail_QK += theta_QK
             fell_back.append(result.fell_back)
     known = [taken for taken in fell_back if taken is not None]
-    # The mean over the later half: a single theta is as noisy as its last steps.
+    # The mean over the later half, since a single theta is as noisy as its last steps.
     answer_QK = _shares(tail_QK / len(fell_back), option_QK)
     return Destination(answer_QK, float(np.mean(known)) if known else None)
 
@@ -112,17 +112,17 @@ def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
 
 
 def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> tuple[pd.DataFrame, ...]:
-    """Do the groups of a survey tell rules apart? Two tables on their own answers, by one metric.
+    """Diagnose whether rules can differ on a survey: two tables on the groups' own answers, by one metric.
 
-    The first has one row: the number of questions, of questions that two groups or more have answered, and of those
-    on which rules were tried, which the seed draws.
+    The first table has one row: the number of questions, of questions that two groups or more have answered, and of
+    questions on which rules were tried, drawn with the seed.
 
-    The second has a row for each rule: Avg AS and Min AS of the free answers that follow it, Min AS minus that of
-    `average` as an `Interval`, and the share of plain means (see `Destination`). Where the metric has ceilings, rows
-    "ceiling-average" and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is
-    the most that a rule can win.
+    The second table has a row for each rule: Avg AS and Min AS of its destination, Min AS minus that of `average` as
+    an `Interval`, and the share of plain means (see `Destination`). If the metric has ceilings, rows "ceiling-average"
+    and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is the most that a
+    rule can win.
 
-    `rules` must hold `average`; the function `rules` makes them of a config.
+    `rules` must contain `average`; the function `rules` makes them from a config.
 
     Raises:
         UserError: no question was answered by two groups.

@@ -19,8 +19,8 @@ def fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int = 1) -> float:
     """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
 
     The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": a question with
-    equal rewards counts 1, even if they are all 0; else it is left out where its mean is under `MIN_MEAN`, and its CoV
-    is capped at `MAX_COV`. If no question is left the index is 1.
+    equal rewards counts 1, even if they are all 0; other questions are left out if their mean is below `MIN_MEAN`, and
+    their CoV is capped at `MAX_COV`. If no question is left, the index is 1.
 
     Rewards (G, J) lie in [0, 1], NaN where a group has none: each question compares the groups that have it, and is
     left out if these are fewer than `min_groups`. The index is in [1 / (1 + MAX_COV^2), 1], and 1 means equal rewards.
@@ -45,7 +45,7 @@ def fairness_per_question(reward_GJ: npt.ArrayLike, *, min_groups: int) -> Float
         return fairness_J
     reward_GJ, present_GJ = reward_GJ[:, compared_J], present_GJ[:, compared_J]
     mean_J, std_J = reward_GJ.mean(axis=0, where=present_GJ), reward_GJ.std(axis=0, where=present_GJ)
-    # Rounding lets the deviation of equal numbers come out above 0, so equality is decided on the numbers.
+    # Rounding can give equal numbers a deviation above 0, so equality is checked on the numbers.
     equal_J = np.nanmax(reward_GJ, axis=0) == np.nanmin(reward_GJ, axis=0)
     cov_J = np.divide(std_J, mean_J, out=np.full_like(mean_J, MAX_COV), where=mean_J > 0.0)
     index_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, MAX_COV) ** 2))
@@ -77,9 +77,9 @@ def present_groups(reward_GJ: FloatArray) -> BoolArray:
 def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     """Equation 2, alpha aggregation (Park et al.): Agg_alpha(r_j) = (1/alpha) log mean_g exp(alpha r_gj).
 
-    -inf is the minimum, 0 the mean, inf the maximum. Around the extreme c = max r (alpha > 0) or min r (alpha < 0) it
-    equals c + log1p(mean expm1(alpha (r - c))) / alpha, where no exponent is positive: nothing overflows and a small
-    alpha loses no digits. The result (J,) lies between the lowest and the highest reward of each rollout.
+    alpha = -inf gives the minimum, 0 the mean, inf the maximum. With the extreme c = max r (alpha > 0) or min r
+    (alpha < 0) it equals c + log1p(mean expm1(alpha (r - c))) / alpha. No exponent is positive, so nothing overflows,
+    and a small alpha loses no digits. The result (J,) lies between the lowest and the highest reward of each rollout.
 
     Raises:
         ValueError: rewards that are not (G, J) and finite, or alpha is nan.
@@ -95,7 +95,7 @@ def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
 def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
     """Groups' influence under Equation 2: d Agg_alpha / d r_gj = exp(alpha r_gj) / sum_g' exp(alpha r_g'j).
 
-    Its mean over rollouts (G,), which sums to 1; groups that tie for an extreme share it. Raises as `alpha_aggregate`.
+    Returns the mean over rollouts (G,), which sums to 1; groups tied for an extreme share it. See `alpha_aggregate`.
     """
     reward_GJ = _finite("reward_GJ", reward_GJ)
     ranges.check("alpha", alpha, ranges.Alpha)
@@ -108,7 +108,7 @@ def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
 def adaptive_aggregate(
     reward_GJ: npt.ArrayLike, weight_G: npt.ArrayLike, *, fairness: float, fairness_threshold: float
 ) -> FloatArray:
-    """Equation 3, adaptive aggregation: mean_g r_gj where FI >= tau, else log mean_g exp(alpha_g r_gj).
+    """Equation 3, adaptive aggregation: mean_g r_gj if FI >= tau, else log mean_g exp(alpha_g r_gj).
 
     `weight_G` is the paper's alpha_g from `reversed_softmax`, `fairness` its FI, `fairness_threshold` its tau.
 
@@ -120,7 +120,7 @@ def adaptive_aggregate(
     ranges.check("fairness_threshold", fairness_threshold, ranges.FairnessThreshold)
     if fairness >= fairness_threshold:
         return np.asarray(reward_GJ.mean(axis=0))
-    # alpha_g is near 1/G, so exp(.) is near 1 and its mean would keep few digits of the rewards.
+    # alpha_g is near 1/G, so exp(.) is near 1, and its mean would keep few digits of the rewards.
     return np.asarray(np.log1p(np.expm1(weight_G[:, None] * reward_GJ).mean(axis=0)))
 
 
@@ -141,7 +141,7 @@ def historical_alignment(history_G: npt.ArrayLike, reward_GJ: npt.ArrayLike, *, 
 def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float) -> FloatArray:
     """Equation 6, reversed softmax: alpha_g^t = exp((1 - h_g^(t-1)) / T) / sum_g' exp((1 - h_g'^(t-1)) / T).
 
-    (G,), largest for the group with the lowest history; sums to 1.
+    Weights (G,), largest for the group with the lowest history, that sum to 1.
 
     Raises:
         ValueError: a history that is not (G,) and finite, or a temperature outside its range.
@@ -166,6 +166,6 @@ def _around_extreme(reward_GJ: FloatArray, alpha: float) -> tuple[FloatArray, Fl
     """The extreme c (J,), and alpha (r - c) (G, J): 0 where a group attains it, else negative."""
     extreme_J = reward_GJ.max(axis=0) if alpha > 0 else reward_GJ.min(axis=0)
     gap_GJ = reward_GJ - extreme_J
-    # A huge alpha drives an exponent to -inf, whose exp is the right 0; an infinite one times 0 would be nan.
+    # A huge alpha gives an exponent of -inf, whose exp is correctly 0; an infinite alpha times 0 would be nan.
     with np.errstate(over="ignore", invalid="ignore"):
         return extreme_J, np.where(gap_GJ == 0.0, 0.0, alpha * gap_GJ)

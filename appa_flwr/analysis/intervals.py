@@ -1,4 +1,4 @@
-"""Intervals of scores and paired differences: methods are scored on the same held-out questions, in one run or more.
+"""Bootstrap intervals of scores and of paired differences of methods on the same held-out questions, over runs.
 
 Legend: G groups, Q questions, M measures, S seeds, B resamples.
 """
@@ -24,7 +24,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Interval:
-    """A number as measured, and the percentile interval of its bootstrap."""
+    """A measured number, and the percentile interval of its bootstrap."""
 
     value: float
     low: float
@@ -37,14 +37,14 @@ class Interval:
 
 
 def bootstrap(runs: Sequence[Sequence[npt.ArrayLike]], *, resamples: int = RESAMPLES) -> dict[Measure, Interval]:
-    """Avg AS, Min AS and FI of a method, or of one minus another, each the mean over runs with an interval.
+    """Avg AS, Min AS and FI of a method, or of one method minus another: means over runs, with intervals.
 
-    The bootstrap draws the questions of a run anew, the same for both methods, and with several runs first the runs:
-    with a single run the interval is about other questions, not about another training. FI is taken with the paper's
-    safeguards.
+    The bootstrap resamples the questions of each run, the same for both methods, and the runs if there are several.
+    With a single run the interval covers the choice of questions, but not the randomness of training. FI has the
+    paper's safeguards.
 
-    `runs` are for each run one method's rewards (G, Q), or those of two methods, of which the second is subtracted; NaN
-    where a group has nothing to compare with. Runs may have different questions.
+    `runs` has for each run one method's rewards (G, Q), or those of two methods, of which the second is subtracted; NaN
+    where a group has no target. Runs may have different questions.
 
     Raises:
         ValueError: no run, or two arrays of different shapes or different holes.
@@ -67,7 +67,7 @@ def bootstrap(runs: Sequence[Sequence[npt.ArrayLike]], *, resamples: int = RESAM
 
 
 def _counts(rng: np.random.Generator, size: int, resamples: int) -> FloatArray:
-    """(B, size) how often each of `size` things is drawn in `size` draws with replacement."""
+    """Counts (B, size) of each of `size` items in `size` draws with replacement."""
     return rng.multinomial(size, np.full(size, 1 / size), size=resamples).astype(np.float64)
 
 
@@ -77,9 +77,9 @@ def _minus(run: Sequence[FloatArray], count_BQ: FloatArray) -> FloatArray:
 
 
 def _measures(reward_GQ: FloatArray, count_BQ: FloatArray) -> FloatArray:
-    """(measures, B): Avg AS, Min AS and FI with each question counted so many times.
+    """Avg AS, Min AS and FI (M, B), with each question weighted by its count in each resample.
 
-    A group none of whose questions are drawn takes no part, as one without any takes none.
+    A group without rewards in a resample is left out of its mean and minimum.
     """
     present_GQ = ~np.isnan(reward_GQ)
     fairness_Q = fairness_per_question(reward_GQ, min_groups=GROUPS_TO_COMPARE)

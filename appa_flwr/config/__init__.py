@@ -1,4 +1,4 @@
-"""The config of a run: all its keys, and what they ask of each other. Imported by both sides."""
+"""The config of a run: all its keys, and checks across keys. Imported by both sides."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ GENERATED_SURVEY = "generated"
 TINY_MODEL = "tiny"
 SMOLLM2_MODEL = "smollm2"
 THREADS = "APPA_THREADS"
-"""Environment variable in which the launcher passes the user's own OMP_NUM_THREADS on; empty where there is none."""
+"""Environment variable by which the launcher passes on the user's OMP_NUM_THREADS; empty if the user has set none."""
 
 OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
-"""A module and what it holds: code of the user's own."""
+"""MODULE:NAME of a user's code."""
 RuleName = Literal["appa", "average", "min", "alpha", "mix", "appa-printed"] | OwnName
-"""A rule of ours, or the module and the class of another (`aggregation.find`)."""
+"""A built-in rule, or MODULE:CLASS of a user's rule (`aggregation.find`)."""
 MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"]
 
 
@@ -71,10 +71,10 @@ class Config(Section):
 
     @classmethod
     def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> Config:
-        """Build the config from flat keys, sections dotted; keys left out take their default.
+        """Build the config from flat keys, sections dotted; missing keys take their default.
 
         Args:
-            flat: key -> value; text that reads as a number is one where the key wants a number.
+            flat: key -> value; text is converted to a number for numeric keys.
             folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them.
 
         Raises:
@@ -84,7 +84,7 @@ class Config(Section):
         for name, value in flat.items():
             if name not in KEYS:
                 raise UserError(unknown_key(name))
-            if isinstance(value, bool) and KEYS[name].annotation is not bool:  # Python takes True for 1
+            if isinstance(value, bool) and KEYS[name].annotation is not bool:  # in Python True is an int
                 raise UserError(f"{name} = {to_toml(value)} must not be true or false; {_hint(name)}")
             section, _, leaf = name.rpartition(".")
             (nested[section] if section else nested)[leaf] = value
@@ -105,17 +105,17 @@ class Config(Section):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which the run trains a policy each: `rule`, then those of `baseline-rules`."""
+        """Rules of the run, each of which trains a policy: `rule`, then those of `baseline-rules`."""
         return tuple(dict.fromkeys((self.rule, *split_names(self.baseline_rules))))
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """The groups asked for by name; empty = all that the survey has."""
+        """Names of the run's groups; empty = all groups of the survey."""
         return split_names(self.groups)
 
     @property
     def unseen_group_names(self) -> tuple[str, ...]:
-        """The groups that never train PluralLLM."""
+        """Names of the groups that never train PluralLLM."""
         return split_names(self.pluralllm.unseen_groups)
 
     @property
@@ -132,7 +132,7 @@ class Config(Section):
 
     @property
     def run_folder(self) -> Path:
-        """Folder of everything this run writes.
+        """Folder to which the run writes.
 
         Raises:
             UserError: the run has no name yet; see `named`.
@@ -163,19 +163,19 @@ KEYS: Mapping[str, FieldInfo] = {
 
 
 def keys_in(section: str) -> tuple[str, ...]:
-    """The keys of a section; of "", those on top."""
+    """Keys of a section; those of "" are the keys outside sections."""
     return tuple(name for name in KEYS if name.rpartition(".")[0] == section)
 
 
 def unknown_key(name: str) -> str:
-    """Message about a key that does not exist: its namesakes in other sections, or else the nearest."""
-    shown = to_toml(name)  # one line, whatever it holds
+    """Message about an unknown key: keys of the same name in other sections, or else the nearest key."""
+    shown = to_toml(name)  # escaped, so on one line
     if name in SECTIONS:
         return f"{shown} is a section, not a key; its keys are {', '.join(keys_in(name))}"
     wanted = name.replace("_", "-")
     section, _, leaf = wanted.rpartition(".")
     near = [wanted] if wanted in KEYS else [key for key in KEYS if key.rpartition(".")[2] == leaf]
-    if not near:  # even a far one shows how keys look
+    if not near:  # even a distant key shows what keys look like
         near = difflib.get_close_matches(wanted, (section in SECTIONS and keys_in(section)) or KEYS, n=1, cutoff=0.0)
     return f"unknown key {shown}; the nearest is " + ", or ".join(f"{to_toml(key)}, {_hint(key)}" for key in near)
 
@@ -185,10 +185,10 @@ def _hint(name: str) -> str:
 
 
 def check_groups(config: Config, groups: Sequence[str]) -> None:
-    """Check that the keys about groups fit those that take part in a run.
+    """Check that the keys about groups fit the groups of a run.
 
     Raises:
-        UserError: there are too few of them, or too few that train the predictor.
+        UserError: an unseen group is not in the run, there are too few groups, or none trains the predictor.
     """
     for name in config.unseen_group_names:
         if name not in groups:
@@ -203,7 +203,7 @@ def check_groups(config: Config, groups: Sequence[str]) -> None:
 
 
 def _check_keys(config: Config) -> None:
-    """Check what no single key can tell; messages name the key to change."""
+    """Check conditions on several keys; messages name the key to change."""
     policy, ppo = config.policy, config.ppo
     if config.reward_metric not in TASK_METRICS[config.task]:
         fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
@@ -240,9 +240,9 @@ def _check_keys(config: Config) -> None:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names separated by semicolons where there is one, else by commas; in their one spelling, empty ones dropped.
+    """Split names at semicolons if there is one, else at commas; names are normalised, empty ones dropped.
 
-    Semicolons let a name contain a comma.
+    With semicolons, names can contain commas.
     """
     separator = ";" if ";" in text else ","
     return tuple(name for part in text.split(separator) if (name := clean(part)))

@@ -1,4 +1,4 @@
-"""Keys and values as a user reads them: TOML, the words of a command line, and what a key may be."""
+"""Keys and values as text for users: TOML, words of a command line, and the valid values of a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS: Mapping[object, str] = {bool: "true or false", int: "integer", float: "n
 
 
 def valid(field: FieldInfo) -> str:
-    """What a key may be: its choices or its type."""
+    """Valid values of a key: its choices or its type."""
     kind = field.annotation
     choices = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
     own = ["MODULE:NAME"] if get_origin(kind) is Union else []
@@ -22,20 +22,20 @@ def valid(field: FieldInfo) -> str:
 
 
 def to_word(value: Scalar) -> str:
-    """A scalar as a command line takes it: text without quotes, anything else as in TOML."""
+    """Write a scalar for a command line: text without quotes, other values as in TOML."""
     return value if isinstance(value, str) else to_toml(value)
 
 
 def to_toml(value: Scalar) -> str:
-    """A scalar as TOML text; a float keeps its point or exponent so that it reads back as a float."""
+    """Write a scalar as TOML; a float keeps its point or exponent, so that it is read back as a float."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        # A JSON string is a TOML basic string, except that TOML requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
 
 def to_toml_table(flat: Mapping[str, Scalar]) -> str:
-    """Flat keys as a TOML document, one line a key, sections dotted."""
+    """Write flat keys as a TOML document, one line per key, sections dotted."""
     return "".join(f"{key} = {to_toml(value)}\n" for key, value in flat.items())

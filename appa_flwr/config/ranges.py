@@ -1,7 +1,7 @@
-"""Values that config, rules and equations share: the metrics of each task, and the APPA hyperparameters.
+"""Values shared by config, rules and equations: the metrics of each task, and the APPA hyperparameters.
 
-Of a hyperparameter (Table appa-hparams) it is the default and the range; where the paper's value is another, both. They
-stand in a module of their own so that a group, which reads the config, does not import the aggregation.
+A hyperparameter (Table appa-hparams) has a default and a range, and the paper's value if it is another one. This module
+is separate so that a group, which reads the config, does not import the aggregation.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
-"""Task -> the reward metrics that can score its answers, the usual one first."""
+"""Task -> the reward metrics that can score its answers, the default first."""
 
 AUTO_METRICS = {
     "auto": {task: metrics[0] for task, metrics in TASK_METRICS.items()},
     "auto-ordinal": {"dpa": "wasserstein", "opa": "borda"},
 }
-"""Value that leaves the metric to the task -> the paper's metric by task: of nominal and of ordinal answers."""
+"""Automatic value of `metric` -> task -> the paper's metric, for nominal answers and for ordinal answers."""
 
 EMA_DECAY = 0.8
 EmaDecay = Annotated[float, Field(ge=0, lt=1)]
@@ -45,7 +45,7 @@ MIN_MEAN, MAX_COV = 1e-6, 10.0
 
 WORST_SHARE = 0.3
 WorstShare = Annotated[float, Field(ge=0, le=1)]
-"""c of rule mix: the share of weight that goes to groups which have fallen behind."""
+"""c of rule mix: the share of the weights that group DRO sets."""
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -63,6 +63,6 @@ def check(name: str, value: object, kind: Any) -> None:
 
 
 def must(error: ValidationError) -> str:
-    """What the first wrong value must be, as in "must be greater than 0"."""
+    """Requirement on the first wrong value, such as "must be greater than 0"."""
     message = error.errors()[0]["msg"].removeprefix("Value error, ")
     return message.replace("Input should", "must").replace("String should", "must")

@@ -1,8 +1,8 @@
-"""The config keys of every section: each with its type, range, default (the embedded run) and one line of doc.
+"""The config keys of every section, each with its type, range, default (of the default run) and one line of doc.
 
 `ppo.learning-rate` is `Config.ppo.learning_rate`. "SFT table", "PPO table" and "APPA table" are `tab:sft-hparams`,
-`tab:ppo-hparams` and `tab:appa-hparams` of the paper. pyproject.toml repeats the defaults for Flower; a test holds the
-two equal.
+`tab:ppo-hparams` and `tab:appa-hparams` of the paper. pyproject.toml repeats the defaults for Flower; a test checks
+that both are equal.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from appa_flwr.config import ranges
 Architecture = Literal["residual", "attention"]
 NGRAMS, MINILM = "ngrams", "minilm"
 SURVEY_QUESTIONS = "survey"
-"""Value of `data.extra-questions`: the questions of the survey itself that none of the groups has answered."""
+"""Value of `data.extra-questions`: the questions of the run's survey that none of the groups has answered."""
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
 
 
 def kebab(name: str) -> str:
-    """The key of an attribute."""
+    """Config key of an attribute."""
     return name.replace("_", "-")
 
 
 def key(default: Any, doc: str, **bounds: Any) -> Any:
-    """A config key's field."""
+    """Make the field of a config key."""
     return Field(default, description=doc, **bounds)
 
 
 class Section(BaseModel):
-    """Keys that belong together; frozen. Text becomes a number where one is asked for, as on a command line."""
+    """A frozen section of keys. Text is converted to a number for numeric keys, as needed on a command line."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -48,10 +48,10 @@ class Section(BaseModel):
 
 
 def absolute(path: str, folder: Path | None) -> str:
-    """A path from a folder, since Flower runs elsewhere; as it is without a folder.
+    """Make a path absolute from a folder, since Flower runs elsewhere; without a folder it is unchanged.
 
     Raises:
-        ValueError: it cannot be followed: a home that does not exist, links in a circle.
+        ValueError: the path cannot be resolved, since a home does not exist or links form a circle.
     """
     try:
         return str((folder / Path(path).expanduser()).resolve()) if folder else path
@@ -60,7 +60,7 @@ def absolute(path: str, folder: Path | None) -> str:
 
 
 def path_or(*names: str, on_hub: bool = False) -> AfterValidator:
-    """The kind of a key that is a path, one of `names` or empty; with `on_hub`, a path only if something is there."""
+    """Validate a path, one of `names` or an empty text; with `on_hub`, only an existing path counts as a path."""
 
     def checked(value: str, info: ValidationInfo) -> str:
         path = absolute(value, info.context)
@@ -112,7 +112,7 @@ class DataSection(Section):
 
     @property
     def extra_file(self) -> str:
-        """The file of `extra_questions`; empty where it names none."""
+        """The file of `extra_questions`; empty if it names no file."""
         return "" if self.extra_questions == SURVEY_QUESTIONS else self.extra_questions
 
 
@@ -137,7 +137,7 @@ class PluralLLMSection(Section):
 
     @property
     def fresh_contexts(self) -> bool:
-        """Whether each iteration draws contexts anew: the few of the attention network, not the residual's many."""
+        """True if each iteration draws new contexts, as for the attention network with its small contexts."""
         return self.architecture == "attention"
 
 

@@ -19,10 +19,10 @@ PRESETS = sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() i
 
 
 def preset(name: str) -> dict[str, Scalar]:
-    """The keys of a preset, with those of the preset it starts from.
+    """Read the keys of a preset, including those of the preset that it is based on.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no preset of this name.
     """
     if name not in PRESETS:
         raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(PRESETS)}')
@@ -31,7 +31,7 @@ def preset(name: str) -> dict[str, Scalar]:
 
 
 def on_its_preset(given: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The given keys, and under them those of the preset that they name, if they do."""
+    """Add the keys of the preset that is named in the given keys, if any; given keys take precedence."""
     own = {key: value for key, value in given.items() if key != PRESET_KEY}
     return preset(str(given[PRESET_KEY])) | own if PRESET_KEY in given else own
 
@@ -47,13 +47,13 @@ def read_toml(path: Path) -> dict[str, Scalar]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a config file ({error})") from None
-    except (ValueError, RecursionError) as error:  # an integer or a nesting beyond Python's limits is none of TOML's
+    except (ValueError, RecursionError) as error:  # integers and nesting can exceed Python's limits
         raise UserError(f"{path}: not valid TOML: {error}") from None
     return flatten(table, source=str(path))
 
 
 def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
-    """The scalars of a TOML document under dotted keys, as Flower flattens it."""
+    """Flatten a TOML document to scalars under dotted keys, as Flower does."""
     flat: dict[str, Scalar] = {}
     for name, content in table.items():
         inside = {name: content}
@@ -71,10 +71,10 @@ def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
 
 
 def read_words(words: Sequence[str]) -> dict[str, Scalar]:
-    """The keys of a command line: names of TOML files, and `key=value`, maybe in quotes; later words win.
+    """Read the keys of a command line: TOML files, and `key=value` with or without quotes; later words win.
 
     Raises:
-        UserError: as for `read_toml`; or a word is neither.
+        UserError: as for `read_toml`; or a word is neither a file nor `key=value`.
     """
     keys: dict[str, Scalar] = {}
     for word in words:
@@ -90,12 +90,12 @@ def read_words(words: Sequence[str]) -> dict[str, Scalar]:
 
 
 def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str, Scalar] = {}) -> Config:
-    """The config of a run: defaults, then the preset, then the files and keys of the command line.
+    """Assemble the config of a run: defaults, then the preset, then the files and keys of the command line.
 
     Args:
         words: as for `read_words`. `preset=NAME` is allowed among the keys and in a file.
-        folder: relative paths are made absolute from here; None leaves them, and checkpoints unlooked for.
-        beneath: keys that all these stand on.
+        folder: relative paths are made absolute from here; None leaves them, and skips the check of the checkpoint.
+        beneath: keys that override defaults, but nothing else.
 
     Raises:
         UserError: as for `read_words`, `preset` and `Config.load`; or `pluralllm.checkpoint` does not exist.

@@ -1,6 +1,6 @@
-"""The one exception class for a user's mistake: bad config, bad data, a missing folder, a mistyped name.
+"""The exception class for user errors: wrong config, wrong data, a missing folder, a mistyped name.
 
-The launcher and the apps print its message on one line without a traceback; every other exception is a bug.
+The launcher and the apps print its message on one line without a traceback; other exceptions are bugs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something the user gave is wrong; the message names the file, row or key and what would be right."""
+    """A user's input is wrong; the message names the file, row or key and what would be right."""
 
 
 def unknown_name(kind: str, name: object, *, valid: Iterable[str]) -> UserError:
-    """The error to raise for a name that is not known: one line with the nearest valid name, if any is near, and all.
+    """Make the error for an unknown name: one line with the nearest valid name, if one is near, and all valid names.
 
-    `kind` is what the name names, as the user calls it ("rule", "metric").
+    `kind` says what the name refers to, in the user's words ("rule", "metric").
     """
     names = tuple(valid)
     near = difflib.get_close_matches(str(name).lower(), names, n=1)

@@ -1,4 +1,4 @@
-"""Writing so that a kill, a crash or a full disk leaves the old file or the new one, never a part of either."""
+"""Atomic writing: a kill, a crash or a full disk leaves the old file or the new file, never a part of one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PARTIAL, OLD = ".partial", ".old"
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn every failure to write into one line that names the path and the reason.
+    """Turn every failure to write into a one-line error with the path and the reason.
 
     Raises:
-        UserError: the block ended by an error of the operating system.
+        UserError: the block raised an error of the operating system.
     """
     try:
         yield
     except Exception as error:
-        # Libraries in Rust raise classes of their own, and tell the system's error by this phrase.
+        # Rust libraries raise their own classes; their message has this phrase for an error of the operating system.
         if not isinstance(error, OSError) and "os error" not in str(error):
             raise
         reason = (error.strerror if isinstance(error, OSError) else None) or error
@@ -37,12 +37,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 0o666) -> None:
-    """Write next to the file and rename over it, so that a reader never sees half of it; `parents` makes folders.
+    """Write a temporary file and rename it over the target, so that readers never see a part; `parents` makes folders.
 
-    `mode` is that of the new file, less what the process's umask takes away.
+    `mode` is the mode of the new file, before the process's umask is applied.
 
     Raises:
-        UserError: it cannot be written; what was there before is intact.
+        UserError: the file cannot be written; the old file is intact.
     """
     beside = _hidden(path, PARTIAL)
     with writing(path):
@@ -55,23 +55,23 @@ def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 
             os.replace(beside, path)
             sync_folder(path.parent)
         except OSError:
-            beside.unlink(missing_ok=True)  # the space is needed to say what happened
+            beside.unlink(missing_ok=True)  # frees space for the report of the error
             raise
 
 
 @contextmanager
 def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
-    """Give a new folder to write into, and put it in place of `folder` once the block has ended without an error.
+    """Yield a new folder to write into; it replaces `folder` after the block has ended without an error.
 
-    A folder cannot be renamed over another one. So the old one steps aside first; if the process ends right then,
-    `recover` takes it back.
+    A folder cannot be renamed over another one, so the old folder is renamed first. If the process ends between the
+    two steps, `recover` restores the old folder.
 
     Args:
-        folder: to be replaced; folders above it are made.
-        keep: leave the one that another process has put there meanwhile.
+        folder: the folder to be replaced; missing parents are created.
+        keep: do not replace a folder that exists at the end, for example from another process.
 
     Raises:
-        UserError: it cannot be written; what was there before is intact.
+        UserError: the folder cannot be written; the old folder is intact.
     """
     beside, old = _hidden(folder, PARTIAL), _hidden(folder, OLD)
     with writing(folder):
@@ -79,7 +79,7 @@ def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             yield beside
-            mode = beside.stat().st_mode & 0o666  # some libraries write for their user alone
+            mode = beside.stat().st_mode & 0o666  # some libraries write files that only the user can read
             for path in beside.rglob("*"):
                 if path.is_file():
                     with suppress(OSError):  # a file system without modes
@@ -98,7 +98,7 @@ def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Tidy up after a process that ended while it replaced something in this folder."""
+    """Clean up after a process that ended while it replaced a file or folder in this folder."""
     for old in folder.glob(f".*{OLD}"):
         target = folder / old.name[1:].rsplit(".", 2)[0]
         if target.exists():
@@ -113,7 +113,7 @@ def recover(folder: Path) -> None:
 
 
 def keep_lines(path: Path, count: int | None = None) -> int:
-    """Cut a file, which need not exist, to its first `count` complete lines, None for all; how many are left."""
+    """Truncate a file, which need not exist, to its first `count` complete lines (None: all); returns their number."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     kept = [line for line in lines if line.endswith(b"\n")][:count]
     with writing(path), path.open("ab") as file:
@@ -123,12 +123,12 @@ def keep_lines(path: Path, count: int | None = None) -> int:
 
 
 def lock(path: Path) -> FileLock:
-    """Hold a file for this process alone, until the lock's `release` or the process's end, however it ends.
+    """Lock a file for this process, until the lock's `release` or the end of the process.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds the lock.
     """
-    # A file of its own: Windows keeps everybody from writing to one that is held.
+    # A separate lock file, since Windows does not let anyone write to a locked file.
     held = FileLock(path.with_name(f".{path.name}.lock"), thread_local=False)
     with writing(path):
         try:
@@ -139,43 +139,43 @@ def lock(path: Path) -> FileLock:
 
 
 def cache_folder() -> Path:
-    """Folder of built models: the user's cache, which XDG_CACHE_HOME can move."""
+    """Folder of built models in the user's cache, which XDG_CACHE_HOME can set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 
 def check_cache() -> None:
-    """See that the user's cache can be written, where built models are kept.
+    """Check that the user's cache, which keeps built models, can be written.
 
     Raises:
-        UserError: it cannot.
+        UserError: the cache cannot be written.
     """
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError) as error:  # without HOME, Python may know no home at all
+    except (OSError, RuntimeError) as error:  # without HOME, Python may find no home
         raise UserError(f"the cache cannot be written ({error}); set XDG_CACHE_HOME to a folder") from None
 
 
 def escape_output() -> None:
-    """Have standard output show letters that its encoding lacks as escapes, so that no print can fail by them."""
+    """Make standard output escape characters that its encoding lacks, so that printing them cannot fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _hidden(path: Path, ending: str) -> Path:
-    """A name next to a path, of this process alone; `recover` finds it."""
+    """Hidden path beside a path, unique to this process; `recover` finds it."""
     return path.with_name(f".{path.name}.{os.getpid()}{ending}")
 
 
 def sync(file: IO[Any]) -> None:
-    """Have what was written to a file stored, so that a crash of the machine cannot lose it."""
+    """Flush a file to disk, so that a crash of the machine cannot lose its content."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names of the files in a folder."""
+    """Flush the names of the files in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Code of the user's own, by "module:name": aggregation rules."""
+"""Loading of users' code by "module:name", for aggregation rules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from appa_flwr.core.errors import UserError
 
 _WORD: Final = "[A-Za-z_][A-Za-z0-9_]*"
 NAME: Final = rf"{_WORD}(\.{_WORD})*:{_WORD}"
-"""Pattern of a module that can be imported, and of what it holds."""
+"""Pattern of "module:name", an importable module and a name in it."""
 FOLDER: Final = "APPA_CODE"
 """Environment variable that tells the server's process the folder in which the run was started."""
 
 
 def load(name: str) -> object:
-    """What a module holds under the name of a rule, None where nothing; it may lie where the run was started.
+    """Load a rule's "module:name", also from the folder where the run was started; None if the module lacks the name.
 
     Raises:
         UserError: the module cannot be imported.
@@ -27,12 +27,12 @@ def load(name: str) -> object:
         if (folder := os.environ.get(FOLDER) or os.getcwd()) not in sys.path:
             sys.path.append(folder)
         return getattr(importlib.import_module(module), held, None)
-    except (Exception, SystemExit) as error:  # whatever its code does
+    except (Exception, SystemExit) as error:  # the module's code can raise anything
         there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
         advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
         raise UserError(f'rule "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error
 
 
 def in_words(error: BaseException) -> str:
-    """An exception of somebody else's code in one line."""
+    """Describe an exception of foreign code in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

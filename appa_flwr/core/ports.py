@@ -10,17 +10,17 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on right now."""
+    """Find a loopback port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """The socket at which `appa serve` gets requests; port 0 = a free one.
+    """Open the socket of `appa serve`; port 0 = a free port.
 
     Raises:
-        UserError: the port is in use, or the address is none of this machine's.
+        UserError: the port is in use, or the address does not belong to this machine.
     """
     try:
         return socket.create_server((host, port))

@@ -1,4 +1,4 @@
-"""Files of a node's own: SQLite, read and written in whole transactions, for its own account alone."""
+"""Private SQLite files of a node, read and written in transactions, and accessible only to the node's account."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from appa_flwr.core.errors import UserError
 
-_PATIENCE = 30.0  # seconds for another process of this node that is writing
+_PATIENCE = 30.0  # seconds to wait for another process of this node that is writing
 
 
 @contextmanager
 def transaction(path: Path, schema: str, *, what: str) -> Iterator[sqlite3.Connection]:
-    """Open a file, made where there is none, for one transaction, which an exception takes back.
+    """Open a file, created if missing, for one transaction, which an exception rolls back.
 
     Args:
-        path: of the file.
-        schema: SQL that makes its tables where they are missing.
-        what: the file is, as an error calls it.
+        path: path of the file.
+        schema: SQL that creates missing tables.
+        what: name of the file in error messages.
 
     Raises:
         UserError: the file cannot be used.
@@ -38,9 +38,9 @@ def transaction(path: Path, schema: str, *, what: str) -> Iterator[sqlite3.Conne
 
 
 class NamedBytes(MutableMapping[str, bytes]):
-    """The rows of a table with columns `name` and `value`.
+    """A mapping of the rows of a table with columns `name` and `value`.
 
-    `open_file` opens the file for one access; `lambda: nullcontext(file)` where all are within one transaction.
+    `open_file` opens the file for one access; use `lambda: nullcontext(file)` within one transaction.
     """
 
     def __init__(self, open_file: Callable[[], AbstractContextManager[sqlite3.Connection]], table: str) -> None:

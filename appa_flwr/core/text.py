@@ -1,4 +1,4 @@
-"""Text as people and files write it."""
+"""Normalisation of names, and durations as text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066
 
 
 def clean(name: str) -> str:
-    """One spelling of a name: Unicode's NFC, without invisible characters, control characters and outer blanks."""
+    """Normalise a name: Unicode's NFC, without invisible characters, control characters and outer blanks."""
     return unicodedata.normalize("NFC", _CONTROL.sub(" ", _INVISIBLE.sub("", name))).strip()
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: "12.3 s", "6 min 5 s", "2 h 3 min"."""
+    """Format seconds for people: "12.3 s", "6 min 5 s", "2 h 3 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

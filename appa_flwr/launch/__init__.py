@@ -1,1 +1,1 @@
-"""Starting a run from the command line, following it, and ending what it started. For whoever sits at a terminal."""
+"""Command line: starting a run, following it, and ending the processes that it started."""

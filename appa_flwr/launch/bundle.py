@@ -1,4 +1,4 @@
-"""The Flower app: the checkout it lies in, the files that `flwr run` sends of it to every party, and their hash."""
+"""The Flower app: its checkout, the files that `flwr run` sends to every party, and their hash."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ APP_FOLDER = Path(appa_flwr.__file__).parent.parent
 
 
 def sent_files(home: Path, *, app_folder: Path | None = None) -> Path:
-    """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too.
+    """Copy the files that `flwr run` sends; in a checkout it would scan all files, even 60,000 of an environment.
 
     Args:
-        home: where the copy goes.
+        home: folder of the copy.
         app_folder: the checkout; None = `APP_FOLDER`.
 
     Raises:
-        UserError: it is no checkout.
+        UserError: the folder is not a checkout.
     """
     app_folder, copy = app_folder or APP_FOLDER, home / APP_NAME
     try:
@@ -44,10 +44,10 @@ def sent_files(home: Path, *, app_folder: Path | None = None) -> Path:
 
 
 def bundle_hash(app_folder: Path | None = None) -> str:
-    """The SHA-256 of the bundle of a checkout, by which nodes know it; see `sent_files`.
+    """SHA-256 of a checkout's bundle, by which owners' policies pin it; see `sent_files`.
 
     Raises:
-        UserError: it is no checkout, or Flower cannot build it.
+        UserError: the folder is not a checkout, or Flower cannot build the bundle.
     """
     with tempfile.TemporaryDirectory() as scratch:
         flower = Path(sysconfig.get_path("scripts")) / "flwr"  # whether an environment is activated or not

@@ -1,4 +1,4 @@
-"""Checks before anything starts: a survey, rules or groups that do not fit, a model or an address of no use."""
+"""Checks before a run starts: survey, rules and groups, model and address."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from appa_flwr.survey.types import Survey
 
 
 def read_survey(config: Config) -> Survey:
-    """The survey of a run that begins, or of one that goes on, which all keys fit.
+    """Read the survey of a new or resumed run, and check that the config fits it.
 
     Raises:
-        UserError: it cannot be read, a group has no usable answer, the source has changed since the run began, it has
-            too few questions for a split, or `check_methods` refuses the keys.
+        UserError: the survey cannot be read, a group has no usable answer, the source has changed since the run began,
+            there are too few questions for a split, or `check_methods` rejects the config.
     """
     survey = sources.kept_survey(config, config.run_folder / SURVEY_FILE) if config.run.resume else None
     survey = survey or sources.read_run(config)
@@ -34,10 +34,10 @@ def read_survey(config: Config) -> Survey:
 
 
 def check_server(config: Config) -> None:
-    """Check the cache and the address of a run that serves, and have the server look at its model.
+    """Check the cache, the address of a serving run, and the model, by the server's code.
 
     Raises:
-        UserError: they cannot be used.
+        UserError: one of them cannot be used.
         RunFailed: the server's code cannot be started.
     """
     check_cache()
@@ -46,7 +46,7 @@ def check_server(config: Config) -> None:
     if config.model == TINY_MODEL:
         return
     command = [sys.executable, "-m", "server_app.preflight"]
-    # What it does meanwhile, such as a download, goes to stderr and is seen; what is wrong comes on stdout.
+    # Progress, such as of a download, is shown on stderr; the message of an error comes on stdout.
     done = subprocess.run(
         command, cwd=bundle.APP_FOLDER, input=json.dumps(config.flat()), stdout=subprocess.PIPE, text=True, check=False
     )

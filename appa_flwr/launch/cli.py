@@ -1,4 +1,4 @@
-"""The command `appa`: its subcommands, but for those of surveys and of a group's owner."""
+"""The command `appa` and its subcommands, except those for surveys and for a group's owner."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(words: Words = None, resume: Resume = None) -> None:
 
 
 def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
-    """Start a run or go on with one, and wait for its end; its folder."""
+    """Start or resume a run, wait for its end, and return its folder."""
     if resume is None:
         config = assemble([*(words or []), *more], folder=Path.cwd())
     else:
@@ -81,11 +81,11 @@ def evaluate(
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
 ) -> None:
-    """Let the groups of appa serve, at APPA_URL with APPA_TOKEN, judge a model's greedy held-out answers."""
+    """Have a model's greedy held-out answers scored by the groups of appa serve, at APPA_URL with APPA_TOKEN."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):  # before a model is asked
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):  # checked before a model is asked
         raise UserError(f'--name "{name}" must be up to 64 letters, digits, ".", "_" and "-", a letter or digit first')
     served = Served(patience=600.0)
     with writing(out):
@@ -121,12 +121,12 @@ def deploy(
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=1, max=65000, help="The server's.")] = PORT,
 ) -> None:
-    """Make a folder for each party of a deployment, to be carried there."""
+    """Make a folder for each party of a deployment, to be copied to the party's machine."""
     if local and (host, port) != (LOOPBACK, PORT):
         raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
 
-    # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
+    # PluralLLM trains in few rounds of many steps, since messages take seconds and groups refuse rounds of few steps.
     beneath = {**preset("deployed"), "run.sums": "secure"}
     config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
     if local:
@@ -143,10 +143,10 @@ def doctor(
         Path | None, typer.Argument(metavar="FOLDER", help="A party's, as appa deploy made it.", show_default=False)
     ] = None,
 ) -> None:
-    """Say what keeps this machine, or a party, from working."""
+    """Check what keeps this machine, or a party, from working."""
     from appa_flwr.launch import doctor as looks
 
-    of_party = [] if folder is None else [*looks.party(folder)]  # first: it refuses a wrong folder at once
+    of_party = [] if folder is None else [*looks.party(folder)]  # first, since it rejects a wrong folder at once
     findings = [*looks.machine(group=folder is not None and (folder / OWNER_POLICY_FILE).exists()), *of_party]
     table = Table("", "what", "found")
     for what, text, good in findings:
@@ -188,9 +188,9 @@ def ask(
 
     opened = load_run(run_folder)
     choices = settings.split_names(options)
-    if not MIN_OPTIONS <= len(choices) <= MAX_OPTIONS:  # before a model is loaded
+    if not MIN_OPTIONS <= len(choices) <= MAX_OPTIONS:  # checked before a model is loaded
         raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-    importlib.import_module("server_app").quiet()  # by name: a group has no server's code
+    importlib.import_module("server_app").quiet()  # by name, since a group lacks the server's code
     answer = opened.policy().ask(question, choices)
     if answer.prediction is not None:
         ranks = opened.config.task == "opa"

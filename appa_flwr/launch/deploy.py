@@ -1,6 +1,6 @@
-"""The parties of a deployment: their folders made for a run, and all of them started on this machine.
+"""Deployments: making the parties' folders for a run, and starting all parties on this machine.
 
-Each is started by the scripts in its folder (`sites`); only the network is a loopback.
+Each party is started by the scripts in its folder (`sites`), as on separate machines, but over the loopback interface.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ START, SERVER = "./start.sh", "(server)"
 
 
 def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
-    """Write the parties' folders of a run with this config, see `sites.prepare`, and say what is to be done with them.
+    """Write the parties' folders for a run with this config (see `sites.prepare`), and print what to do with them.
 
     Raises:
-        UserError: see `checks.read_survey` and `sites.prepare`; or an owner's policy that was there cannot be read, or
-            pins another app than this checkout's.
+        UserError: see `checks.read_survey` and `sites.prepare`; or an existing owner's policy cannot be read, or pins
+            another app than this checkout's.
     """
     survey, keys = read_survey(config), config.flat()
     groups = config.group_names
     if not (survey.groups or groups):
         raise UserError(f"{config.survey}: has questions alone; name the groups that have answered them: groups=A;B")
-    del keys["run.output-dir"]  # the server's own affair
+    del keys["run.output-dir"]  # chosen at the server
     bundle = bundle_hash()
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
     for owner_policy in (sites.group(name) / OWNER_POLICY_FILE for name in sites.groups):
@@ -57,10 +57,10 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
 
 
 def pin_rosters(sites: Sites) -> None:
-    """Do here what each owner does at their own machine: make a key for secure sums, and pin the roster of all.
+    """Make each group's key for secure sums and pin the roster, as each owner does on their own machine.
 
     Raises:
-        UserError: there are too few groups or too many, or a key or an owner's policy that was there cannot be used.
+        UserError: there are too few groups or too many, or an existing key or owner's policy cannot be used.
     """
     key_of = {name: public_key(own_key(sites.sums_key(name))) for name in sites.groups}
     roster = sites.server / ROSTER_FILE
@@ -70,17 +70,17 @@ def pin_rosters(sites: Sites) -> None:
 
 
 def deploy_local(config: Config, root: Path) -> Path:
-    """Write the parties' folders, start them all, run, and end all that was started; the run's folder.
+    """Write the parties' folders, start all parties, run, end all processes, and return the run's folder.
 
     Args:
         config: with absolute paths; its survey is split over the groups' folders.
-        root: folder of the parties' folders; what an earlier deployment left there is used again.
+        root: folder of the parties' folders; files of an earlier deployment there are used again.
 
     Raises:
         UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
-            `appa_flwr.run.resume.claim`; or an owner's policy that was there pins another app than this one.
+            `appa_flwr.run.resume.claim`; or an existing owner's policy pins another app than this one.
         RunFailed: a party did not start, or Flower did not report the run as completed.
-        Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
+        Stopped: SIGINT, SIGTERM or SIGHUP came; all started processes have been ended.
     """
     config = config.named(datetime.now())
     sites = make_sites(config, root, host=LOOPBACK, port=free_port())
@@ -103,7 +103,7 @@ def deploy_local(config: Config, root: Path) -> Path:
 
 @dataclass
 class Started:
-    """The programs that run here: each party's Flower by its name, the server's SuperLink, and each group's node."""
+    """Running programs: each party's Flower by the party's name, the server's SuperLink, and each group's node."""
 
     parties: Mapping[str, Flower]
     superlink: subprocess.Popen[bytes]
@@ -116,20 +116,20 @@ class Started:
 
 
 def start_server(server: Flower, home: Path) -> subprocess.Popen[bytes]:
-    """Start the SuperLink, for the first time or again; its state in `home` is of this deployment alone.
+    """Start the SuperLink, for the first time or again; `home` keeps its state apart from other deployments.
 
     Raises:
-        RunFailed: it did not start.
+        RunFailed: the SuperLink did not start.
     """
     command = [START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)]
     return server.start_superlink(command, log=server.folder / SUPERLINK_LOG)
 
 
 def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
-    """Start the server, register all groups' keys, and start these groups' nodes; Flower homes are below `home`.
+    """Start the server, register all groups' keys, and start these groups' nodes; Flower homes are in `home`.
 
     Raises:
-        RunFailed: the server did not start, or took no key.
+        RunFailed: the server did not start, or the registration failed.
     """
     folders = {SERVER: sites.server, **{name: sites.group(name) for name in sites.groups}}
     parties = {

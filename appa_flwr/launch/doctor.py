@@ -1,4 +1,4 @@
-"""`appa doctor`: what keeps a run, or a party of a deployment, from working here; a group's packages suffice for it."""
+"""`appa doctor`: checks of this machine and of a party's folder; it needs only a group's packages."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from appa_flwr.survey.store import QUESTIONS_FILE
 
 PACKAGE = "appa-flwr"
 OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
-LEAST = 2.0  # GiB
+LEAST = 2.0  # GiB of free memory
 AHEAD, BEHIND = 5, 305
-"""Seconds by which a node's clock may differ from the server's, as Flower 1.41 bounds the time that a node signs."""
+"""Seconds by which a node's clock may differ from the server's: Flower 1.41's bounds of the time that a node signs."""
 ASK_TORCH = """
 import torch
 print("torch", torch.__version__)
@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r"--superlink (\S+):(\d+)")
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at: what is there, or what is wrong and what would be right."""
+    """Result of one check; `text` says what was found, or what is wrong and what would be right."""
 
     what: str
     text: str
@@ -50,13 +50,13 @@ class Finding(NamedTuple):
 
 
 def machine(*, group: bool = False) -> Iterator[Finding]:
-    """The packages, memory and GPUs; with `group` the packages alone that a group's machine needs."""
+    """Check packages, memory and GPUs; with `group` only the packages that a group's machine needs."""
     yield Finding(PACKAGE, __version__, good=True)
     for wanted in map(Requirement, importlib.metadata.requires(PACKAGE) or ()):
         if wanted.marker is None and (not group or wanted.name in OF_A_GROUP):
             yield _package(wanted)
     if not group:
-        with suppress(ImportError):  # a group's machine lacks it, which the packages above say
+        with suppress(ImportError):  # a missing psutil is reported with the packages above
             import psutil
 
             free = psutil.virtual_memory().available / 2**30
@@ -74,7 +74,7 @@ def _package(wanted: Requirement) -> Finding:
 
 
 def _gpus() -> Finding:
-    """Asked of torch in another process, for a driver can take a process with it."""
+    """Check GPUs with torch in another process, since a driver can crash the process."""
     done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
     lines = (done.stderr if done.returncode else done.stdout).splitlines() or [f"exit status {done.returncode}"]
     if done.returncode:
@@ -85,10 +85,10 @@ def _gpus() -> Finding:
 
 
 def party(folder: Path) -> Iterator[Finding]:
-    """A party's folder as `appa deploy` made it: file modes, and of a group the server and its clock.
+    """Check a party's folder made by `appa deploy`: file modes, and for a group the server and its clock.
 
     Raises:
-        UserError: it is none.
+        UserError: the folder is not a party's.
     """
     if not (folder / "ca.crt").exists():
         raise UserError(f"{folder}: is no party's folder: server or groups/NAME of what appa deploy made")
@@ -101,14 +101,14 @@ def party(folder: Path) -> Iterator[Finding]:
 
 
 def _server(host: str, port: int, authority: Path) -> Finding:
-    """Whether it answers by TLS, and its clock, which each answer names in whole seconds."""
+    """Check that the server answers by TLS, and its clock, which each answer states in whole seconds."""
     try:
         trusting = ssl.create_default_context(cafile=str(authority))
         caller = http.client.HTTPSConnection(host, port, timeout=5.0, context=trusting)
         with closing(caller) as connection:
             connection.request("GET", "/health")
             date = parsedate_to_datetime(connection.getresponse().headers["Date"])
-    except (OSError, http.client.HTTPException, ValueError, TypeError) as error:  # the last two: it tells no date
+    except (OSError, http.client.HTTPException, ValueError, TypeError) as error:  # the last two: the answer has no date
         return Finding("server", f"{host}:{port}: {error}; has start.sh been run at the server?", good=False)
     ahead = round((datetime.now(UTC) - date).total_seconds())
     text = f"{host}:{port} answers; its clock is {abs(ahead)} s {'behind' if ahead > 0 else 'ahead of'} this machine's"

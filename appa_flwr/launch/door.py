@@ -1,8 +1,8 @@
-"""The server's SuperLink behind a door: to other machines Flower's Fleet API alone is there.
+"""The server's SuperLink behind a filter: other machines reach only Flower's Fleet API.
 
-Flower 1.41 serves nodes, submitters and its own processes at one port, and asks none but nodes who they are. So whoever
-reached the port could submit a run, whose code runs at the server and at every group that has not pinned another; here
-runs are submitted from the server's own machine.
+Flower 1.41 serves nodes, submitters and its own processes at one port, and authenticates only nodes. Without the filter
+any machine that reaches the port could submit a run, whose code runs at the server and at every group that has not
+pinned another bundle. With it, runs are submitted only from the server's own machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFUSED = "this server takes runs from its own machine alone\n"
 
 
 def behind_door(app: ASGIApp) -> ASGIApp:
-    """This app, in which other machines find what nodes need and nothing else."""
+    """Wrap an app so that other machines reach only the paths that nodes need."""
 
     async def door(scope: Scope, receive: Receive, send: Send) -> None:
         let_in = scope["type"] == "lifespan" or scope["path"].startswith(FOR_ALL) or _from_here(scope)
@@ -35,10 +35,10 @@ def _from_here(scope: Scope) -> bool:
 
 
 def main() -> None:
-    """Run Flower's program, which gives its app to uvicorn.
+    """Run Flower's program with `uvicorn.run` replaced, so that Flower's app is wrapped.
 
     Raises:
-        RuntimeError: Flower listens, or ends, without having called `uvicorn.run`; nobody can connect then.
+        RuntimeError: Flower binds a port, or ends, without a call of `uvicorn.run`; no client can connect then.
     """
     program: Any = uvicorn
     run, is_behind_door = program.run, False
@@ -46,7 +46,7 @@ def main() -> None:
     def run_behind_door(app: ASGIApp, **given: Any) -> None:
         nonlocal is_behind_door
         is_behind_door = True
-        # A caller's headers do not decide who the caller is.
+        # Proxy headers are ignored, since a caller could claim any address in them.
         run(behind_door(app), **given, proxy_headers=False)
 
     def check(event: str = "socket.bind", _: object = None) -> None:

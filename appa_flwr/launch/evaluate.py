@@ -1,4 +1,4 @@
-"""`appa eval`: any model's greedy answers to a served run's held-out questions, judged by its groups."""
+"""`appa eval`: any model's greedy answers to a served run's held-out questions, scored by the run's groups."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.trainers.client import Served
 
 KEY = "APPA_EVAL_KEY"
-PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # until an address that answers nothing is given up; of one answer
-AT_ONCE = 8  # questions that an endpoint has
+PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # seconds of retries, and of waiting for one answer
+AT_ONCE = 8  # concurrent questions to an endpoint
 
 Put = Callable[[str, str], None]
-"""Takes a question's id and the answer to it, in any order."""
+"""Function that takes a question's id and its answer; questions come in any order."""
 
 
 def evaluate(
@@ -29,14 +29,14 @@ def evaluate(
     endpoint: str = "",
     plain: bool = False,
 ) -> dict[str, Any]:
-    """Ask the model all held-out questions, saying how far it is, and have the groups judge its answers.
+    """Ask a model all held-out questions, with a progress bar, and have the groups score its answers.
 
     Args:
-        served: the run.
-        name: of the model in the tables.
-        model: what the endpoint calls it; without one, a folder or a name on the hub.
-        endpoint: OpenAI-compatible, up to `/v1`; empty = the model is loaded here.
-        plain: the endpoint goes on with the prompt as a text, for models without a chat template.
+        served: the served run.
+        name: name of the model in the tables.
+        model: name of the model at the endpoint; without an endpoint, a folder or a name on the hub.
+        endpoint: OpenAI-compatible address, up to `/v1`; empty = the model is loaded here.
+        plain: the endpoint completes the prompt as plain text, for models without a chat template.
 
     Raises:
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.
@@ -55,7 +55,7 @@ def evaluate(
         if endpoint:
             asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))
         else:
-            # By name: the server's code lies above this package, which a group has without it.
+            # Imported by name, since a group has this package without the server's code.
             importlib.import_module("server_app").quiet(bars=True)
             loaded = importlib.import_module("server_app.loaded").LocalModel(model)
             texts = loaded.answers(list(prompts.values()), answer_tokens=tokens)
@@ -66,7 +66,7 @@ def evaluate(
 
 async def _remote(url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool) -> None:
     """Ask a model at an OpenAI-compatible address; see `evaluate`."""
-    key = os.environ.get(KEY) or "none"  # which an endpoint without keys ignores
+    key = os.environ.get(KEY) or "none"  # ignored by an endpoint without keys
     endpoint = Served(url, key, patience=PATIENCE, read_seconds=ANSWER_SECONDS)
     path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(AT_ONCE)
 

@@ -1,7 +1,7 @@
-"""Starts Flower as a process of its own, follows the run to its end, and says why one failed.
+"""Starts Flower in separate processes, follows a run to its end, and reports why a run failed.
 
-Every launch has a private Flower home in a temporary folder and a free port, so it neither meets a stale SuperLink nor
-leaves one behind. Flower 1.41's `flwr-simulation` needs one too: it fetches app and run config there, by a token.
+Every launch has a private Flower home in a temporary folder and a free port, so it neither uses an old SuperLink nor
+leaves one running. Flower 1.41's `flwr-simulation` also needs a SuperLink, to fetch app and run config by a token.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def launch(config: Config) -> Path:
     """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
 
     Args:
-        config: with absolute paths: of `appa_flwr.config.sources.assemble`, or of `appa_flwr.run.resume.resumable` to
-            go on.
+        config: with absolute paths, from `appa_flwr.config.sources.assemble`, or from
+            `appa_flwr.run.resume.resumable` to resume a run.
 
     Raises:
         UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
             `appa_flwr.run.resume.claim`.
         RunFailed: Flower did not report the run as completed.
-        Stopped: SIGINT, SIGTERM or SIGHUP came, and the run was not serving, which they end well; all that was started
-            has been ended.
+        Stopped: SIGINT, SIGTERM or SIGHUP came and the run was not serving (a serving run ends normally); all started
+            processes have been ended.
     """
     config = config.named(datetime.now())
     survey = read_survey(config)
@@ -86,7 +86,7 @@ def launch(config: Config) -> Path:
         print(f"run folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
-        # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
+        # By default a client needs two CPUs: it could not run on one CPU, and only one client would run on two.
         simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
         command += ["--federation-config", simulation]
         try:
@@ -98,7 +98,7 @@ def launch(config: Config) -> Path:
 
 
 def _stop_serving(folder: Path, flower: Flower, superlink: subprocess.Popen[bytes]) -> bool:
-    """Have a run that serves end by itself, with its report; True if it did. Another signal ends it at once."""
+    """Ask a serving run to end with its report; True if it completed. Another signal ends the run at once."""
     session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder)))
     if all(step.phase != SERVE_PHASE for step in session):
         return False
@@ -117,10 +117,10 @@ class Flower:
     """One party's Flower: its home, its folder, and the processes that were started in them.
 
     Attributes:
-        home: its FLWR_HOME.
-        port: of the SuperLink.
-        folder: where its processes work.
-        connection: what its Flower config calls the SuperLink; empty = the local one.
+        home: the party's FLWR_HOME.
+        port: port of the SuperLink.
+        folder: working directory of the processes.
+        connection: name of the SuperLink in the party's Flower config; empty = the local SuperLink.
     """
 
     home: Path
@@ -130,30 +130,30 @@ class Flower:
 
     @property
     def _where(self) -> dict[str, Any]:
-        # A folder other than the user's keeps Flower's workers from importing what lies there.
+        # With the user's working directory, Flower's workers would import modules from there.
         environment = flower_environment(self.home, self.port)
         return {"env": environment, "cwd": self.folder, "stdin": subprocess.DEVNULL}
 
     def start(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
-        """Start a command of Flower's whose output is appended to a file."""
-        # A session of its own keeps the terminal's Ctrl-C from the children: the launcher ends them in order.
+        """Start a Flower command; its output is appended to a file."""
+        # In a new session the children do not get the terminal's Ctrl-C, so that the launcher ends them in order.
         with log.open("ab") as file:
             return subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **self._where
             )
 
     def start_superlink(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
-        """Start a SuperLink and wait until it listens; else `RunFailed`."""
+        """Start a SuperLink and wait until it listens; raises RunFailed if it does not."""
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _listens(self.port):  # `flwr run` then starts none of its own
+        while not _listens(self.port):  # else `flwr run` would start its own SuperLink
             if time.monotonic() >= deadline or superlink.poll() is not None:
                 raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
             time.sleep(POLL_SECONDS)
         return superlink
 
     def call(self, command: list[str]) -> str:
-        """Run a command of Flower's to its end; what it printed. `RunFailed` if it fails."""
+        """Run a Flower command to its end and return its output; raises RunFailed if it fails."""
         done = self._run(command)
         if done.returncode:
             raise RunFailed(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
@@ -173,27 +173,27 @@ class Flower:
 
 
 def _listens(port: int) -> bool:
-    """True once the port takes connections, which a SuperLink opens last."""
+    """True if the port accepts connections; a SuperLink opens it last."""
     with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
         return True
     return False
 
 
 def followed(config: Config, flower: Flower, command: list[str], *, superlink: subprocess.Popen[bytes]) -> None:
-    """Submit the run by `flwr run`, follow it to its end, and see that Flower reports it as completed.
+    """Submit a run by `flwr run`, follow it to its end, and check that Flower reports it as completed.
 
     Args:
-        config: of the run, with a name and a folder.
-        flower: whoever submits.
-        command: of `flwr run`, to which streaming and the run's keys are added.
-        superlink: the process without which nothing goes on.
+        config: config of the run, with a name and a folder.
+        flower: Flower of the party that submits.
+        command: `flwr run`, to which streaming and the run's keys are added.
+        superlink: process of the SuperLink; a run cannot continue without it.
 
     Raises:
         RunFailed: the run ended otherwise.
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    shown = len(PROGRESS.read(folder))  # before the run was resumed
+    shown = len(PROGRESS.read(folder))  # lines from before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
 
     def follow() -> None:
@@ -204,7 +204,7 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
         shown = len(records)
 
     status = ""
-    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
+    # Only the status is reliable: the stream can break while the run continues, and returns 0 if the run failed.
     while client.poll() is None or (
         (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None
     ):
@@ -218,12 +218,12 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
 
 
 def flower_environment(home: Path, port: int) -> dict[str, str]:
-    """This process's environment, changed so that Flower runs offline, silent, and apart from any other Flower here.
+    """This process's environment, changed so that Flower runs without telemetry and apart from other Flower processes.
 
-    What a run installs, its database and its logs go to `home`; `port` is the local SuperLink's.
+    Installed apps, database and logs of a run go to `home`; `port` is the local SuperLink's.
     """
     own = os.environ
-    here = sysconfig.get_path("scripts")  # Flower starts its parts by name, also when no environment is activated
+    here = sysconfig.get_path("scripts")  # Flower starts its programs by name, even if no environment is activated
     bypass = ",".join(filter(None, (own.get("NO_PROXY") or own.get("no_proxy"), LOOPBACK, "localhost")))
     changed = {
         **own,
@@ -236,17 +236,17 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(home),
-        # An actor that asks for no GPU sees none: Ray's default today, which it is about to change.
+        # An actor that requests no GPU sees none. This is Ray's current default, which Ray plans to change.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
         "PATH": os.pathsep.join(filter(None, (here, own.get("PATH")))),
         "NO_PROXY": bypass,
         "no_proxy": bypass,
         "PYTHONUNBUFFERED": "1",
-        # One thread unless the user says otherwise: sums then come out the same on machines with more cores.
+        # One thread unless the user sets another number, so that sums are equal on machines with more cores.
         "OMP_NUM_THREADS": own.get("OMP_NUM_THREADS") or "1",
         THREADS: own.get("OMP_NUM_THREADS", ""),
     }
-    if find_spec("socksio") is None:  # then httpx ends at the sight of a SOCKS proxy, even one that it would bypass
+    if find_spec("socksio") is None:  # then httpx fails if a SOCKS proxy is set, even if it would bypass the proxy
         for name in [name for name, value in own.items() if name.lower().endswith("_proxy") and "socks" in value]:
             del changed[name]
     return changed

@@ -1,6 +1,6 @@
-"""`appa group`: what a group's owner does at their own machine, before a run and after it.
+"""`appa group`: commands for a group's owner on their own machine, before and after a run.
 
-It needs no more than a group's machine has installed.
+They need only the packages of a group's machine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from appa_flwr.survey import store
 
 _PINNED = re.compile(r"""^([ \t]*roster[ \t]*=[ \t]*)("[^"\n]*"|'[^'\n]*')""", re.MULTILINE)
 
-FEW = 5  # questions that are named
+FEW = 5  # most questions that are named
 OPENED = "query.open"
-"""Kind of the message for which a group gives what takes its own mask off a sum."""
+"""Kind of the message to which a group replies with the seed of its own mask."""
 
 app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
 
@@ -46,7 +46,7 @@ def check(
         Path | None, typer.Option("--policy", help="Your owner's policy, checked too.", show_default=False)
     ] = None,
 ) -> None:
-    """Say what a run could use of a data file, before anything runs."""
+    """Show which answers of a data file a run could use, before anything runs."""
     least = 1 if owner_policy is None else read_owner_policy(owner_policy).least_answers
     survey = store.read(file)
     asked = {question.question_id: question for question in store.read(questions).questions}
@@ -74,7 +74,7 @@ def print_owner_policy() -> None:
 def bundle(
     checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
 ) -> None:
-    """Print the hash of a checkout's app bundle, for `bundle` in the owner's policy: no other one runs there then."""
+    """Print the hash of a checkout's app bundle, for `bundle` in the owner's policy, which allows no other then."""
     print(bundle_hash(checkout.resolve()))
 
 
@@ -102,10 +102,10 @@ def pin(
 
 
 def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path) -> Roster:
-    """Copy a roster beside an owner's policy and write its hash into that, where all else stays; the roster.
+    """Copy a roster beside an owner's policy, write its hash to the policy's key `roster`, and return the roster.
 
     Raises:
-        UserError: it is no roster, or lacks the group, or has another key of it; or the policy cannot be used.
+        UserError: the file is no roster, lacks the group, or has another key of it; or the policy cannot be used.
     """
     data = read_file(file)
     pinned = read_roster(data, source=str(file))
@@ -133,14 +133,14 @@ def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path) -> Rost
 
 @app.command()
 def audit(file: LedgerFile) -> None:
-    """Show what has left this node, with whom it was summed, and how much rests on one question."""
+    """Show what has left this node, in sums with which groups, and how often questions were used."""
     releases = Ledger(file).releases()
     show(_by_kind(releases), *_sums(releases), _used(Ledger(file)))
 
 
 @app.command()
 def forget(file: LedgerFile) -> None:
-    """Remove what this node remembers of runs; the ledger stays."""
+    """Delete this node's memory of runs; the ledger stays."""
     folder = file.with_suffix(MEMORY_SUFFIX)
     if not (file.exists() or folder.exists()):
         raise UserError(f"{file}: no such ledger; it is beside the group's data file")
@@ -153,7 +153,7 @@ def forget(file: LedgerFile) -> None:
 
 
 def _by_kind(releases: Sequence[Release]) -> Table:
-    """Releases of each run and kind."""
+    """Table of the releases by run and kind."""
     table = Table("run", "message", "answered", "refused", "numbers", "first", "last")
     for run, kind in dict.fromkeys((line.run, line.kind) for line in releases):
         own = [line for line in releases if (line.run, line.kind) == (run, kind)]
@@ -164,9 +164,9 @@ def _by_kind(releases: Sequence[Release]) -> Table:
 
 
 def opened_sums(releases: Sequence[Release]) -> dict[tuple[str, str, str], int]:
-    """Run, kind and cohort of masked numbers -> how many sums of them the server learned.
+    """Run, kind and cohort of masked numbers -> how many of these sums the server learned.
 
-    A group opens only the last sum of a run that it masked, so that a release stands before each opening.
+    A group opens only the last sum that it masked in a run, so each opening belongs to the release before it.
     """
     number: dict[tuple[str, str, str], int] = {}
     last: dict[str, tuple[str, str, str]] = {}
@@ -182,7 +182,7 @@ def opened_sums(releases: Sequence[Release]) -> dict[tuple[str, str, str], int]:
 
 
 def _sums(releases: Sequence[Release]) -> Iterator[Table]:
-    """Secure sums, and which two of them tell a single group's numbers."""
+    """Tables of the secure sums, and of pairs of sums whose difference reveals a single group's numbers."""
     number = opened_sums(releases)
     table = Table("run", "numbers under masks", "summed over", "sums that the server learned")
     for task, learned in number.items():
@@ -200,7 +200,7 @@ def _sums(releases: Sequence[Release]) -> Iterator[Table]:
 
 
 def _used(ledger: Ledger) -> Table:
-    """How much rests on a question, over all runs."""
+    """Table of the recorded uses of questions, over all runs."""
     table = Table("what rests on questions, over all runs", "questions", "most on one", "mean")
     for kind in ledger.kinds():
         number = ledger.spent(kind).values()

@@ -1,6 +1,6 @@
-"""A task for lm-evaluation-harness: the held-out questions of a survey, and how answers to them are scored.
+"""Export of a survey's held-out questions as a task for lm-evaluation-harness, and the metrics of the task.
 
-The harness needs appa-flwr in its environment, for its scores are the functions below.
+The harness needs appa-flwr in its environment, since the metrics are functions of this module.
 
 Legend: G groups, K options.
 """
@@ -22,7 +22,7 @@ from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 
-# The harness takes functions from files beside a task alone.
+# The harness imports functions only from files beside a task.
 _METRICS = "from appa_flwr.launch.lm_eval import avg_as, fi, min_as, process_results  # noqa: F401\n"
 
 Rewards = Mapping[str, float]
@@ -56,9 +56,9 @@ metadata:
 
 
 def export_task(survey: Survey, config: Config, folder: Path) -> Path:
-    """Write the task: a YAML file, the questions with every group's answers, and the metrics; the YAML's path.
+    """Write a task (YAML file, questions with every group's answers, metrics), and return the YAML's path.
 
-    Prompts are those that the policy is trained on, without a chat template: the harness has `--apply_chat_template`.
+    Prompts are the policy's training prompts without a chat template; the harness has `--apply_chat_template`.
 
     Raises:
         UserError: too few questions for a split, or the folder cannot be written.
@@ -98,13 +98,13 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
 
 
 def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, object]:
-    """One answer: each group's reward under every measure's name, and the format score."""
+    """Score one answer: each group's reward, under the name of every measure, and the format score."""
     parsed, metric = formats.parse(doc["task"], results[0], len(doc["options"])), find(doc["metric"])
     real_K = np.ones(len(doc["options"]), dtype=bool)
     rewards = {
         name: 0.0 if parsed.prediction is None else float(metric(parsed.prediction, shares, real_K))
         for name, shares in doc["answers"].items()
-        if shares is not None  # as the harness reads a group that another question's row has
+        if shares is not None  # the harness adds None for groups that occur only in other rows
     }
     return {"avg_as": rewards, "min_as": rewards, "fi": rewards, "format_score": parsed.format_score}
 

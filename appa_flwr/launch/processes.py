@@ -1,7 +1,7 @@
-"""A Flower home, and the end of all processes that were started for it.
+"""A temporary Flower home, and the termination of all processes that were started for it.
 
-Flower and Ray start processes in sessions of their own, whose parents end before them. Linux gives such orphans to the
-launcher, once it asks for them: so whatever it has started, directly or not, stays below it.
+Flower and Ray start processes in sessions of their own, whose parents can end first. On Linux the launcher adopts such
+orphans as a child subreaper, so that all processes that it has started, directly or not, stay its descendants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 
 from appa_flwr.launch.terminal import Stopped
 
-END_SECONDS = 5.0  # between asking a process to end and killing it
+END_SECONDS = 5.0  # between terminating and killing a process
 LOOK_SECONDS = 0.1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
@@ -28,9 +28,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 
 @contextmanager
 def flower_home() -> Iterator[Path]:
-    """A temporary Flower home; at the end every process that was started meanwhile has ended and it is removed.
+    """Make a temporary Flower home; at its end all processes started meanwhile are ended, and the home is removed.
 
-    SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are ignored while things are being ended.
+    SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are ignored while processes are being ended.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -38,7 +38,7 @@ def flower_home() -> Iterator[Path]:
 
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
-        # Not below TMPDIR: Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
+        # Not in TMPDIR: Ray's sockets add about 75 characters to their folder, and a socket's path can have 107.
         with tempfile.TemporaryDirectory(prefix="appa-", dir="/tmp", ignore_cleanup_errors=True) as folder, all_ended():
             try:
                 yield Path(folder)
@@ -52,12 +52,12 @@ def flower_home() -> Iterator[Path]:
 
 @contextmanager
 def all_ended() -> Iterator[None]:
-    """End every process that is started within the block, directly or not: asked first, killed after a few seconds.
+    """End every process started within the block, directly or not: first terminated, after a few seconds killed.
 
-    On macOS, processes whose parents have ended stay.
+    On macOS, orphaned processes are not ended.
 
     Raises:
-        OSError: Linux does not tell which they are.
+        OSError: Linux does not let this process adopt orphans.
     """
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
     if prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -74,12 +74,12 @@ def all_ended() -> Iterator[None]:
                         end(process)
                 asked |= left
                 time.sleep(LOOK_SECONDS)
-        # Orphans have no other parent that would take them off the list of processes.
+        # Reap adopted orphans, since no other parent does.
         psutil.wait_procs({*psutil.Process().children()} - before, timeout=END_SECONDS)
 
 
 def descendants(*, besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
-    """The living processes below this one."""
+    """Living descendants of this process."""
     living = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):

@@ -1,6 +1,6 @@
-"""The folders of a deployment: the server's and one a group, to be carried to its machine, with all it needs to start.
+"""The folders of a deployment: one for the server and one per group, with all files that the party's machine needs.
 
-Runs are submitted at the server, which takes them from its own machine alone (`door`).
+Runs are submitted on the server's machine; the server accepts them from no other machine (`door`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
 CONNECTION, PORT = "deployed", 9100
-HOME = "APPA_FLOWER_HOME"  # in the environment: the Flower home of a party that runs on this machine for a trial
+HOME = "APPA_FLOWER_HOME"  # environment variable: the Flower home of a party that runs on this machine for a trial
 KEYS_FILE, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
-SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
+SECRET_FILE = "runtime.secret"  # shared by a group's SuperNode and the process that takes its tasks
 PRIVATE = ("*.key", "*.jsonl", "*.secret", "*.sqlite*", f"{STATE_FILE}*")
-PUBLIC = ".pub"  # what a public key's file is called after its private one
-# Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
-# node needs the first one alone, and each of the others would run a bundle too.
+PUBLIC = ".pub"  # suffix of a public key's file, after the name of the private key's file
+# Flower starts these programs by name, so a folder before Flower's on the PATH can replace them. A node needs only the
+# first program, and each of the others could run a bundle too.
 GUARD = "guard"
 CLIENT_APP = "flwr-clientapp"
 PROGRAMS = (
@@ -41,7 +41,7 @@ PROGRAMS = (
     *("flwr-agentapp", "flwr-model", "flwr-connector"),
 )
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
-_POLLS = "export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"  # seconds; one by default, of each message
+_POLLS = "export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"  # seconds; Flower's default of 1 delays each message
 _NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
 GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
 NODES, _AUTHORITY, _GROUPS = "nodes", "authority", "groups"
@@ -54,10 +54,10 @@ class Sites:
     """Paths of each party's folder.
 
     Attributes:
-        root: the folder of folders.
-        host: by which groups reach the server.
-        port: the server's.
-        groups: names, with the names of their folders.
+        root: folder that contains the parties' folders.
+        host: name or IP address by which groups reach the server.
+        port: the server's port.
+        groups: group name -> name of the group's folder.
     """
 
     root: Path
@@ -79,7 +79,7 @@ class Sites:
         return self.group(name) / f"{self.groups[name]}.jsonl"
 
     def sums_key(self, name: str) -> Path:
-        """A group's private key for secure sums, which its owner makes at their own machine."""
+        """A group's private key for secure sums, which its owner makes on their own machine."""
         return self.data(name).with_suffix(KEY_SUFFIX)
 
 
@@ -93,21 +93,21 @@ def prepare(
     bundle: str,
     groups: Sequence[str] = (),
 ) -> Sites:
-    """Write the folders, each for its party's eyes alone.
+    """Write the parties' folders, which only the user can read.
 
-    Keys and owners' policies that are there stay, and other data than the survey's is left alone.
+    Existing node keys, authorities, owners' policies and data files are kept.
 
     Args:
-        survey: the public questions, perhaps with the groups' answers.
-        root: made if it is not there.
+        survey: the public questions, with or without the groups' answers.
+        root: folder that contains the parties' folders; created if missing.
         host: name or IP address of the server.
-        port: the server's; those of the groups' nodes, each on its machine, begin above it.
-        keys: of the run, as it will be submitted; the survey's and the groups' are added.
+        port: the server's port; the ports of the groups' nodes, each on its own machine, follow it.
+        keys: keys of the run to be submitted; `survey` and `groups` are replaced.
         bundle: hash of the app that new owners' policies pin; empty = none.
-        groups: names of the groups, where the survey has questions alone; each brings a file of its own.
+        groups: names of the groups, if the survey has only questions; each group then brings its own data file.
 
     Raises:
-        UserError: the host cannot be one, or a folder cannot be written, or holds other answers than the survey.
+        UserError: the host is invalid, or a folder cannot be written or holds other answers than the survey.
     """
     sites = Sites(root, host, port, slugs(survey.groups or groups))
     with tempfile.TemporaryDirectory() as scratch:
@@ -139,7 +139,7 @@ def prepare(
 
 
 def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, bundle: str) -> None:
-    """Write a group's folder, with its answers where they are known, and its public key for the server."""
+    """Write a group's folder, with its answers if they are known, and copy its public key to the server's folder."""
     folder = sites.group(name)
     if answers is not None:
         replace_file(sites.data(name), answers, mode=0o600)
@@ -155,8 +155,8 @@ def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, 
         replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
     guarded = f'export PATH="$PWD/{GUARD}:$PATH" {OWNER_POLICY_VARIABLE}="$PWD/{OWNER_POLICY_FILE}"'
     node_config = f"group={_in_quotes(name)} data={to_toml(sites.data(name).name)} policy={to_toml(OWNER_POLICY_FILE)}"
-    # Flower's SuperNode gives its tasks, and with them the right to answer, to whoever asks on the node's own port,
-    # unless what takes them is a process of its own that knows a secret.
+    # Flower's SuperNode gives its tasks, and thus the right to answer, to any process that asks on the node's port,
+    # unless tasks are taken by a separate process that knows a secret.
     secret = ["--superexec-auth-secret-file", SECRET_FILE]
     tasks = ["flower-superexec", "--insecure", *secret, "--runtime-api-address", f"{LOOPBACK}:"]
     node = ["flower-supernode", "--superlink", f"{sites.host}:{sites.port}", "--root-certificates", "ca.crt"]
@@ -171,13 +171,13 @@ def _group_folder(sites: Sites, name: str, answers: bytes | None, *, port: int, 
 
 
 def _in_quotes(text: str) -> str:
-    """A TOML string as Flower finds it in a node-config: to its eyes it ends at the next quote, escaped or not."""
+    """Write a TOML string for a node-config, in which Flower ends a string at the next quote, escaped or not."""
     inner = to_toml(text)[1:-1].replace('\\"', "\\u0022")
     return f'"{inner}"'
 
 
 def _check(sites: Sites, answers: Mapping[str, bytes]) -> None:
-    """Refuse, before anything is written, what is no host, or holds data of a group's own."""
+    """Raise, before anything is written, if the host is invalid or a group's data file holds other answers."""
     if not _HOST_NAME.fullmatch(sites.host):
         raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address')
     for name, mine in answers.items():
@@ -187,12 +187,12 @@ def _check(sites: Sites, answers: Mapping[str, bytes]) -> None:
 
 
 def _submission(sites: Sites, keys: Mapping[str, Scalar]) -> None:
-    """Write a run's keys, and the scripts that register the groups' keys and submit it."""
+    """Write a run's keys, and the scripts that register the groups' keys and submit the run."""
     folder = sites.server
     run = {**keys, "survey": QUESTIONS_FILE, "groups": "; ".join(sites.groups)}
     run["run.group-keys"] = GROUP_KEYS_FILE
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
-    # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
+    # Flower needs the certificate's absolute path, which is known only once the folder is in its final place.
     pattern = f'[superlink.{CONNECTION}]\\naddress = "{LOOPBACK}:{sites.port}"\\nroot-certificates = "%s/ca.crt"\\n'
     first = ['mkdir -p "$FLWR_HOME" || exit 1', f'printf {shlex.quote(pattern)} "$PWD" > "$FLWR_HOME/config.toml"']
     register = [f"flwr supernode register {NODES}/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
@@ -210,24 +210,24 @@ def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "")
         f'export FLWR_HOME="${{{HOME}:-$PWD/.flwr}}"',
         f'export NO_PROXY="${{NO_PROXY:-$no_proxy}},{LOOPBACK}"; export no_proxy="$NO_PROXY"',
     ]
-    # The last command takes the shell's place, so that whoever ends the script ends Flower.
+    # The last command replaces the shell, so that ending the script ends Flower.
     text = "\n".join([*head, *lines[:-1], f"exec {lines[-1]}"]) + "\n"
     replace_file(folder / name, text.encode(), mode=0o755)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write `ca.crt` and `ca.key`, an authority of its own, and `server.crt` and `server.key`, signed by it.
+    """Write a new authority (`ca.crt`, `ca.key`), and the server's certificate and key (`server.crt`, `server.key`).
 
-    An authority that is there signs again, so that whoever has its certificate trusts the server's new one.
+    An existing authority is used again, so that groups with its certificate trust the server's new certificate.
 
     Args:
-        folder: where they go.
-        hosts: names and IP addresses by which the server will be reached; clients refuse it under another one.
+        folder: folder of the files.
+        hosts: names and IP addresses by which the server will be reached; clients reject other names.
 
     Raises:
-        UserError: something cannot be written, or the authority that is there cannot be used.
+        UserError: a file cannot be written, or the existing authority cannot be used.
     """
-    from trustme import CA  # a group's machine lacks it
+    from trustme import CA  # a group's machine lacks this package
 
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists():
@@ -245,7 +245,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
+    """Write a SuperNode's private key, and then beside it (`.pub`) the public key to be registered."""
     key, no_password = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, no_password)
     replace_file(path, private, parents=True, mode=0o600)

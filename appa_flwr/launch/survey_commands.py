@@ -42,9 +42,9 @@ def survey(
     ] = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Say whether it can tell rules apart.")] = False,
 ) -> None:
-    """Turn a survey from any source into our own format, and say what was read, decided and left out."""
+    """Convert a survey from any source to our own format, and say what was read, decided and left out."""
     config, survey = _surveyed(source, words)
-    # Written first: whoever cuts the tables short, as `| head` does, still has the files.
+    # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
     written: list[str] = []
     if write is not None:
         store.write(survey, write)
@@ -63,9 +63,9 @@ def survey(
 
 
 def _table(survey: Survey) -> Table:
-    """The groups, those with most questions first.
+    """Table of the groups, those with most questions first.
 
-    Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
+    Print it with `markup=False`, since brackets in names of the survey would be interpreted as markup.
     """
     shown = Table("group", "questions", "respondents (median)")
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
@@ -75,7 +75,7 @@ def _table(survey: Survey) -> Table:
 
 
 def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
-    """Where each rule would end, before any training."""
+    """Tables of each rule's destination, before any training."""
     from appa_flwr.analysis.destinations import diagnose, rules
     from appa_flwr.report.tables import show as table
 
@@ -108,6 +108,6 @@ def prompts(
 ) -> None:
     """Write a survey's prompts as TRL, OpenRLHF, verl and slime read them (docs/engines.md)."""
     chosen = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
-    # By name: the server's code lies above this package, which a group has without it.
+    # Imported by name, since a group has this package without the server's code.
     written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
     typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

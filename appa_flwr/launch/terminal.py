@@ -1,4 +1,4 @@
-"""A command's options, output and end: done 0, the run failed 1, a user's mistake 2, stopped by signal n 128 + n."""
+"""A command's options, output and exit codes: 0 success, 1 failed run, 2 user error, 128 + n stopped by signal n."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from appa_flwr.core.errors import UserError
 
 RUN_FAILED, USER_ERROR, SIGNAL_BASE = 1, 2, 128
-_PIPE_WIDTH = 160  # a table in a pipe has no terminal to take its width from
+_PIPE_WIDTH = 160  # width of tables if the output is no terminal
 
 Words = Annotated[
     list[str] | None,
@@ -28,11 +28,11 @@ Words = Annotated[
 
 
 class RunFailed(Exception):
-    """The run started and did not complete; the message says why and where the log lies."""
+    """The run started and did not complete; the message gives the reason and the path of the log."""
 
 
 class Stopped(BaseException):
-    """A signal asked the launcher to stop; raised in its place so that everything started is ended first."""
+    """A signal asked the launcher to stop; this exception lets the launcher end all started processes first."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -63,9 +63,9 @@ def exit_codes(program: str) -> Iterator[None]:
 
 
 def show(*parts: RenderableType | None) -> None:
-    """Print texts and tables, without reading brackets in them as markup; None is left out.
+    """Print texts and tables, without interpreting brackets in them as markup; None is left out.
 
-    Tables are as wide as the terminal, or as a reader of a pipe needs them.
+    Tables are as wide as the terminal, or `_PIPE_WIDTH` characters without one.
     """
     console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
     for part in parts:

@@ -1,1 +1,1 @@
-"""Decisions of the owner of a group's data, and the ledger of what has left. Imported by both sides."""
+"""The policy of a data owner, and the ledger of a group's replies. Imported by both sides."""

@@ -1,7 +1,7 @@
-"""Program in place of Flower's `flwr-clientapp` at a group, which runs no bundle that the owner has not pinned.
+"""Replacement for Flower's `flwr-clientapp` at a group, which runs only bundles that the owner's policy allows.
 
-Bundles come from the submitter, so what checks them must not come in one: this is the owner's own copy. The group's
-start script puts it first on the PATH, and Flower starts it for each message.
+Bundles come from the submitter of a run, so the check must not come from a bundle: it is the owner's own copy. The
+group's start script puts this program first on the PATH, and Flower starts it for each message.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ UNREADABLE = "its owner's policy cannot be read"
 
 
 def check(content: bytes) -> None:
-    """Refuse a bundle that the owner's policy, the file that APPA_POLICY names, does not pin.
+    """Check that the owner's policy, the file named by APPA_POLICY, pins this bundle or no bundle at all.
 
     Raises:
-        UserError: it is not pinned, or that policy cannot be read; nothing in the text is private, for it leaves.
+        UserError: it pins other bundles or cannot be read; the message leaves the group and holds nothing private.
     """
     try:
         pinned = read_owner_policy(Path(os.environ[OWNER_POLICY_VARIABLE])).bundle.split()
@@ -40,16 +40,16 @@ def check(content: bytes) -> None:
 
 
 def main() -> None:
-    """Run Flower's program, which unpacks a bundle after `check` alone.
+    """Run Flower's program with a `check` before a bundle is unpacked.
 
-    It unpacks into an empty folder, and loads what the server names from there: another bundle, of an earlier run, is
-    not to be had. What the guard has imported is forgotten, so that the bundle's own modules run.
+    Flower unpacks into a new empty folder and loads apps from this folder, so a server cannot name a bundle of an
+    earlier run. The guard's own modules are removed from `sys.modules`, so that the bundle's modules run.
     """
     base = Path(os.environ.get("FLWR_HOME") or tempfile.gettempdir())
     base.mkdir(parents=True, exist_ok=True)
     os.environ["FLWR_HOME"] = home = tempfile.mkdtemp(prefix="bundle-", dir=base)
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    # A patch: Flower 1.41 checks signatures of its hub's apps alone, and the program that pulls a bundle runs it too.
+    # A patch, since Flower 1.41 checks only signatures of its hub's apps, and one program both pulls and runs a bundle.
     program: Any = run_clientapp
     unpack = program.install_from_fab
 

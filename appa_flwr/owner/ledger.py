@@ -1,6 +1,6 @@
-"""A deployed node's record over all runs: what left, what rests on each question, and facts that it must not lose.
+"""The ledger of a deployed node over all runs: its replies, their use of each question, and persistent facts.
 
-One SQLite file beside the group's data. What cannot be written down does not leave.
+One SQLite file beside the group's data. A reply that cannot be recorded is not sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.private_table import NamedBytes, transaction
 
-SUFFIX, MEMORY_SUFFIX = ".ledger.sqlite", ".memory"  # the second: a folder of what the node remembers, a file a run
+SUFFIX, MEMORY_SUFFIX = ".ledger.sqlite", ".memory"  # the second: folder of the node's memory, one file per run
 _COLUMNS = "time, run, kind, groups, numbers, sha256, refused, cohort"
 _SCHEMA = """
 create table if not exists release (
@@ -36,27 +36,27 @@ class Release:
     time: float  # seconds since 1970
     run: str  # Flower's id
     kind: str  # of the message, or "ask" and the kind of numbers
-    groups: str  # as the node's config names them
-    numbers: int  # that left
-    sha256: str  # of the content, in hexadecimal digits; empty where nothing left
-    refused: str  # why nothing left; empty where something did
+    groups: str  # as named in the node's config
+    numbers: int  # how many numbers left
+    sha256: str  # of the content, in hexadecimal digits; empty for a refusal
+    refused: str  # reason of a refusal; else empty
     cohort: str = ""  # groups of the secure sum, joined by "; "; empty for plain replies
 
 
 class Ledger:
-    """The file, made when first written; every method raises a UserError where it cannot be used."""
+    """The ledger file, created on first use; every method raises UserError if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open = partial(transaction, path, _SCHEMA, what="ledger")
 
     def write(self, release: Release) -> None:
-        """Append a release, before it leaves."""
+        """Append a release, before the reply is sent."""
         with self._open() as file:
             file.execute(f"insert into release ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?)", astuple(release))
 
     def releases(self) -> list[Release]:
-        """All releases, oldest first; a UserError too where there is no ledger."""
+        """Read all releases, oldest first; also raises UserError if there is no ledger."""
         if not self.path.is_file():
             raise UserError(f"{self.path}: there is no ledger; a deployed node writes it beside its data file")
         with self._open() as file:
@@ -64,20 +64,20 @@ class Ledger:
 
     @contextmanager
     def facts(self) -> Iterator[MutableMapping[str, bytes]]:
-        """Named bytes, in one transaction, which an exception takes back; the ledger serves nothing else meanwhile."""
+        """Open the named bytes in one transaction, which an exception rolls back; the ledger is locked meanwhile."""
         with self._open() as file:
             yield NamedBytes(lambda: nullcontext(file), "fact")
 
     def secret(self) -> bytes:
-        """Random bytes of this node alone (32), the same over all runs."""
+        """Secret of this node: 32 random bytes, the same in all runs."""
         with self.facts() as facts:
             return facts.setdefault("secret of this node", secrets.token_bytes(32))
 
     def spend(self, kind: str, marks: Sequence[tuple[str, bytes]], *, limit: int, whole: bool) -> list[bool]:
-        """Write down what is about to rest on questions, by a question and a mark each; whether each may.
+        """Record the use of questions in a reply, as pairs of question and mark; returns whether each is allowed.
 
-        The same mark again tells nothing new, and is free. `limit` is the most marks of this kind that a question may
-        have over all runs, 0 = any number; with `whole` nothing is written down where one may not.
+        A mark that is already recorded reveals nothing new and is free. `limit` is the most marks of this kind per
+        question over all runs, 0 = any number. With `whole`, nothing is recorded unless every mark is allowed.
         """
         allowed: list[bool] = []
         number: dict[str, int] = {}
@@ -97,21 +97,21 @@ class Ledger:
         return allowed
 
     def kinds(self) -> list[str]:
-        """Kinds of what rests on questions."""
+        """Kinds of the recorded marks."""
         with self._open() as file:
             return [kind for (kind,) in file.execute("select distinct kind from used order by kind")]
 
     def spent(self, kind: str) -> dict[str, int]:
-        """Question -> how many different marks of this kind rest on it, over all runs."""
+        """Question -> number of its different marks of this kind, over all runs."""
         with self._open() as file:
             return dict(file.execute("select question, count(*) from used where kind = ? group by question", (kind,)))
 
     def enter(self, run: str, catalogue: str, group: str, parts: Mapping[str, Collection[str]], *, least: int) -> str:
-        """Write down which questions of a run's catalogue, by its digest, a group has answered, if it may take part.
+        """Record which questions of a run's catalogue (given by its digest) a group has answered, if it may take part.
 
-        Empty where it may; "other" where the run has had another catalogue; "near" where what it has answered of a
-        part differs from that of an earlier catalogue, and by fewer than `least` questions: what two replies differ by
-        would be the answers to these. `parts` are "training" and "held-out" with ids of questions.
+        Returns "" if it may, "other" if the run has had another catalogue, and "near" if the answered questions of a
+        part differ from those of an earlier catalogue by 1 to `least` - 1 questions, since the difference of two
+        replies would reveal these answers. `parts` maps "training" and "held-out" to question ids.
         """
         kind, mark = f"catalogues: {group}", catalogue.encode()
         answered = {f"{part}: {question}" for part, questions in parts.items() for question in questions}
@@ -130,9 +130,9 @@ class Ledger:
 
 
 def ledger_of(node_config: Mapping[str, object]) -> Ledger | None:
-    """The ledger of a deployed node, beside its survey file; a simulation has none.
+    """Ledger of a deployed node, beside its survey file; None in a simulation.
 
-    A UserError where the node's config names no survey file.
+    Raises UserError if the node's config names no survey file.
     """
     if not node_config.get("group"):
         return None
@@ -142,7 +142,7 @@ def ledger_of(node_config: Mapping[str, object]) -> Ledger | None:
 
 
 def digest(secret: bytes, *parts: bytes) -> bytes:
-    """The mark of a score in the ledger (16 bytes); only the owner of the ledger can make it."""
+    """Keyed hash that marks a score in the ledger (16 bytes); only the holder of the secret can compute it."""
     made = hashlib.blake2b(key=secret, digest_size=16)
     for part in parts:
         made.update(len(part).to_bytes(8, "little") + part)

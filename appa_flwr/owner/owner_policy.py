@@ -1,6 +1,6 @@
-"""The owner's policy, a file: what a group's node takes part in and gives away, whatever a run's config says.
+"""The owner's policy, a file that limits what a group's node does and sends, whatever a run's config says.
 
-A deployed node reads it anew for each message; a simulation has no owners, and allows everything.
+A deployed node rereads the file for each message; a simulation has no owners, and allows everything.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from appa_flwr.core.errors import UserError, unknown_name
 
 OWNER_POLICY_VARIABLE = "APPA_POLICY"
-"""Names the owner's policy to the guard (`appa_flwr.owner.guard`), which starts before a message is read."""
+"""Environment variable with the policy's path, for `appa_flwr.owner.guard`, which starts before messages are read."""
 
 SUM_ROUNDING = 0.1
-"""A deployed node rounds errors and scores of PluralLLM, added up over own answers, to multiples of this."""
+"""A deployed node rounds PluralLLM's errors and scores, summed over the group's answers, to multiples of this."""
 
 Leaving = Literal["votes", "training", "rewards", "predictions", "answers", "truth"]
 _SHA256 = r"[0-9a-f]{64}"
 
 
 class OwnerPolicy(BaseModel):
-    """The owner's decisions, a key of their TOML file each; what the file leaves out is as here."""
+    """The owner's decisions, one key of the TOML file each; a missing key has the default given here."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -83,11 +83,11 @@ SIMULATION = OwnerPolicy(
     least_temperature=0.0,
     own_score=2**31,
 )
-"""Everything, and no limits."""
+"""Policy of a simulation: everything may leave, without limits."""
 
 
 def read_owner_policy(path: Path) -> OwnerPolicy:
-    """The owner's file; a UserError where it cannot be read, or a key in it is unknown or has a wrong value."""
+    """Read the owner's file; raises UserError if it cannot be read, or if a key is unknown or has a wrong value."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -104,19 +104,19 @@ def read_owner_policy(path: Path) -> OwnerPolicy:
 
 
 def described() -> dict[str, str]:
-    """Key -> what it decides."""
+    """Key -> its description."""
     return {field.alias or name: field.description or "" for name, field in OwnerPolicy.model_fields.items()}
 
 
 def owner_policy_file(*, bundle: str = "") -> str:
-    """An owner's policy with every key at its default, or `bundle` pinned, and what it decides."""
+    """Text of a policy file: every key with its description and default, and with this `bundle` pinned."""
     values = OwnerPolicy(bundle=bundle).model_dump(by_alias=True)
     comment = {key: textwrap.indent(textwrap.fill(says, 100), "# ") for key, says in described().items()}
     return "\n".join(f"{comment[key]}\n{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
 def owner_policy_of(node_config: Mapping[str, object]) -> OwnerPolicy:
-    """The owner's policy of a node: its file (`policy`), the defaults without one, and everything in a simulation."""
+    """Policy of a node: from its file (`policy`), the defaults without a file, `SIMULATION` in a simulation."""
     if not node_config.get("group"):
         return SIMULATION
     path = str(node_config.get("policy", ""))

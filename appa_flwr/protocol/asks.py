@@ -1,7 +1,7 @@
-"""Requests for numbers, and the arrays of numbers that answer them.
+"""Requests for numbers, and the layout of the arrays in the replies.
 
-Both sides derive names, shapes and bounds of the arrays from the request, so that a reply holds nothing but numbers.
-The arrays of several groups can be added up, whether or not the server sees each group's own.
+Both sides derive names, shapes and bounds of the arrays from the request, so that a reply holds only numbers. The
+arrays of several groups can be summed, with or without masks.
 
 Axis letters: Q public questions, K options, J scored answers, E features, N numbers.
 """
@@ -31,40 +31,40 @@ UPDATE, VALIDATION, SCORES = "update", "validation", "scores"
 REWARDS, TERMS, OWN_SCORES = "rewards", "terms", "own scores"
 KINDS = (VOTES, PREDICTIONS, ANSWERS, UPDATE, VALIDATION, SCORES, REWARDS, TERMS, OWN_SCORES)
 """Kinds of numbers: votes, predictions and answers to the public questions; training, validation and scores of
-PluralLLM; rewards of the policy's answers, what a rule adds up of them, and a group's own score of an evaluation."""
+PluralLLM; rewards of the policy's answers, a rule's terms made of rewards, and a group's score in an evaluation."""
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 """Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
 
 MOST_ANSWERS = 20_000
-"""In one request: each is a line of the group's ledger."""
+"""Most answers in one request, since each is a row of the group's ledger."""
 
 LARGEST_ERROR = math.log(2) ** 0.5
-"""Natural Jensen-Shannon distance of answers that share no option: no validation error is above it."""
+"""Jensen-Shannon distance (natural logarithm) of answers that share no option, the largest validation error."""
 
 LARGEST_STEP, LARGEST_LOSS = 16.0, 64.0
 """Largest change of one of PluralLLM's weights in a training round, and largest loss."""
 
 MOST_MEASURES = 1000
-"""Of a validation, or of PluralLLM's scores: the server names their number."""
+"""Most measures of a validation, or of PluralLLM's scores; the server sets their number."""
 
 _NOT_OF_GROUPS = ("run-name", "run", "policy", "sft", "ppo", "eval", "serve")
-"""Keys and sections of the config that no group's number depends on; `sft.target` decides which votes it casts."""
+"""Keys and sections of the config that do not affect groups' numbers, except `sft.target`, which selects the votes."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """The public questions, as the server hands them to every group once.
+    """The public questions, which the server sends to every group once.
 
     Attributes:
-        questions: Q questions; all later messages speak of them by position.
+        questions: Q questions; all later messages refer to them by position.
         train_Q: bool, True for training questions: groups' answers to them are PluralLLM's context.
         embedding_QKE: float32 features of every option, 0 on padding.
         option_QK: bool, True where a question has that option.
-        unanswered_Q: bool, True for questions that the policy learns from by predictions alone: no group's answer to
-            one is used, and none is in `train_Q`.
+        unanswered_Q: bool, True for questions on which the policy is trained with predictions only: groups' answers
+            to them are not used, and none is in `train_Q`.
     """
 
     questions: tuple[Question, ...]
@@ -75,13 +75,13 @@ class Catalogue:
 
     @property
     def held_out_Q(self) -> BoolArray:
-        """True for questions whose answers nobody learns from."""
+        """True for held-out questions, whose answers are not used in training."""
         return ~(self.train_Q | self.unanswered_Q)
 
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """A request for numbers: their kind, and all that they depend on beside the catalogue, targets and config."""
+    """A request for numbers: their kind, and their inputs other than catalogue, targets, config and private answers."""
 
     kind: str
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -97,18 +97,18 @@ class Ask:
         return made.hexdigest()
 
     def setting(self, name: str, kind: type[Any] | tuple[type[Any]]) -> Any:
-        """A setting; a ValueError where it is missing or of another type, see `typed`."""
+        """Return a setting; raises ValueError if it is missing or of another type (see `typed`)."""
         return typed(self.settings.get(name), kind)
 
     def count(self, name: str, *, least: int = 0, most: int = 1 << 62) -> int:
-        """A setting; a ValueError where it is missing or no whole number in this range."""
+        """Return a setting; raises ValueError if it is missing or not an integer in this range."""
         value = int(self.setting(name, int))
         if not least <= value <= most:
             raise ValueError(f"{name}: not between {least} and {most}")
         return value
 
     def array(self, name: str, dtype: type[_Scalar], *, axes: int) -> npt.NDArray[_Scalar]:
-        """An array; a ValueError where it is missing, or of another type or number of axes."""
+        """Return an array; raises ValueError if it is missing, or of another type or number of axes."""
         value = self.arrays.get(name)
         if value is None or value.dtype != dtype or value.ndim != axes:
             raise ValueError(f"{name}: no array of {np.dtype(dtype)} with {axes} axes")
@@ -117,12 +117,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Task:
-    """Where the numbers of a request go.
+    """The sum that the reply to a request enters.
 
     Attributes:
         run: the run's name.
-        round: number of the masked sum in this run, from 1 on; 0 where the reply is plain.
-        cohort: the groups of the sum; none where the reply is plain.
+        round: number of the masked sum in this run, from 1 on; 0 for a plain reply.
+        cohort: the groups of the sum; empty for a plain reply.
         request: see `request_digest`.
         roster: SHA-256 of the groups' roster.
     """
@@ -135,7 +135,7 @@ class Task:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of all fields; every mask is bound to it."""
+        """SHA-256 of all fields, from which every mask is derived."""
         return hashed(astuple(self))
 
 
@@ -145,10 +145,10 @@ class ScoreRequest:
 
     Attributes:
         question_J: position of each answer's question in the catalogue.
-        prediction_JK: parsed answers; a row of NaN is an answer nobody could read and scores 0.
+        prediction_JK: parsed answers; a row of NaN is an unreadable answer, which scores 0.
         metrics: names of reward metrics.
         sides: `TARGET_SIDE` and/or `TRUTH_SIDE`.
-        draw: 0 scores against the table computed once; another number draws a fresh context with it.
+        draw: 0 = score against the target table of the run; other numbers select a fresh context for predictions.
     """
 
     question_J: npt.NDArray[np.int64]
@@ -159,11 +159,11 @@ class ScoreRequest:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """Every metric and side."""
+        """All pairs of a metric and a side."""
         return [(metric, side) for side in self.sides for metric in self.metrics]
 
     def ask(self, kind: str, *, arrays: Mapping[str, npt.NDArray[Any]] | None = None, **settings: Setting) -> Ask:
-        """The request as one for numbers of a kind, with more arrays and settings that the kind needs."""
+        """Make a request for numbers of a kind, with the additional arrays and settings that the kind needs."""
         own = {
             "question": np.asarray(self.question_J, dtype=np.int64),
             "prediction": np.asarray(self.prediction_JK, dtype=np.float64),
@@ -173,7 +173,7 @@ class ScoreRequest:
 
     @classmethod
     def of(cls, ask: Ask) -> ScoreRequest:
-        """The answers of such a request; a ValueError where it has none, or too many."""
+        """Read the answers of such a request; raises ValueError if they are malformed or too many."""
         question_J, prediction_JK = ask.array("question", np.int64, axes=1), ask.array("prediction", np.float64, axes=2)
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:
             raise ValueError("not one question an answer, or too many answers")
@@ -185,7 +185,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Number:
-    """An array of a group's numbers: its shape, and what each number lies between."""
+    """An array of a group's numbers: its shape, and the bounds of each number."""
 
     shape: tuple[int, ...]
     least: float
@@ -193,10 +193,10 @@ class Number:
 
 
 def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
-    """The arrays that answer a request, by name; both sides derive them from the request alone.
+    """Layout of the arrays in a reply, by name; both sides derive it from the request and the catalogue.
 
     Raises:
-        ValueError: the request is none of its kind.
+        ValueError: the request does not fit its kind.
     """
     training, held_out = int(catalogue.train_Q.sum()), int(catalogue.held_out_Q.sum())
     if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
@@ -230,16 +230,16 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
 
 
 def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], *, cut: bool = False) -> FloatArray:
-    """A group's arrays in one row (N,).
+    """Flatten a group's arrays to one row (N,).
 
     Args:
         values: arrays by name.
-        numbers: of `numbers_of`.
-        cut: numbers outside their bounds are cut to them, and 0 stands for what is no number. Under masks an error
-            would tell whose number it is.
+        numbers: their layout, from `numbers_of`.
+        cut: clip numbers to their bounds and replace NaN by 0, as an error under masks would reveal whose number it
+            is.
 
     Raises:
-        ValueError: other names or shapes; without `cut`, a number outside its bounds.
+        ValueError: names or shapes differ from the layout; without `cut`, a number is outside its bounds.
     """
     parts = []
     if values.keys() != numbers.keys():
@@ -257,10 +257,10 @@ def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], 
 
 
 def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArray]:
-    """The inverse of `flatten`, of one row or of several: (..., N) -> arrays by name, each (..., its shape).
+    """Undo `flatten` for one row or several: (..., N) -> arrays by name, each (..., its shape).
 
     Raises:
-        ValueError: another number of numbers.
+        ValueError: N does not fit the layout.
     """
     sizes = [math.prod(number.shape) for number in numbers.values()]
     if flat.shape[-1] != sum(sizes):
@@ -273,31 +273,31 @@ def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArr
 
 
 def scales(numbers: Mapping[str, Number]) -> FloatArray:
-    """Largest size of each number of a row (N,), by which numbers are divided before they are masked."""
+    """Largest absolute value of each number of a row (N,); numbers are divided by it before masking."""
     return np.concatenate([np.full(math.prod(n.shape), max(abs(n.least), abs(n.most))) for n in numbers.values()])
 
 
 def world_of(config: Config, catalogue: str, targets: str) -> str:
-    """Hash of what a group's numbers rest on beside a request: the config and, by their hashes, setup messages.
+    """Hash of a group's inputs other than the request: the config, and the hashes of catalogue and targets.
 
-    A server that gave the others another config, catalogue or PluralLLM could know what they add, and take it off.
+    Without it a server could send the other groups another config, catalogue or PluralLLM to predict their numbers.
     """
     keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
     return hashed([sorted(keys.items()), config.sft.target, catalogue, targets]).hex()
 
 
 def request_digest(ask: Ask, world: str) -> str:
-    """Hash of a request and its world, which masks are bound to."""
+    """Hash of a request and its world (`world_of`), which every mask depends on."""
     return hashed([ask.digest, world]).hex()
 
 
 def hashed(value: object) -> bytes:
-    """SHA-256 of what JSON holds."""
+    """SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(value).encode()).digest()
 
 
 def typed(value: object, kind: type[Any] | tuple[type[Any]]) -> Any:
-    """A value of a type, or for a tuple of a type a list of them; a ValueError where it is of another type."""
+    """Check that a value has this type, or is a list of it for `(type,)`; raises ValueError otherwise."""
     if isinstance(kind, tuple):
         return [typed(item, kind[0]) for item in typed(value, list)]
     if type(value) is not kind:

@@ -1,4 +1,4 @@
-"""Prompts out, answers in: how a survey question is put to a language model and how its answer is read.
+"""Prompts that put survey questions to a language model, and the parser of its answers.
 
 Legend: K answer options. Tasks: "dpa" asks for a distribution over the options, "opa" for a ranking of them.
 """
@@ -17,14 +17,14 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 STYLES = ("full", "counted", "compact")
-"""`full`: instructions for a model that follows them; `compact`: cues for a model trained on the format; `counted`: the
-same with the number of options, which small pretrained models miscount."""
+"""`full`: instructions for a model that follows instructions; `compact`: cues for a model trained on the format;
+`counted`: cues with the number of options, which small pretrained models miscount."""
 
 SUM_TOLERANCE = 0.01
-"""Tolerance of a written distribution's sum: one unit of the two decimals asked for."""
+"""Tolerance of a written distribution's sum: one unit of the second decimal."""
 
 MAX_CHARACTERS = 4096
-"""Text behind this is not read: it bounds the work, and no answer to a survey question is that long."""
+"""Characters of an answer that are read. The limit bounds the work; no answer to a survey question is that long."""
 
 _ROUNDING_SLACK = 1e-9
 _LABELS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
@@ -81,10 +81,10 @@ _LETTERS = re.compile(r"(?<!\w)[A-Z]{1,2}(?!\w)")
 
 @dataclass(frozen=True, eq=False)
 class Parsed:
-    """Readable content of an answer.
+    """Content parsed from an answer.
 
     Attributes:
-        prediction: float64 (K,), or None where the answer cannot be used. DPA: a distribution. OPA:
+        prediction: float64 (K,), or None if the answer cannot be used. DPA: a distribution. OPA:
             preference scores K..1, the first-ranked option has K.
         format_score: how well the answer keeps to the format asked for, in [0, 1].
         parsed: False where the answer is "completely unparseable" and earns no training reward: for DPA without a
@@ -97,17 +97,17 @@ class Parsed:
 
 
 def letters(num_options: int) -> tuple[str, ...]:
-    """The labels of the options: A to Z, then AA, AB and so on; a ValueError unless they are 1 to 702."""
+    """Labels of the options: A to Z, then AA, AB and so on; raises ValueError unless there are 1 to 702 options."""
     if not 1 <= num_options <= len(_LABELS):
         raise ValueError(f"num_options must lie between 1 and {len(_LABELS)}, got {num_options}")
     return _LABELS[:num_options]
 
 
 def prompt(task: str, question: str, options: Sequence[str], *, style: str = "full") -> str:
-    """The text that asks a model for an answer: Figures prob-prompt and rank-prompt, in other words.
+    """Make the prompt for a question, a rewording of Figures prob-prompt and rank-prompt.
 
-    Everything that does not depend on the question comes first, so that all prompts of a task and style share one long
-    prefix. Line breaks of the question and its K options become spaces.
+    The instructions, which do not depend on the question, come first, so that all prompts of a task and style share a
+    prefix. Line breaks in the question and its K options become spaces.
     """
     if style != "full":
         cue = _CUES[task, style].format(K=len(options))
@@ -118,36 +118,36 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
 
 
 def parse(task: str, text: str, num_options: int) -> Parsed:
-    """Read a model's answer, whatever it wrote (Appendix "Format Scoring").
+    """Parse a model's answer, which may be any text (Appendix "Format Scoring").
 
-    Only the first `MAX_CHARACTERS` of the text count.
+    Only the first `MAX_CHARACTERS` of the text are read.
 
     DPA. The values are the numbers on the first line that holds exactly K of them, else all numbers of the text. They
     give a prediction, scaled to sum to one, if there are K, none negative or infinite and not all zero. The format
-    score is the mean of three checks: the text is nothing but K decimals with commas between them (blanks around a
-    comma and the text are let pass); all values lie in [0, 1]; the values sum to one within `SUM_TOLERANCE`. Without
-    values it is 0.
+    score is the mean of three checks: the text consists of K decimals separated by commas (blanks around commas and
+    around the text are allowed); all values lie in [0, 1]; the values sum to one within `SUM_TOLERANCE`. Without
+    values the score is 0.
 
     OPA. The letters are the capital letters that stand alone on the first line that holds each option's letter exactly
     once and nothing else that looks like a letter, else those of the text. The format score is the share of the K
     options whose letter occurs; a complete ranking is a prediction, by first occurrence.
 
-    An answer is readable if it gives a prediction; without one its alignment is 0. In training an incomplete ranking
-    still earns its part of the format score, a completely unparseable answer nothing (see `rewards.training_reward`).
+    An answer is readable if it gives a prediction; without a prediction its alignment is 0. In training an incomplete
+    ranking still earns its format score, a completely unparseable answer earns 0 (see `rewards.training_reward`).
     """
     labels = letters(num_options)
     return _parse_distribution(text, num_options) if task == "dpa" else _parse_ranking(text, labels)
 
 
 def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.random.Generator | None = None) -> str:
-    """A perfectly formatted answer that says what `scores` say, like "0.65,0.20,0.10,0.05"; `parse` reads it back.
+    """Write scores as a perfectly formatted answer for `parse`, such as "0.65,0.20,0.10,0.05".
 
     Args:
         task: "dpa" or "opa".
         scores: (K,) finite. DPA: non-negative with a positive sum, rounded to multiples of `step` that sum to exactly
             one by the largest remainders, ties in option order. OPA: higher is preferred, ties in option order.
         step: DPA only; 0.01 or a multiple of it that divides one.
-        rng: DPA only; rounds up or down at random instead, so that the mean of many answers is the distribution.
+        rng: DPA only; rounds up or down at random instead, so that the expected answer is the distribution.
 
     Raises:
         ValueError: for DPA, scores that are no distribution, or a step that does not fit.
@@ -184,7 +184,7 @@ def _parse_distribution(text: str, num_options: int) -> Parsed:
     is_complete = values.size == num_options
     is_bare = is_complete and len(text) <= MAX_CHARACTERS and _DECIMALS.fullmatch(read.strip()) is not None
     in_range = ((values >= 0.0) & (values <= 1.0)).all()
-    with np.errstate(over="ignore", invalid="ignore"):  # 1e999 and its like: far from one, or NaN, fails the check
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers such as 1e999 overflow, and then fail the check
         sums_to_one = abs(values.sum() - 1.0) <= SUM_TOLERANCE + _ROUNDING_SLACK
     format_score = float(np.mean([is_bare, in_range, sums_to_one]))
     prediction = _normalised(values) if is_complete else None
@@ -203,9 +203,9 @@ def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
 
 
 def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Callable[[list[str]], bool]) -> list[str]:
-    """Result of `find` on the first line that satisfies `is_complete`, else in all the text.
+    """Result of `find` on the first line that satisfies `is_complete`, else on the whole text.
 
-    Models like to explain themselves before or behind an answer that is right in itself.
+    Models often write explanations before or after a correct answer.
     """
     for line in text.splitlines():
         tokens = find(line)

@@ -1,18 +1,18 @@
-"""Messages between server and groups: every message's fields, to and from Flower records.
+"""Messages between server and groups, and their conversion to and from Flower records.
 
-The server greets the nodes (`HELLO`), hands out the public questions (`CATALOGUE`) and PluralLLM's final weights
-(`TARGETS`). Every number that a group gives is its reply to an `ASK`. In a run with secure sums the numbers leave under
-masks, and `OPEN` asks for what takes a group's own mask off the total. The only module below the apps that knows
-Flower's records. Replies:
+The server greets the nodes (`HELLO`), then sends the public questions (`CATALOGUE`) and PluralLLM's final weights
+(`TARGETS`). Groups send numbers only in replies to `ASK`. With secure sums these numbers are masked, and `OPEN` asks
+for the seed that removes a group's own mask from the total. Below the apps only this module uses Flower's records.
+Replies:
 
-- to `HELLO`: fields `roster` (SHA-256 of the roster that the owner has pinned) and `round` (the last one that was
-  masked in this run)
+- to `HELLO`: fields `roster` (SHA-256 of the roster that the owner has pinned) and `round` (the last round that the
+  group has masked in this run)
 - to `CATALOGUE`: fields `answered` (number of training answers of each group) and `may` (`may-leave` of the owner)
-- to `TARGETS`: nothing beside the groups
+- to `TARGETS`: only the groups
 - to `ASK`: rows (G, N) of float64, or words (N,) of uint64
 - to `OPEN`: field `seed` (bytes)
 
-Each `unpack_...` raises a ValueError, which quotes nothing, where `pack_...` cannot have made the content.
+Each `unpack_...` raises a ValueError without quoting the content if `pack_...` cannot have made the content.
 
 Axis letters: G groups of a node, N numbers, P weights.
 """
@@ -40,13 +40,13 @@ HELLO, CATALOGUE, TARGETS, ASK, OPEN = (f"query.{name}" for name in ("hello", "c
 MESSAGES = (HELLO, CATALOGUE, TARGETS, ASK, OPEN)
 
 LONGEST_ID = 1000
-"""Characters of a question's id, which a group writes down."""
+"""Most characters of a question's id, which a group writes to its ledger."""
 
 _HEAD, _SETTINGS, _ARRAYS, _NUMBERS, _WEIGHTS = "head", "settings", "arrays", "numbers", "weights"
 
 
 def to_bytes(content: RecordDict) -> bytes:
-    """A message's content, always in the same order."""
+    """Serialise a message's content, always in the same order."""
     data: bytes = recorddict_to_proto(content).SerializeToString(deterministic=True)
     return data
 
@@ -62,12 +62,12 @@ def digest(content: RecordDict) -> str:
 
 
 def pack_hello(run: str, survey: str) -> RecordDict:
-    """The greeting: the run's name, and for simulated nodes the path of the run's survey."""
+    """Run's name, and for simulated nodes the path of the run's survey -> records."""
     return RecordDict({_HEAD: ConfigRecord({"run": run, "survey": survey})})
 
 
 def unpack_hello(content: RecordDict) -> tuple[str, str]:
-    """The run's name and the path of its survey."""
+    """Records -> the run's name and the path of its survey."""
     with _following_the_protocol("a greeting"):
         head = content.config_records[_HEAD]
         return typed(head["run"], str), typed(head["survey"], str)
@@ -96,8 +96,8 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         )
         if {train_Q.shape, unanswered_Q.shape, embedding_QKE.shape[:1]} != {(len(questions),)}:
             raise ValueError("questions and arrays of different length")
-        # A sum over many answers could else be that of one: to one question under many positions, or to the only one
-        # of several options. So which options count is not taken from the message.
+        # Ids must be unique and the mask of options is computed here. Otherwise a server could ask for sums that hold
+        # one answer only: one question at many positions, or several options in one question only.
         if len({question.question_id for question in questions}) < len(questions):
             raise ValueError("a question twice")
         size_Q = np.array([len(question.options) for question in questions])
@@ -123,7 +123,7 @@ def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
 
 
 def pack_ask(ask: Ask, task: Task) -> RecordDict:
-    """Request -> records; `task` is where its numbers go."""
+    """Request -> records; `task` is the sum that the reply enters."""
     head = ConfigRecord({"kind": ask.kind, **_fields(task)})
     return RecordDict({_HEAD: head, _SETTINGS: ConfigRecord({**ask.settings}), _ARRAYS: arrays_record(ask.arrays)})
 
@@ -139,12 +139,12 @@ def unpack_ask(content: RecordDict) -> tuple[Ask, Task]:
 
 
 def pack_open(task: Task) -> RecordDict:
-    """A task -> the request for each group's own mask of it."""
+    """Task -> the request for the seed of each group's own mask."""
     return RecordDict({_HEAD: ConfigRecord(_fields(task))})
 
 
 def unpack_open(content: RecordDict) -> Task:
-    """The inverse."""
+    """Records -> task."""
     with _following_the_protocol("a request to open a sum"):
         return _task(content)
 
@@ -164,9 +164,9 @@ class Reply:
     """A node's reply.
 
     Attributes:
-        groups: the groups of the node that it speaks for.
-        fields: what stands beside, by name.
-        numbers: a row for each group (G, N), or masked words (N,); None where the reply has none.
+        groups: the groups whose node has sent the reply.
+        fields: further values by name.
+        numbers: a row for each group (G, N), or masked words (N,); None if the reply has no numbers.
     """
 
     groups: tuple[str, ...]
@@ -175,7 +175,7 @@ class Reply:
 
 
 def pack_reply(groups: Sequence[str], numbers: npt.NDArray[Any] | None = None, **fields: Any) -> RecordDict:
-    """Reply -> records; `fields` are texts, whole numbers, bytes, or lists of one of them."""
+    """Reply -> records; `fields` are texts, integers, bytes, or lists of one of these types."""
     content = RecordDict({_HEAD: ConfigRecord({"groups": list(groups), **fields})})
     if numbers is not None:
         content[_ARRAYS] = arrays_record({_NUMBERS: numbers})
@@ -188,9 +188,9 @@ def unpack_reply(
     """Records -> reply.
 
     Args:
-        content: of another party.
-        numbers: type and number of axes of the numbers; none are read where this is None.
-        fields: the type of each field; a tuple of a type stands for a list of it.
+        content: content received from another party.
+        numbers: type and number of axes of the numbers; None: no numbers are read.
+        fields: the type of each field; `(type,)` means a list of this type.
     """
     with _following_the_protocol("a reply"):
         head = content.config_records[_HEAD]
@@ -203,17 +203,17 @@ def unpack_reply(
 
 
 def join_weights(weights: ArrayRecord) -> npt.NDArray[np.float32]:
-    """Named float32 arrays -> one (P,), by the order of their names.
+    """Join named float32 arrays to one (P,), in the order of their names.
 
-    Flower asks for every array in requests of its own, at every party that a message passes: PluralLLM's 38 took longer
-    than its training.
+    Flower transfers each array in separate requests, at every party that a message passes. With PluralLLM's 38 arrays
+    this took longer than the training.
     """
     parts = [np.ravel(weights[name].numpy()) for name in sorted(weights)]
     return np.concatenate(parts, dtype=np.float32, casting="no")
 
 
 def split_weights(weight_P: npt.NDArray[np.float32], shapes: Mapping[str, Sequence[int]]) -> ArrayRecord:
-    """The arrays that `join_weights` joined, by these shapes, in their order; a ValueError where they do not fit."""
+    """Undo `join_weights`: arrays in the order of `shapes`; raises ValueError if the sizes do not fit."""
     sizes = {name: math.prod(shapes[name]) for name in sorted(shapes)}
     if weight_P.shape != (sum(sizes.values()),):
         raise ValueError("another number of weights")
@@ -227,13 +227,13 @@ def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
 
 
 def _arrays(content: RecordDict) -> Ask:
-    """A content's arrays, to be read with their types."""
+    """Wrap a content's arrays in an `Ask`, whose method `array` checks types."""
     return Ask("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
 
 
 @contextmanager
 def _following_the_protocol(what: str) -> Iterator[None]:
-    """Whatever decoding another party's bytes raises becomes one ValueError that quotes nothing."""
+    """Turn every exception from decoding another party's bytes into a ValueError that quotes no content."""
     try:
         yield
     except Exception as error:

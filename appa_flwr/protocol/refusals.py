@@ -1,6 +1,6 @@
-"""Why a group gives no numbers: a Flower error code each, with the same words for every group.
+"""Reasons for which a group refuses a request: Flower error codes with fixed messages.
 
-Nothing of a group's own can leave with them.
+The messages are the same for every group, so they reveal nothing about a group's data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REFUSALS = {
 
 
 class Refused(UserError):
-    """The owner's policy, or the protocol, forbids what was asked for; `code` is one of `REFUSALS`."""
+    """The owner's policy or the protocol forbids a request; `code` is a key of `REFUSALS`."""
 
     def __init__(self, code: int) -> None:
         super().__init__(REFUSALS[code])

@@ -1,14 +1,14 @@
-"""Agreement of one answer with one group's target: the paper's reward metrics, and the reward PPO trains on.
+"""The paper's reward metrics, which compare an answer with a group's target, and the reward for PPO.
 
 Legend: G groups, J rollouts, K answer options (padded to the longest question; `options` is True for a real option).
 `...` stands for any leading axes that broadcast.
 
 Every metric takes `(prediction, target, options)`, float arrays (..., K) and a boolean mask (..., K), all of them
-broadcasting against each other except along K, and returns float64 rewards (...) in [0, 1], 1 is best. What stands at a
-padded position is never looked at. NaN at a real option marks a missing vector: its reward is NaN.
+broadcasting against each other except along K, and returns float64 rewards (...) in [0, 1], where 1 is best. Values at
+padded positions are ignored. NaN at a real option marks a missing vector: its reward is NaN.
 
-Each raises a ValueError for different K, a row without options, or an infinite value; those of distributions, which
-need not be normalised, for a negative value or no mass too.
+Each metric raises a ValueError for different K, a row without options, or an infinite value. Metrics of distributions,
+which need not be normalised, also raise it for a negative value or zero mass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
 
 
 def _metric(function: Metric) -> Metric:
-    """A metric of arrays that are known to agree, are finite or NaN, and 0 on padding."""
+    """Decorate a metric: check its arrays, set padding to 0, clip its rewards to [0, 1]."""
 
     @functools.wraps(function)
     def checked(
@@ -47,7 +47,7 @@ def _metric(function: Metric) -> Metric:
         first, second = np.where(mask, first, 0.0), np.where(mask, second, 0.0)
         if np.isinf(first).any() or np.isinf(second).any():
             raise ValueError("values must not be infinite")
-        # The last rounding error could carry a reward out of [0, 1].
+        # Rounding errors can move a reward out of [0, 1].
         return np.asarray(np.clip(function(first, second, mask, **settings), 0.0, 1.0))
 
     return checked
@@ -66,10 +66,10 @@ def js(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatA
 def js_distance(
     prediction: FloatArray, target: FloatArray, options: BoolArray, *, base: float = _BASE_OF_UNIT_RANGE
 ) -> FloatArray:
-    """1 - Jensen-Shannon distance, the square root of the divergence, as the code of GPO and PluralLLM scores.
+    """1 - Jensen-Shannon distance (the square root of the divergence), the score in the code of GPO and PluralLLM.
 
-    Base 2 of the logarithm makes the reward span [0, 1]; `np.e` is scipy's default, for comparison with published
-    figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
+    With base 2 of the logarithm the reward spans [0, 1]. Base `np.e`, scipy's default, allows comparison with published
+    figures; its reward is at least 1 - sqrt(ln 2) = 0.167.
     """
     return np.asarray(1.0 - np.sqrt(_divergence(prediction, target, base=base)))
 
@@ -79,7 +79,7 @@ def wasserstein(prediction: FloatArray, target: FloatArray, options: BoolArray) 
     """Equation 14, Wasserstein reward: 1 - W1(prediction, target) / (K - 1).
 
     W1 is the cost of moving mass along the positions 1..K of the real options, in one dimension the summed distance of
-    the two cumulative distributions. Padding, wherever it stands, takes up no position. A ValueError for K = 1.
+    the two cumulative distributions. Padding, wherever it stands, takes up no position. Raises ValueError for K = 1.
     """
     num_options = options.sum(axis=-1)
     if (num_options < 2).any():
@@ -104,12 +104,12 @@ def cosine(prediction: FloatArray, target: FloatArray, options: BoolArray) -> Fl
 def borda(prediction: FloatArray, target: FloatArray, options: BoolArray) -> FloatArray:
     """Equation 17, Borda reward: sum_k (K - k + 1) [rank(prediction)_k = rank(target)_k] / (K (K + 1) / 2).
 
-    Both are preference scores, higher is preferred, ties ranked in option order: a distribution serves as it is, a
-    ranking as K minus each option's position. `rank(.)_k` is the option in position k.
+    Both arguments are preference scores: higher is preferred, ties are ranked in option order. A distribution can be
+    used directly, a ranking as K minus each option's position. `rank(.)_k` is the option in position k.
     """
     same = ranking(prediction, options) == ranking(target, options)
     num_options = options.sum(axis=-1, keepdims=True)
-    # Padding ranks behind every real option, where the worth has fallen to zero.
+    # Padding ranks after every real option, where the worth is zero.
     worth = np.maximum(num_options - np.arange(options.shape[-1]), 0)
     reward = (same * worth).sum(axis=-1) / worth.sum(axis=-1)
     missing = np.isnan(prediction).any(axis=-1) | np.isnan(target).any(axis=-1)
@@ -129,11 +129,11 @@ METRICS: dict[str, Metric] = {
     "cosine": cosine,
     "borda": borda,
 }
-"""Metrics by the name they have in config and reports."""
+"""Metrics by their names in config and reports."""
 
 
 def find(name: str) -> Metric:
-    """The metric of that name, one of `METRICS`; a UserError for another name."""
+    """Look up a metric of `METRICS`; raises UserError for an unknown name."""
     if name not in METRICS:
         raise unknown_name("metric", name, valid=METRICS)
     return METRICS[name]
@@ -148,12 +148,12 @@ def training_reward(
 ) -> FloatArray:
     """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
 
-    Training rewards (G, J) from alignment rewards (G, J), where a row of NaN is a group that did not answer and stays
-    NaN, format scores (J,), all in [0, 1], and flags (J,), False for a completely unparseable answer. An incomplete
-    ranking is none: its alignment is 0, and it earns (1 - omega) s_fmt.
+    Takes alignment rewards (G, J) and format scores (J,), all in [0, 1], and flags (J,), False for a completely
+    unparseable answer; returns training rewards (G, J). A row of NaN is a group that did not answer, and stays NaN.
+    An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - omega) s_fmt.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not fit.
     """
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     format_score_J = np.asarray(format_score_J, dtype=np.float64)
@@ -162,15 +162,15 @@ def training_reward(
         shapes = f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
         raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
     mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
-    # A missing group must stay NaN for every rollout, also for those that nobody could parse.
+    # A missing group must stay NaN for every rollout, also for unparseable ones.
     return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
 
 
 def _divergence(prediction: FloatArray, target: FloatArray, *, base: float) -> FloatArray:
     """Jensen-Shannon divergence (...), at least 0.
 
-    With s = p + q and d = (p - q) / s it is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]: exactly symmetric, exactly 0
-    for p = q and without the cancellation of the entropy form near it, which the distance's square root would blow up.
+    With s = p + q and d = (p - q) / s it is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]: exactly symmetric, and exactly
+    0 for p = q. The entropy form has cancellation errors near p = q, which the square root of the distance amplifies.
     """
     p, q = _distribution(prediction), _distribution(target)
     total = p + q

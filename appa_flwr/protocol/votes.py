@@ -1,4 +1,4 @@
-"""A group's opinion as a vote, for SFT and for the majority's answer.
+"""Conversion of groups' opinions to votes, for SFT and for the majority's answer.
 
 Axis letters: Q public questions, K options.
 """
@@ -11,21 +11,21 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 BALLOTS = {"dpa": "mode", "opa": "ranking"}
-"""Task -> the kind of vote that gives away no more than it needs."""
+"""Task -> the least revealing kind of vote that the task needs."""
 DISTRIBUTION = "distribution"
 
 
 def cast(opinion_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, kind: str) -> FloatArray:
-    """Votes (section "SFT Baseline and Majority Aggregation"); a vote cast again in its own kind stays as it is.
+    """Convert opinions to votes (section "SFT Baseline and Majority Aggregation"); votes of this kind stay unchanged.
 
     Args:
-        opinion_QK: distributions, or votes; axes before Q are let pass.
+        opinion_QK: distributions or votes (..., Q, K).
         option_QK: True for real options.
         kind: "mode": 1 on the most frequent option (ties: the first); "ranking": K for the most frequent down to 1;
             "distribution": the opinion itself.
 
     Returns:
-        As `opinion_QK`, 0 on padding.
+        Votes (..., Q, K), 0 on padding.
     """
     if kind == DISTRIBUTION:
         return np.where(option_QK, opinion_QK, 0.0)

@@ -1,4 +1,4 @@
-"""The report of a run: frames, pictures and one self-contained page, of the files in its folder. Never for groups."""
+"""The report of a run from the files in its folder: frames, pictures and a self-contained page. Not used by groups."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["build"]
 MOST_SERVED = 6  # trainers whose pictures are shown
 
 Picture = tuple[str, bytes, str]
-"""Name, PNG, text for those who cannot see it."""
+"""Name, PNG, alternative text."""
 
 
 def build(run_folder: Path) -> Path:
-    """Builds report.html, whose path is returned, intervals.parquet and plots/*.png of what there is so far.
+    """Build report.html (whose path is returned), intervals.parquet and plots/*.png from the run's files so far.
 
     Raises:
-        UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it), or
-            its plots/ is a link, by which a run folder from elsewhere could have any folder written to.
+        UserError: the folder is no run or cannot be written to, one of its files is broken (the message names it), or
+            plots/ is a link, by which a run folder of another party could redirect the files to any folder.
     """
     run = read_run(Path(run_folder))
     if (run.folder / PLOTS_FOLDER).is_symlink():
@@ -44,7 +44,7 @@ def build(run_folder: Path) -> Path:
 
 
 def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
-    """Every picture the run has the numbers for."""
+    """Yield every picture for which the run has numbers."""
     if not intervals["low"].isna().all():
         picture = plots.worst_group(intervals, rule=run.config.rule)
         yield "worst_group", picture, "score of the worst-off group by method"

@@ -1,8 +1,8 @@
-"""The frames behind every table and picture of a report: intervals of scores, and what is picked of them.
+"""The frames behind every table and picture of a report: intervals of scores, and selections of them.
 
-A frame of intervals has a row a method, what it is compared with (`less`, "" for the method's own level), metric, kind
-of target (`against`) and measure: `value`, `low` and `high`, a 95 % bootstrap over held-out questions. Where single
-scores are not known, as under secure sums, there are values of summary.json alone, without bounds.
+A frame of intervals has one row per method, subtracted method (`less`, "" for the method's own level), metric, kind of
+target (`against`) and measure, with `value`, `low` and `high`, a 95 % bootstrap over held-out questions. If single
+scores are not known, as with secure sums, values are from summary.json, without bounds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def intervals(
 
 
 def of_run(run: RunFiles) -> pd.DataFrame:
-    """The intervals of a run by its training metric: PPO and the models of `appa eval` are compared to all others."""
+    """Intervals of a run by its training metric; PPO and the models of `appa eval` are compared with all others."""
     names = dict.fromkeys(run.summary["method"])
     compared = [name for name in names if name == PPO or name.startswith(MODEL)]
     pairs = [(name, less) for name in compared for less in names if less != name]
@@ -64,7 +64,7 @@ def of_run(run: RunFiles) -> pd.DataFrame:
 
 
 def as_json(folder: Any) -> dict[str, Any]:
-    """What `appa eval` keeps and shows of a run: its summary and intervals by the training metric, None for no number.
+    """A run's summary and intervals by the training metric, as JSON for `appa eval`; None stands for NaN.
 
     Raises:
         UserError: see `appa_flwr.run.read.read_run`.
@@ -79,7 +79,7 @@ def as_json(folder: Any) -> dict[str, Any]:
 
 
 def method_name(method: str, rule: str = "") -> str:
-    """What tables call a method; `rule` is the run's own."""
+    """Name of a method in tables; `rule` is the run's rule."""
     policy, _, other = method.partition(BY)
     if policy == PPO and (rule or other):
         return f"{METHOD_STYLE[PPO][0]} by {other or rule}"
@@ -87,7 +87,7 @@ def method_name(method: str, rule: str = "") -> str:
 
 
 def spans(intervals: pd.DataFrame, index: str) -> pd.DataFrame:
-    """`Interval`s, a row each `method` or `less` and a column each kind of target and measure."""
+    """`Interval`s with one row per `method` or `less`, and one column per kind of target and measure."""
     bounds = intervals[["value", "low", "high"]].astype(float).itertuples(index=False)
     numbers: list[Any] = [Interval(*three) for three in bounds]
     cells = intervals.assign(cell=numbers, kind=intervals["against"].map(TARGETS))
@@ -97,7 +97,7 @@ def spans(intervals: pd.DataFrame, index: str) -> pd.DataFrame:
 
 
 def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -> pd.DataFrame:
-    """Every method's `Interval`s of Avg AS, Min AS and FI, format score and share of answers that could be read."""
+    """Every method's `Interval`s of Avg AS, Min AS and FI, format score and share of readable answers."""
     shown = spans(intervals[intervals["less"] == ""], "method")
     own = summary[summary["metric"].isin(intervals["metric"])].drop_duplicates("method").set_index("method")
     for column in ("format_score", "readable"):
@@ -106,14 +106,14 @@ def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -
 
 
 def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataFrame]:
-    """For PPO, and each model of `appa eval`, a frame of its scores minus those of every other method."""
+    """Yield, for PPO and each model of `appa eval`, a frame of its scores minus those of every other method."""
     for method, of_method in intervals[intervals["less"] != ""].groupby("method", sort=False):
         wide = spans(of_method, "less").rename(index=lambda less: method_name(less, rule))
         yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
 
 
 def headline(intervals: pd.DataFrame, rule: str) -> str:
-    """Whether PPO serves the worst-off group better than by the baseline's rule, or than SFT; then, than a look-up."""
+    """Compare PPO's Min AS with that of PPO by the baseline rule, or else of SFT, and then with the best look-up."""
     of_ppo = intervals[(intervals["method"] == PPO) & (intervals["measure"] == "Min AS")]
     other = next((less for less in of_ppo["less"] if less.startswith(PPO + BY)), "sft")
     rows = of_ppo[of_ppo["less"] == other]
@@ -126,12 +126,12 @@ def headline(intervals: pd.DataFrame, rule: str) -> str:
     look_ups = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
     if look_ups.empty:
         return first
-    better, gain = _compared(look_ups)  # what PPO has least more than is the best look-up
+    better, gain = _compared(look_ups)  # the first row, PPO's smallest gain, is over the best look-up
     return f"{first} It is {better} the best look-up ({method_name(look_ups['less'].iloc[0])}): {gain}."
 
 
 def _compared(rows: pd.DataFrame) -> tuple[str, str]:
-    """What the first row's interval of a difference shows, and the interval."""
+    """Verdict of the first row's interval of a difference, and the interval as text."""
     value, low, high = rows[["value", "low", "high"]].to_numpy(float)[0]
     better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
     return better, f"Min AS {value:+.3f} " + (
@@ -153,7 +153,7 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
 
 
 def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
-    """Groups' scores by the training metric, a row a group and a column each policy and the uniform answer."""
+    """Groups' scores by the training metric, one row per group, one column per policy and for the uniform answer."""
     rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == against)].set_index("method")
     policies = [name for name in rows.index if name in ("base", "sft", "uniform") or name.startswith((PPO, MODEL))]
     wide = rows[rows.index.isin(policies)].reindex(columns=[GROUP + group for group in run.groups]).astype(float)
@@ -161,7 +161,7 @@ def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
 
 
 def groups(run: RunFiles) -> pd.DataFrame:
-    """`by_group` for each kind of target, last weights and missed iterations; the worst served by PPO first."""
+    """`by_group` for each kind of target, last weights and missed iterations; lowest scores of PPO first."""
     columns = {
         (title, str(method)): scores
         for kind, title in TARGETS.items()
@@ -181,7 +181,7 @@ def groups(run: RunFiles) -> pd.DataFrame:
 
 
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """How many rounds and answers were served, and what they were worth."""
+    """Numbers of served rounds and answers, their mean reward, and the last fairness index."""
     yield "Rounds", f"{len(rounds)}, of {rounds['size'].sum()} answers"
     yield "Mean reward", f"{rounds['reward'].mean():.3f}, in the last round {rounds['reward'].iloc[-1]:.3f}"
     yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
@@ -193,8 +193,8 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     Only scores against survey answers are compared: the runs' predictions are different targets.
 
     Returns:
-        Two frames of `Interval`s: a row a run, with its rule, seed and scores; and a row each run but the first, whose
-        scores are subtracted.
+        Two frames of `Interval`s: one row per run with its rule, seed and scores; and one row for each run but the
+        first, with its scores minus those of the first.
 
     Raises:
         UserError: a run has no policy scored by survey answers or cannot be read; or their surveys or metrics differ.
@@ -224,9 +224,9 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _scored(run: RunFiles) -> dict[str, object]:
-    """What a score of this run is a score of: the survey's contents, the keys by which it was read, and the metric."""
+    """What scores of this run depend on: the survey's contents, the keys by which it was read, and the metric."""
     config, keys = run.config, ("refusals", "min_respondents", "group_by", "weight", "missing")
-    # The folder of a second rule's policy lies in that of the run, which has kept the survey.
+    # The folder of a baseline rule's policy is inside the run's folder, which has the survey.
     kept = (read_about(folder / SURVEY_FILE).sha256 for folder in (run.folder, run.folder.resolve().parent))
     contents: object = next(filter(None, kept), config.survey)
     if config.survey == GENERATED_SURVEY:
@@ -235,6 +235,6 @@ def _scored(run: RunFiles) -> dict[str, object]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The runs' names, or the folder as it was given where two have one name."""
+    """Names of the runs' folders; the given path if two folders have the same name."""
     own = [folder.resolve().name for folder in folders]
     return [name if own.count(name) == 1 else str(folder) for name, folder in zip(own, folders, strict=True)]

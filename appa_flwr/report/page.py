@@ -23,7 +23,7 @@ from appa_flwr.run.read import BY, RunFiles
 from appa_flwr.run.records import PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
-"""Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
+"""With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
     "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. FI is 1 where all groups are "
     "served alike, also by answers that nobody can read."
@@ -36,11 +36,11 @@ DIFFERENCES_NOTE = (
 )
 
 Pictures = Mapping[str, tuple[bytes, str]]
-"""Name -> PNG, and text for those who cannot see it."""
+"""Name -> PNG, and alternative text."""
 
 
 def page(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> str:
-    """An HTML document that needs no other file; a picture that is absent is left out."""
+    """Make an HTML document that needs no other file; missing pictures are left out."""
     jinja = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     return jinja.from_string(template.PAGE).render(
         name=run.folder.resolve().name,
@@ -102,7 +102,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Markup:
 
 
 def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
-    """Policies without scores, iterations and the card that a run of these phases ends with and this one lacks."""
+    """What an incomplete run lacks: scores of policies, iterations, and PluralLLM's card."""
     others = (PPO + BY + rule for rule in run.config.rules[1:])
     policies = (*TRAINED_METHODS, *others) if run.config.run.phases == "all" else ()
     if lost := [frames.method_name(name) for name in policies if name not in {*run.summary["method"]}]:
@@ -121,14 +121,14 @@ def shown_config(run: RunFiles) -> dict[str, str]:
 
 
 def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
-    """Where the survey comes from, how it was read, and how many of its questions are used."""
+    """Origin of the survey, how it was read, and how many of its questions are used."""
     yield "Survey", run.survey or run.config.survey
     if run.questions is not None:
         yield from ((key.replace("_", " ").capitalize() + " questions", str(n)) for key, n in run.questions if n)
 
 
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
-    """How to have the run again, and what made it."""
+    """The command that repeats the run, the version that made it, and facts on its training."""
     config, appa = run.config, run.config.appa
     yield "Command", command(config)
     if run.made_by:
@@ -148,7 +148,7 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
 
 
 def command(config: Config) -> str:
-    """The command that makes the same run in a simulation, under another name."""
+    """Command that repeats the run in a simulation, under another name."""
     default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
     texts = [f"{key}={to_word(value)}" for key, value in set_here.items()]

@@ -19,7 +19,7 @@ from appa_flwr.report import style
 from appa_flwr.report.frames import method_name, spans
 
 SPIDER_GROUPS = range(3, 25)
-"""Two spokes are no plane, and the names of more than two dozen collide: then the table has the scores."""
+"""Numbers of groups for which a spider plot is drawn: two spokes span no area, and more than 24 names would overlap."""
 HEALTH = {
     "fairness_index": "Fairness index",
     "reward": "Aggregated reward",
@@ -42,7 +42,7 @@ CURVES = {
 
 @style.picture
 def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
-    """Min AS of every method, a panel each kind of target; without bounds there is the point alone."""
+    """Min AS of every method, one panel per kind of target; without bounds only the point is drawn."""
     levels = intervals[(intervals["less"] == "") & (intervals["measure"] == "Min AS")]
     shown = spans(levels, "method").rename(index=lambda method: method_name(method, rule))
     figure = style.figure(1.2 + 0.34 * len(shown))
@@ -66,11 +66,11 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
 
 @style.picture
 def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
-    """Per-group alignment scores of several methods on one polar picture.
+    """Per-group alignment scores of several methods in one polar plot.
 
-    Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
-    scores differ by a few hundredths. `scores_GM` has a row a group, as many as `SPIDER_GROUPS` has, clockwise from the
-    top, and a column a method: scores in [0, 1], a gap where there is none; `rule` is that of PPO.
+    Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (the title states its
+    range), since scores differ by a few hundredths. `scores_GM` has one row per group (a number in `SPIDER_GROUPS`),
+    clockwise from the top, and one column per method: scores in [0, 1], with a gap for NaN; `rule` is PPO's rule.
     """
     figure = style.figure(7.5)
     axes: Any = figure.add_subplot(projection="polar", theta_offset=np.pi / 2, theta_direction=-1)
@@ -86,12 +86,12 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     floor = max(0.0, math.floor(np.nanmin(scores_GM) / step - 0.5) * step)
     top = max(floor + step, min(1.0, math.ceil(np.nanmax(scores_GM) / step) * step))
     axes.set_ylim(floor, top)
-    # Between two spokes, so that the numbers do not lie on a line of scores.
+    # Between two spokes, so that the numbers do not overlap a spoke's scores.
     axes.set_rlabel_position(180.0 / len(scores_GM))
     axes.tick_params(axis="y", labelsize=8, labelcolor=style.DARK_GREY, zorder=10)
     axes.set_xticks(angles_G, [style.label(str(group)) for group in scores_GM.index], fontsize=8)
     for angle, text in zip(angles_G, axes.get_xticklabels(), strict=True):
-        side = round(math.sin(angle), 6)  # names start or end at the rim, and are centred at its poles
+        side = round(math.sin(angle), 6)  # names start or end at the rim, and are centred at top and bottom
         text.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
     figure.suptitle(f"{title}\nThe centre is {floor:.2f}, the rim {top:.2f}")
     style.legend(figure, axes)
@@ -100,9 +100,9 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
 
 @style.picture
 def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
-    """Panels over the rounds of a rule: scores, the groups' weights, and what tells a healthy run from a sick one.
+    """Panels over the rounds of a rule: scores, the groups' weights, and measures of the run's health.
 
-    Grey where the rule took the plain mean. The groups that end with the highest weights have colours and names.
+    Rounds in which the rule took the plain mean are grey. Groups with the highest last weights have colours and names.
     """
     by_number = rounds.set_index("iteration")
     rewards_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)
@@ -122,7 +122,7 @@ def loss(losses: Sequence[float]) -> Figure:
 
 
 def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable[float] = ()) -> Figure:
-    """A panel a frame, with a line a column over its index; columns beyond the colours are thin and grey."""
+    """One panel per frame, with one line per column over its index; columns beyond the colours are thin and grey."""
     known = {title: frame.astype(float).dropna(axis=1, how="all") for title, frame in panels.items()}
     shown = {title: frame for title, frame in known.items() if not frame.empty}
     figure = style.figure(0.4 + 1.9 * math.ceil(len(shown) / 2))

@@ -18,7 +18,7 @@ PREDICTORS = {
     "mean-of-others": "Mean of the other groups",
     SHARED: "PluralLLM, same answers",
 }
-"""In the order of tables. The last is PluralLLM on the answers where the mean of the other groups is known."""
+"""In the order of tables. The last is PluralLLM on answers for which the mean of the other groups is known."""
 CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
     "themselves and sent sums. The mean of the other groups knows the very answers that these gave to the question; it "
@@ -27,7 +27,7 @@ CAPTION = (
 
 
 def scores(card: Card) -> pd.DataFrame:
-    """A row for seen or unseen groups, and a predictor."""
+    """Scores with one row per predictor, for seen and for unseen groups."""
     rows = [
         {"Groups": part, "Predictor": name}
         | {shown: means[measure] for measure, shown in MEASURES.items()}
@@ -39,7 +39,7 @@ def scores(card: Card) -> pd.DataFrame:
 
 
 def by_group(card: Card) -> pd.DataFrame:
-    """JS on held-out questions, a row a group and a column a predictor; the worst first, unseen groups last."""
+    """JS on held-out questions, one row per group and one column per predictor; worst first, unseen groups last."""
     rows = [
         {"Group": f"{group} (unseen)" if (unseen := part == "unseen") else group, "unseen": unseen}
         | {name: means["js"] for name, means in _ordered(predictors)}
@@ -51,7 +51,7 @@ def by_group(card: Card) -> pd.DataFrame:
 
 
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:
-    """Names and scores in the order of tables; PluralLLM on the same answers only where these are fewer than all."""
+    """Names and scores in the order of tables; PluralLLM on the same answers only if these are fewer than all."""
     twice = predictors.get(SHARED, {}).get("answers") == predictors.get(ALONE, {}).get("answers")
     for name in dict.fromkeys((*PREDICTORS, *predictors)):
         if name in predictors and not (twice and name == SHARED):

@@ -1,7 +1,7 @@
 """Style of every picture: colours, one set of defaults, and the helpers that the charts share.
 
-Figures are built without pyplot, so nothing global is touched and no display is needed. Colours are those of Okabe and
-Ito, which the colour-blind tell apart; methods and rules differ in marker or dash too.
+Figures are built without pyplot, so no global state changes and no display is needed. Colours are Okabe and Ito's
+palette for colour-blind readers; methods and rules also differ in marker or dash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 DARK_GREY, GREY, LIGHT_GREY, SHADE = "#444444", "#767676", "#C4C4C4", "#E8E8E8"
 GROUP_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
 OTHER_STYLES = tuple(zip((GREEN, ORANGE, SKY, YELLOW, BLACK), "^PdX<", strict=True))
-"""(colour, marker) of whatever has none of its own."""
+"""(colour, marker) of methods and rules without a style of their own."""
 METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     # method: (name, colour, marker, dash)
     "base": ("Base", GREY, "s", "--"),
@@ -56,7 +56,7 @@ LONGEST_LABEL = 26
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 110,
-    # The tight box keeps every label that sticks out inside.
+    # The tight box includes labels that extend beyond the figure.
     "savefig.bbox": "tight",
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
@@ -68,13 +68,13 @@ STYLE: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
     "lines.markersize": 4,
     "legend.frameon": False,
-    # A group may be called "$50k-$100k": that is no formula.
+    # A group may be called "$50k-$100k", which is not a formula.
     "text.parse_math": False,
 }
 
 
 def picture(draw: Callable[P, Figure]) -> Callable[P, bytes]:
-    """Turns a function that draws a figure into one that draws it in our style and returns a PNG."""
+    """Decorate a function that draws a figure: it draws in our style and returns a PNG."""
 
     @functools.wraps(draw)
     def encoded(*args: P.args, **keywords: P.kwargs) -> bytes:
@@ -87,20 +87,20 @@ def picture(draw: Callable[P, Figure]) -> Callable[P, bytes]:
 
 
 def figure(height: float, *, width: float = WIDTH) -> Figure:
-    """An empty figure; sizes in inches."""
+    """Make an empty figure; sizes in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def label(name: str) -> str:
-    """A name that fits, and that a legend does not drop (matplotlib hides labels that start with "_")."""
+    """Shorten a name, and keep a legend from dropping it (matplotlib hides labels that start with "_")."""
     half = LONGEST_LABEL // 2
-    # Cut in the middle: names that share a beginning ("... aged 18-29", "... aged 30-49") stay apart.
+    # Cut in the middle, so that names with the same beginning ("... aged 18-29", "... aged 30-49") stay distinct.
     short = name if len(name) <= LONGEST_LABEL else name[: half - 1] + "…" + name[-half:]
     return " " + short if short.startswith("_") else short
 
 
 def curve(axes: Axes, values: pd.Series, *, marker: str = "o", **look: Any) -> Line2D:
-    """A line over the index, with gaps; only a short one has markers, where a single point would show no line."""
+    """Draw a line over the index, with gaps; short lines have markers, so that a single point is visible."""
     points = marker if len(values) <= MOST_MARKED_POINTS else None
     (line,) = axes.plot(values.index, values.to_numpy(float), marker=points, **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
@@ -108,5 +108,5 @@ def curve(axes: Axes, values: pd.Series, *, marker: str = "o", **look: Any) -> L
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """A legend right of the picture, of all that has a label."""
+    """Add a legend of all labels right of the picture."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")

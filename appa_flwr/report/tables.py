@@ -1,8 +1,8 @@
-"""A DataFrame as a table of the page, of a terminal or in Markdown: the only places where numbers become text.
+"""DataFrames as tables of the page, of a terminal or in Markdown.
 
-Cells are texts, numbers, or intervals; the columns of a frame may have two levels. With `sign`, intervals are of
-differences: bold where they leave 0. Jinja's `Markup` marks what is HTML, all else is escaped: a group or a question
-may be called "<script>".
+Cells are texts, numbers, or intervals; the columns of a frame may have two levels. With `sign`, intervals are
+differences, and bold if they exclude 0. HTML is marked by Jinja's `Markup`; all other text is escaped, since a group or
+a question may be called "<script>".
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from appa_flwr.core import markdown as _markdown
 
 DASH = "–"
 DECIMALS = {"FI": 4, "FI readable": 4}
-"""Of other columns 3, as many as the paper's tables show."""
+"""Column -> decimals; other columns have 3, as in the paper's tables."""
 
 
 def show(frame: pd.DataFrame, *, title: str = "", sign: bool = False) -> Table:
-    """For a terminal."""
+    """Make a table for a terminal."""
     table = Table(title=Text(title) if title else None, title_justify="left")
     for levels in _heads(frame):
         table.add_column(Text("\n".join(filter(None, levels))))
@@ -34,7 +34,7 @@ def show(frame: pd.DataFrame, *, title: str = "", sign: bool = False) -> Table:
 
 
 def html(frame: pd.DataFrame, *, caption: str = "", sign: bool = False, css: str = "") -> Markup:
-    """For the page; empty for a frame without rows."""
+    """Make a table for the page; empty for a frame without rows."""
     if frame.empty:
         return Markup("")
     heads = pd.MultiIndex.from_tuples([tuple(str(escape(level)) for level in levels) for levels in _heads(frame)])
@@ -49,7 +49,7 @@ def html(frame: pd.DataFrame, *, caption: str = "", sign: bool = False, css: str
 
 
 def markdown(frame: pd.DataFrame, *, sign: bool = False) -> str:
-    """For a comment or a card."""
+    """Make a Markdown table for a comment or a card."""
     heads = (", ".join(filter(None, levels)) for levels in _heads(frame))
     rows = ([f"**{text}**" if bold else text for text, bold in row] for row in _rows(frame, sign=sign))
     return _markdown.table(heads, rows)
@@ -69,7 +69,7 @@ def _rows(frame: pd.DataFrame, *, sign: bool) -> Iterator[list[tuple[str, bool]]
 def _text(cell: object, decimals: int, *, sign: bool) -> tuple[str, bool]:
     if isinstance(cell, Interval):
         spec = f"{'+' if sign else ''}.{decimals}f"
-        # no-break spaces: a narrow column breaks between a value and its interval alone
+        # no-break spaces, so that a narrow column breaks only between a value and its interval
         span = f" ({cell.low:{spec}}\xa0to\xa0{cell.high:{spec}})" if math.isfinite(cell.low) else ""
         return _number(cell.value, spec) + span, sign and cell.excludes_zero
     if cell is None or isinstance(cell, float):
@@ -78,6 +78,6 @@ def _text(cell: object, decimals: int, *, sign: bool) -> tuple[str, bool]:
 
 
 def _number(value: float | None, spec: str) -> str:
-    """A number, or a dash where it was not measured."""
+    """Format a number, or a dash for a missing number."""
     known = value is not None and math.isfinite(value)
     return format(value, spec.replace(".", "z.", 1)) if known else DASH  # z: no negative zero

@@ -1,1 +1,1 @@
-"""Contents of a run folder, and who may go on with it. Never imported by groups."""
+"""Contents of run folders, and conditions for resuming a run. Never imported by groups."""

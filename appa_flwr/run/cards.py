@@ -1,4 +1,4 @@
-"""Cards of models: what a run's weights and SFT model were trained on, written beside them."""
+"""The card of PluralLLM's weights, written beside them: what they were trained on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appa_flwr.config.sections import Architecture
 from appa_flwr.run.records import PartScores, Record
 
 CARD_FORMAT = 10
-"""Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
+"""Version of PluralLLM's card and of the inputs that its weights expect; both may be copied out of a run's folder."""
 
 
 class EmbeddingSummary(Record):
@@ -19,7 +19,7 @@ class EmbeddingSummary(Record):
 
     Attributes:
         encoder: as the config's `pluralllm.encoder`.
-        probe: (E,) the features of the first question's first option: another encoder gives others.
+        probe: (E,) the features of the first question's first option, which differ for another encoder.
     """
 
     encoder: str
@@ -57,7 +57,7 @@ class Card(Record):
         training: the config's keys of the training.
         losses: the groups' mean loss in every round.
         scores: agreement with the groups' own survey answers; see `server_app.predictor_phase.scores`.
-        groups: group -> the same for it alone.
+        groups: group -> its own scores.
     """
 
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT

@@ -1,4 +1,4 @@
-"""The frame of scores, scores.parquet: what every group gave each answer to a held-out question.
+"""The table of scores, scores.parquet: each group's reward for each answer to a held-out question.
 
 Legend: G groups, Q questions, R rows.
 """
@@ -20,25 +20,25 @@ from appa_flwr.survey.types import FloatArray
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 PREDICTIONS, SURVEY = "predictions", "survey"
-"""Targets that answers are compared with: predictions, or the groups' survey answers."""
+"""Kinds of targets of the rewards: predictions, or the groups' survey answers."""
 
 
 def as_rows(
     method: str, metric: str, against: str, reward_GQ: FloatArray, *, groups: Sequence[str], questions: Sequence[str]
 ) -> pd.DataFrame:
-    """Rewards (G, Q) as rows, one for each that is not NaN."""
+    """Convert rewards (G, Q) to rows, one for each reward that is not NaN."""
     group_R, question_R = np.nonzero(~np.isnan(reward_GQ))
     keys = (method, metric, against, np.asarray(groups, object)[group_R], np.asarray(questions, object)[question_R])
     return pd.DataFrame(dict(zip(COLUMNS, (*keys, reward_GQ[group_R, question_R]), strict=True)))
 
 
 def put(folder: Path, rows: pd.DataFrame) -> None:
-    """Add rows of scores to a run's folder, in place of those it has of the same methods.
+    """Add rows of scores to a run's folder; they replace earlier rows of the same methods.
 
     Raises:
-        UserError: the file cannot be read or written; what was there before is intact.
+        UserError: the file cannot be read or written; the earlier file is intact.
     """
-    if rows.empty:  # where the server sees the groups' sums alone
+    if rows.empty:  # with secure sums
         return
     kept = read(folder)
     kept = kept[~kept["method"].isin(rows["method"])]
@@ -46,17 +46,17 @@ def put(folder: Path, rows: pd.DataFrame) -> None:
 
 
 def replace_rows(path: Path, rows: pd.DataFrame) -> None:
-    """Write a file of rows as a whole; errors as of `put`."""
+    """Replace a file of rows as a whole; raises as `put`."""
     data = io.BytesIO()
     rows.to_parquet(data, index=False)
     replace_file(path, data.getvalue())
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """The scores of a run's folder, without rows where it has no file.
+    """Read the scores of a run's folder; an empty table if it has no file.
 
     Raises:
-        UserError: the file cannot be read, has other columns, or a number that is none or there twice.
+        UserError: the file cannot be read, has other columns, values that are not numbers, or a key twice.
     """
     path = folder / SCORES_FILE
     if not path.exists():
@@ -74,13 +74,13 @@ def read(folder: Path) -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame, method: str, *, metric: str, against: str) -> pd.DataFrame:
-    """A method's rewards, a row a group and a column a question; empty where it has none."""
+    """A method's rewards with one row per group and one column per question; empty if it has none."""
     scored = rows[(rows["method"] == method) & (rows["metric"] == metric) & (rows["against"] == against)]
     return scored.pivot(index="group", columns="question", values="reward")
 
 
 def aligned(first: pd.DataFrame, second: pd.DataFrame) -> tuple[FloatArray, FloatArray] | None:
-    """Rewards (G, Q) of two tables where both have one, else NaN; None where they have none in common."""
+    """Rewards (G, Q) of two tables, NaN unless both have one; None if they have no pair in common."""
     first, second = first.align(second, join="inner")
     hole = first.isna() | second.isna()
     if hole.all(axis=None):

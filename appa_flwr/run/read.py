@@ -1,7 +1,7 @@
-"""A run's folder as DataFrames: what reports, comparisons of runs and notebooks read of it.
+"""Reader of a run's folder as DataFrames, for reports, comparisons of runs and notebooks.
 
-A run that stopped midway lacks files: what is absent is empty here. A file that is there but broken is the user's to
-know about: `UserError` names file, line or row, and key.
+Files that a stopped run lacks give empty results. A broken file raises a `UserError` that names file, line or row, and
+key.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ MEASURES = {"avg_as", "min_as", "fi", "fi_readable"}
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's folder, read.
+    """Contents of a run's folder.
 
     Attributes:
-        folder: where it lies.
-        config: its keys.
-        summary: a row a method, metric and kind of target (`against`), in the order of tables: `avg_as`, `min_as`,
+        folder: the run's folder.
+        config: the run's config.
+        summary: one row per method, metric and kind of target (`against`), in the order of tables: `avg_as`, `min_as`,
             `fi`, `fi_readable`, `format_score`, `readable`, and each group's score as `group/NAME`. The policy
-            by another rule is the method "ppo by RULE".
-        iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
-        scores: a row a method, metric, kind of target, group and held-out question: its reward.
-        served: trainer's run -> a row a round that was served to it.
-        made_by: version and machine; empty where the run has not written them.
-        survey: where its survey comes from, and how it was read.
+            trained by a baseline rule is the method "ppo by RULE".
+        iterations: one row per PPO iteration, from metrics.jsonl; `rewards/NAME` is a group's mean reward.
+        scores: one row per method, metric, kind of target, group and held-out question, with its reward.
+        served: trainer's run -> one row per round that was served to it.
+        made_by: version and machine; empty if the run has not written them.
+        survey: origin of the survey, and how it was read.
     """
 
     folder: Path
@@ -68,20 +68,20 @@ class RunFiles:
 
     @property
     def metric(self) -> str:
-        """The metric PPO was trained on; the first that has rows where that has none."""
+        """The metric of PPO's reward; if it has no rows, the first metric that has."""
         known = [*dict.fromkeys(self.summary["metric"])]
         wanted = self.config.reward_metric
         return wanted if wanted in known or not known else known[0]
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read what a run has written so far.
+    """Read the files that a run has written so far.
 
     Raises:
         UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a method has two rows under a metric.
     """
     config, progress = read_config(folder), run_files.PROGRESS.read(folder)
-    # A resumed run may repeat an iteration: the later line is what training went on from.
+    # A resumed run may repeat an iteration; training continued from the later line.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
     for rule in config.rules[1:]:
@@ -105,12 +105,12 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
-    """Rounds of a rule, a row each; what a line holds by group becomes columns such as `weights/NAME`."""
+    """Convert rounds of a rule to one row each; values by group become columns such as `weights/NAME`."""
     return pd.json_normalize([line.model_dump() for line in lines], sep="/")
 
 
 def _summary(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows of summary.json, one for each kind of target."""
+    """Yield the rows of summary.json, one for each kind of target."""
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run_files.SUMMARY.read(folder) or (), start=1):
         if (first := seen.setdefault((row.method, row.metric), number)) != number:
@@ -124,7 +124,7 @@ def _summary(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:
-    """Where a row stands in tables: policies, models of `appa eval`, what needs no model; survey answers first."""
+    """Sort key of rows in tables: policies, models of `appa eval`, methods without a model; survey answers first."""
     policy, _, rule = row["method"].partition(BY)
     after = METHODS.index(policy) if policy in METHODS else METHODS.index(PPO)
     return after, policy.startswith(MODEL), rule != "", row["against"] == PREDICTIONS

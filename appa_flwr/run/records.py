@@ -1,6 +1,6 @@
-"""Records that a run writes: its writers dump them and every reader loads them (`appa_flwr.run.run_files`).
+"""Records of a run's files, shared by their writers and readers (`appa_flwr.run.run_files`).
 
-A field's place and name here are its place and name in the file.
+Fields have the same order and names as in the files.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ PPO = "ppo"
 TRAINED_METHODS = ("base", "sft", PPO)
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
 LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
-"""Mean answers to training questions with the same options, and to the nearest ones."""
+"""Baselines that answer with the mean answers to training questions with the same options, or to the nearest ones."""
 TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
 METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
 
 MODEL = "model:"
-"""What the method of a model that is none of the run's begins with (`appa eval`)."""
+"""Prefix of the method's name for a model from outside the run (`appa eval`)."""
 
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
-"""Groups, "seen" or "unseen" in training -> predictor -> measure -> mean, and "answers", their number."""
+"""Groups, "seen" or "unseen" in training -> predictor -> measure -> mean; measure "answers" is a number of answers."""
 
 
 class Record(BaseModel):
-    """Something that is written as a JSON object; the number of a measure may be NaN."""
+    """A JSON object in a run's file; measures may be NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Progress(Record):
-    """A line of progress.jsonl: a step of a phase is done; `seconds_left` is for the phase, None where unknown."""
+    """A line of progress.jsonl, written after a step of a phase; `seconds_left` is for the phase, None if unknown."""
 
     phase: str
     step: int
@@ -54,15 +54,15 @@ class CurvePoint(Record):
 
 
 class RuleRound(Record):
-    """What a rule made of the groups' rewards of one batch of answers; `reward` and `format_score` are means over it.
+    """Result of a rule for one batch of answers; `reward` and `format_score` are means over the batch.
 
     Attributes:
         iteration: its number in its run.
-        fell_back: whether the rule took the plain mean, None for a rule that has no threshold.
+        fell_back: whether the rule took the plain mean; None for a rule without a threshold.
         weights: weight per group, as the rule reported it.
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
-            are empty where the server sees sums alone (`run.sums`).
+            are empty if the server sees only sums (`run.sums`).
         group_reward: mean alignment reward over the groups that answered.
     """
 
@@ -79,11 +79,11 @@ class RuleRound(Record):
 
 
 class Iteration(RuleRound):
-    """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
+    """A line of metrics.jsonl: one PPO iteration; numbers other than counts and mappings are means over rollouts.
 
     Attributes:
         seconds: seconds per part of the iteration.
-        held_out: the policy after this iteration, None where it was not scored (`eval.every`).
+        held_out: scores of the policy after this iteration; None if it was not scored (`eval.every`).
     """
 
     num_iterations: int
@@ -102,10 +102,10 @@ class ServedRound(RuleRound):
     """A round of the rule over answers of another trainer, see `appa_flwr.run.served`.
 
     Attributes:
-        round: its number as the trainer gave it; where it gives none, one more than the last.
-        size: answers.
-        held_out: whether it has questions that are held out; such a round changes no history.
-        seconds: that the groups took.
+        round: number given by the trainer; without it, the last number plus 1.
+        size: number of answers.
+        held_out: whether the round has held-out questions; such a round does not change histories.
+        seconds: time that the groups took.
         history, answered, log_weight: the rule's state after the round by group, see
             `appa_flwr.analysis.aggregation.State`.
     """
@@ -122,8 +122,8 @@ class ServedAnswer(Record):
     """A scored answer of another trainer.
 
     Attributes:
-        id: the trainer's.
-        digest: of question and completion.
+        id: given by the trainer.
+        digest: hash of question and completion.
         reward: in [0, 1].
         components: "alignment", the mean reward over the groups that answered, and "format", the format score.
     """
@@ -159,8 +159,8 @@ class ScoreRecord(Record):
     Source: Appendix "Group, Average, and Minimum Alignment Scores".
 
     Attributes:
-        fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
-            takes for perfectly fair. NaN where none could.
+        fi_readable: FI over readable answers, since an unreadable answer scores 0 for every group, which FI counts as
+            perfectly fair. NaN if no answer is readable.
     """
 
     fi: float
@@ -188,8 +188,8 @@ class QuestionCounts(Record):
     """questions.json: how many questions the policy is asked, and how many are left out.
 
     Attributes:
-        unanswerable: whose answer does not fit into `ppo.response-length`.
-        too_long: whose prompt and answer do not fit into `policy.max-sequence-length`.
+        unanswerable: questions whose answer does not fit into `ppo.response-length`.
+        too_long: questions whose prompt and answer do not fit into `policy.max-sequence-length`.
     """
 
     training: int
@@ -198,7 +198,7 @@ class QuestionCounts(Record):
     too_long: int
 
     def sentence(self) -> str:
-        """For the log."""
+        """Text for the log."""
         return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
 
 

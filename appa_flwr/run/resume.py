@@ -1,4 +1,4 @@
-"""Conditions on run folders: those a run can begin in or be resumed from, and with which config."""
+"""Checks of run folders before a run begins or is resumed, and the config of a resumed run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from appa_flwr.run import run_files as files
 from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
-# How long a run waits and who hears of it changes none of its numbers.
+# These keys change no number of a run.
 CHANGEABLE_KEYS = ("run.reply-timeout", "serve.host", "serve.port")
 FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 
 
 def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
-    """The config of the run in this folder, set to resume it where it lies now.
+    """Config that resumes the run in this folder, which may have been moved.
 
     Args:
-        folder: of the run.
-        changes: keys that get another value; of `CHANGEABLE_KEYS` alone.
+        folder: the run's folder.
+        changes: new values of keys, which must be in `CHANGEABLE_KEYS`.
 
     Raises:
-        UserError: there is no run that this version can read, it is finished, or a change is of another key.
+        UserError: this version cannot read a run in the folder, the run is finished, or another key is changed.
     """
     config = read_config(folder)
     if finished(folder):
@@ -42,16 +42,16 @@ def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
 
 
 def claim(config: Config) -> FileLock:
-    """Make a run's folder, or take that of the run which is resumed, for this process alone.
+    """Lock a run's folder for this process; the folder of a new run is created.
 
-    The launcher does so, and then the server. From here on the run can be resumed.
+    Called by the launcher, then by the server. From here on the run can be resumed.
 
     Returns:
-        The lock, which ends with the process.
+        The lock, which is released when the process ends.
 
     Raises:
         UserError: the folder holds another run, or `run.resume` is set and it holds none that can be resumed with these
-            keys; another process is writing there, or nothing can be written.
+            keys; another process is writing there, or the folder cannot be written.
     """
     folder = config.run_folder
     if config.run.resume:
@@ -78,9 +78,9 @@ def _check_resumable(config: Config) -> None:
 
 
 def _check_new(config: Config) -> None:
-    """See that nothing was begun in the run's folder, where the launcher may have left this very config."""
+    """Check that no run has begun in the run's folder; the launcher may have written this same config to it."""
     folder = config.run_folder
-    begun = (folder / files.METRICS.name).exists()  # the server makes it first
+    begun = (folder / files.METRICS.name).exists()  # the server creates it first
     if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
         raise UserError(
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it '
@@ -98,6 +98,6 @@ def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, objec
 
 
 def finished(folder: Path) -> bool:
-    """True if the run in this folder has come to its end; UserError if its progress cannot be read."""
+    """True if the run in this folder is finished; raises UserError if its progress cannot be read."""
     progress = PROGRESS.read(folder)
     return bool(progress) and progress[-1].phase == LAST_PHASE

@@ -1,28 +1,28 @@
-"""The files in a run's folder: their names, what is in them, and how they are read and written.
+"""The files in a run's folder: their names, their content, and how they are read and written.
 
-config.json            the version of all of this, and every key of the run
+config.json            schema version of the folder, and every key of the run
 survey.jsonl           the survey as the run uses it (`appa_flwr.survey.store`)
-progress.jsonl         a line a step, for the launcher
-run.log                the same for a person; its lock says that the run is being written
-answers/               the groups' numbers, by the hash of what they were asked
+progress.jsonl         one line per step, for the launcher
+run.log                the same for people; its lock marks a folder in use
+answers/               the groups' numbers, by the hash of the request
 pluralllm.json         the card of PluralLLM's weights: its training and its scores
 pluralllm.safetensors  PluralLLM's final weights
-metrics.jsonl          a line a PPO iteration
+metrics.jsonl          one line per PPO iteration
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
-scores.parquet         the groups' scores for each answer, which summary.json has the means of
-intervals.parquet      levels and differences of these with 95 % intervals, made with the report
+scores.parquet         the groups' scores for each answer; summary.json has their means
+intervals.parquet      levels and differences of the scores with 95 % intervals, made with the report
 examples.json          some answers before and after PPO
-sft-model/             the policy as PPO starts from it
-checkpoint.pt          PPO's state after some iteration
+sft-model/             the policy before PPO
+checkpoint.pt          PPO's state after an iteration
 policy/                the aligned policy, in Hugging Face's layout
 served.jsonl           answers and rounds that were served to other trainers (`appa_flwr.run.served`)
-token, stop            the token that these need; and made by whoever wants the service to end
-RULE/                  the same of the policy by one of `baseline-rules`, a run's folder of its own
+token, stop            the token that other trainers need; a file whose creation ends the service
+RULE/                  a run's folder for the policy trained by one of `baseline-rules`
 report.html, plots/    the report
 error.txt              why the run ended early
-flower.log             what `flwr run` said, by the launcher
-superlink.log          what the SuperLink said of a run that failed, by the launcher
+flower.log             output of `flwr run`, from the launcher
+superlink.log          output of the SuperLink of a failed run, from the launcher
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
 SCHEMA = 13
-"""Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
+"""Version of a run's folder, in its config.json. Folders of another version are neither read nor resumed."""
 
 T = TypeVar("T")
 
@@ -67,23 +67,23 @@ class JsonFile(Generic[T]):
     kind: type[T]
 
     def read(self, folder: Path) -> T | None:
-        """Its content, None where there is no file; see `read`."""
+        """Read the content; None if there is no file. Raises as `read`."""
         return read(folder / self.name, self.kind)
 
 
 @dataclass(frozen=True)
 class LineFile(Generic[T]):
-    """A file with a JSON value a line."""
+    """A file with one JSON value per line."""
 
     name: str
     kind: type[T]
 
     def read(self, folder: Path) -> tuple[T, ...]:
-        """Its lines; see `lines`."""
+        """Read all lines; see `lines`."""
         return tuple(self.lines(folder))
 
     def lines(self, folder: Path) -> Iterator[T]:
-        """One line at a time, none where there is no file; an end that a kill cut short is left out. See `read`."""
+        """Yield the lines, none if there is no file; an incomplete last line is skipped. Raises as `read`."""
         path, adapter = folder / self.name, TypeAdapter(self.kind)
         for number, line in enumerate((_bytes(path) or b"").split(b"\n")[:-1], start=1):
             if line.strip():
@@ -91,7 +91,7 @@ class LineFile(Generic[T]):
 
 
 MACHINE = "machine"
-"""Of progress.jsonl the line that says which version made the run, and on what."""
+"""Phase of the line in progress.jsonl that states the version and machine of the run."""
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)
@@ -102,22 +102,22 @@ EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 
 def rule_folder(rule: str) -> str:
-    """Folder, within a run's, of the policy by one of `baseline-rules`; a rule of one's own is MODULE:CLASS."""
+    """Subfolder of a run's folder for one of `baseline-rules`; the name of a user's rule is MODULE:CLASS."""
     return rule.replace(":", "-")
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """The content of a JSON file, None where there is no file.
+    """Read a JSON file; None if there is no file.
 
     Raises:
-        UserError: it cannot be read, is not JSON, or a value in it is wrong; the one line names file, row and key.
+        UserError: the file cannot be read, is not JSON, or has a wrong value; the message names file, row and key.
     """
     data = _bytes(path)
     return None if data is None else parse(data, TypeAdapter(kind), str(path))
 
 
 def dumps(content: object, *, indent: int | None = None) -> str:
-    """JSON text of records and of what holds them; NaN and infinities are written as Python's json does."""
+    """JSON text of records, also nested in containers; NaN and infinities are written as in Python's json."""
     return json.dumps(to_jsonable_python(content), indent=indent)
 
 
@@ -125,16 +125,16 @@ def write(path: Path, content: object) -> None:
     """Replace a JSON file as a whole.
 
     Raises:
-        UserError: it cannot be written; what was there before is intact.
+        UserError: the file cannot be written; the earlier file is intact.
     """
     replace_file(path, (dumps(content, indent=1) + "\n").encode())
 
 
 def read_config(folder: Path) -> Config:
-    """The config of the run in this folder.
+    """Read the config of the run in this folder.
 
     Raises:
-        UserError: there is no run, it is of another schema, or a key is wrong.
+        UserError: there is no run, its schema is another one, or a key is wrong.
     """
     path = folder / CONFIG_FILE
     flat = read(path, dict[str, Scalar])
@@ -153,10 +153,10 @@ def read_config(folder: Path) -> Config:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Begin a run's folder.
+    """Write the config of a new run to its folder.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     write(folder / CONFIG_FILE, {SCHEMA_KEY: SCHEMA, **config.flat()})
 
@@ -171,7 +171,7 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
-    """A JSON value of a file; `where` names its place in the error.
+    """Parse a JSON value of a file; `where` names its place in the error.
 
     Raises:
         UserError: see `read`.

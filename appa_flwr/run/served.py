@@ -1,7 +1,7 @@
-"""What a served run has scored: the lines of served.jsonl, a line for each round of the rule.
+"""Scored rounds of a served run: the lines of served.jsonl, one for each round of the rule.
 
-A line is written before any of its answers is given, so that a kill loses none. Read in their order, the lines tell
-which rewards each trainer has had, and the rule's state after each round.
+A line is written before its rewards are sent, so that a kill loses none. The lines, read in their order, give the
+rewards of each trainer and the rule's state after each round.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MOST_KEPT = 65_536
 
 @dataclass
 class ServedRun:
-    """What the lines of a trainer's run come to.
+    """State of a trainer's run after its lines.
 
     Attributes:
-        rounds: their numbers rise; a trainer that goes back to a round has given up those from it on.
-        kept: the last `MOST_KEPT` answers by id, which get the same reward when they are sent again.
+        rounds: in the order of their numbers; if a trainer goes back to a round, this and later rounds are dropped.
+        kept: the last `MOST_KEPT` answers by id; an answer that is sent again gets the same reward.
     """
 
     rounds: list[ServedRound] = field(default_factory=list)
@@ -29,18 +29,18 @@ class ServedRun:
 
     @property
     def number(self) -> int:
-        """The last round's, 0 before the first."""
+        """Number of the last round, 0 before the first."""
         return self.rounds[-1].round if self.rounds else 0
 
     def go_back(self, number: int) -> None:
-        """Give up the rounds from `number` on, after which a trainer gives ids anew."""
+        """Drop the rounds from `number` on and the kept answers, since the trainer then assigns new ids."""
         if number <= self.number:
-            self.kept = {}  # not emptied: replies may still be read from the old one
+            self.kept = {}  # a new dict, since replies may still be read from the old one
         while self.rounds and number <= self.number:
             self.rounds.pop()
 
     def add(self, line: ServedLine) -> None:
-        """Take in the next line."""
+        """Add the next line."""
         self.go_back(line.round.round)
         self.rounds.append(line.round)
         self.kept |= {answer.id: answer for answer in line.answers}
@@ -49,10 +49,10 @@ class ServedRun:
 
 
 def read_runs(folder: Path) -> dict[str, ServedRun]:
-    """Trainer's run -> what was scored for it, in the order of their first lines.
+    """Read the state of each trainer's run, in the order of their first lines.
 
     Raises:
-        UserError: the file cannot be read, or a value in it is wrong; the one line names file, row and key.
+        UserError: the file cannot be read, or has a wrong value; the message names file, row and key.
     """
     runs: dict[str, ServedRun] = {}
     for line in SERVED.lines(folder):

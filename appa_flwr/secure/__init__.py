@@ -1,1 +1,1 @@
-"""Sums over groups of which the server learns the total and no summand; see docs/privacy.md. For both sides."""
+"""Secure sums over groups: the server learns the total, but no summand (docs/privacy.md). Imported by both sides."""

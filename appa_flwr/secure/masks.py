@@ -1,8 +1,8 @@
-"""Sums of which the server learns the total and no part: masks that cancel over a cohort, and one of each group's own.
+"""Secure sums by masks: pairwise masks that cancel over a cohort, and each group's own mask.
 
-A group sends fix(x) + PRG(own seed) + the sum over the others of +-PRG(pair seed), modulo 2^64. It gives its own seed
-only for the last task that it masked. Where one of the cohort stays silent, nobody is asked for a seed and the others
-mask a new task: what was sent stays noise for good. Axis letter: N numbers.
+A group sends fix(x) + PRG(own seed) + the sum over the other groups of +-PRG(pair seed), modulo 2^64. It reveals its
+own seed only for the last task that it masked. If a group of the cohort does not reply, the server asks for no seeds
+and the other groups mask a new task; the words already sent remain noise. Axis letter: N numbers.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from appa_flwr.secure.roster import LEAST_GROUPS, Roster, public_key
 
 Words = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
-Facts = MutableMapping[str, bytes]  # what a group must not forget, over all processes and runs
+Facts = MutableMapping[str, bytes]  # state of a group that persists over all processes and runs
 
-FRACTION_BITS = 52  # of a number in [-1, 1]; of random words, those over 64 groups look like a sum 1 time in 32
+FRACTION_BITS = 52  # of a number in [-1, 1]; a random word passes as a sum over 64 groups 1 time in 32
 SEED_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Member:
-    """A group of the roster that its owner has pinned; Refused where its key does not stand there.
+    """A group as a member of the roster that its owner has pinned; raises Refused if the roster lacks its key.
 
     Attributes:
-        name: its own.
-        private: its X25519 key, 32 bytes.
-        roster: the pinned one.
-        least: fewest groups of a sum, itself included; never under 3.
-        changes: how many cohorts beside the first it opens in a run.
-        facts: opens them for one transaction, which an exception takes back.
+        name: the group's name.
+        private: the group's X25519 key, 32 bytes.
+        roster: the pinned roster.
+        least: fewest groups of a sum, this group included; values under 3 count as 3.
+        changes: most cohorts, besides the first, that the group opens in a run.
+        facts: opens the persistent facts for one transaction, which an exception rolls back.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Member:
 
     def __post_init__(self) -> None:
         if self.roster.key_of.get(self.name) != public_key(self.private):
-            raise Refused(refusals.NOT_ON_ROSTER)  # the others would mask with somebody else's
+            raise Refused(refusals.NOT_ON_ROSTER)  # the other groups would derive masks from another key
 
     def mask(self, task: Task, value_N: npt.ArrayLike) -> Words:
-        """This group's numbers in [-1, 1] under all masks (N,), once for a task; may be Refused.
+        """Mask this group's numbers in [-1, 1] (N,), once per task; raises Refused.
 
-        What is outside is cut, and 0 stands for what is no number: an error would tell whose it is.
+        Numbers outside are clipped and NaN becomes 0, since an error would reveal whose number it is.
         """
         with self._checked(task) as facts:
             self._opened(facts, task)
@@ -80,7 +80,7 @@ class Member:
         return word_N
 
     def open(self, task: Task) -> bytes:
-        """The seed of its own mask, 32 bytes, for the last task masked in the run; may be Refused."""
+        """Seed of the group's own mask, 32 bytes, only for the last task masked in the run; raises Refused."""
         with self._checked(task) as facts:
             if facts.get(fact("last", task.run)) != task.digest:
                 raise Refused(refusals.NOT_LAST)
@@ -90,7 +90,7 @@ class Member:
         return _derive(self.private, "own", task)
 
     def _checked(self, task: Task) -> AbstractContextManager[Facts]:
-        """The facts, for a task among groups that the owner has agreed to."""
+        """Check a task's roster and cohort, then open the facts; raises Refused."""
         cohort = set(task.cohort)
         if task.roster != self.roster.sha256:
             raise Refused(refusals.OTHER_ROSTER)
@@ -101,7 +101,7 @@ class Member:
         return self.facts()
 
     def _opened(self, facts: Facts, task: Task) -> list[str]:
-        """Hashes of the cohorts that the run will have opened with this task's, which is the last."""
+        """Hashes of the cohorts opened in the run, with this task's cohort as the last; raises Refused."""
         cohort = hashed(sorted((name, self.roster.key_of[name].hex()) for name in task.cohort)).hex()
         if facts.get(fact("opened", task.request), cohort.encode()) != cohort.encode():
             raise Refused(refusals.OTHER_COHORT)
@@ -113,15 +113,15 @@ class Member:
 
 
 def last_round(facts: Mapping[str, bytes], run: str) -> int:
-    """The last round that the group has masked in a run, 0 before the first: a restarted server goes on after it."""
+    """Last round that the group has masked in a run, 0 before the first; a restarted server continues after it."""
     return int(facts.get(fact("round", run), b"0"))
 
 
 def total(task: Task, words: Mapping[str, Words], seeds: Mapping[str, bytes]) -> FloatArray:
-    """The sum over a task's cohort (N,), from each group's `Member.mask` and `Member.open`.
+    """Sum over a task's cohort (N,), from the words of `Member.mask` and the seeds of `Member.open`.
 
     Raises:
-        UserError: one is missing or of another size, or a sum is none of numbers in [-1, 1].
+        UserError: words or a seed are missing, sizes differ, or a total is impossible for numbers in [-1, 1].
     """
     what = f"secure sum: round {task.round} of run {task.run} over {', '.join(task.cohort)}"
     if not set(task.cohort) <= words.keys() & seeds.keys() or len({words[name].shape for name in task.cohort}) > 1:
@@ -134,7 +134,7 @@ def total(task: Task, words: Mapping[str, Words], seeds: Mapping[str, bytes]) ->
 
 
 def fact(kind: str, *parts: str) -> str:
-    """The name of a fact, which no other parts give."""
+    """Name of a fact, unique for its kind and parts."""
     return f"{kind} {json.dumps(parts)}"
 
 
@@ -143,6 +143,6 @@ def _derive(secret: bytes, kind: str, task: Task) -> bytes:
 
 
 def _stream(seed: bytes, count: int) -> Words:
-    """Random words (count,) by ChaCha20; a seed is of one task, so the nonce may be 0."""
+    """Pseudorandom words (count,) by ChaCha20; the nonce may be 0, since a seed is used for one task only."""
     encryptor = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)

@@ -1,6 +1,6 @@
-"""The roster: who may take part in secure sums, a file of names and public keys that owners agree on outside.
+"""The roster: a file with the names and public keys of the groups in secure sums, which the owners agree on directly.
 
-Each owner pins its hash in the policy, so that no server can invent groups or swap keys.
+Each owner pins the roster's hash in the policy, so that no server can invent groups or swap keys.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 
 KEY_SUFFIX, ROSTER_FILE = ".sums.key", "roster.toml"
-"""A group's private key has its data file's name with this ending; its owner keeps the roster beside it."""
+"""Suffix of a group's private key, which is named after the data file; name of the roster, in the same folder."""
 
 LEAST_GROUPS, MOST_GROUPS = 3, 64
-"""The sum over two tells each of them the other's part; each group shares a mask with every other."""
+"""From a sum over two groups each could compute the other's summand; the number of pairwise masks limits the groups."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Names and X25519 public keys, in the order of names; `sha256` is the file's."""
+    """Names and X25519 public keys, in the order of names; `sha256` is the hash of the file."""
 
     key_of: Mapping[str, bytes]
     sha256: str
@@ -38,10 +38,10 @@ class Roster:
 
 
 def read_roster(data: bytes, *, source: str = ROSTER_FILE) -> Roster:
-    """The roster in the bytes of a TOML file: one line a group, name = "public key, 64 hexadecimal digits".
+    """Parse the bytes of a TOML file with one line per group: name = "public key, 64 hexadecimal digits".
 
     Raises:
-        UserError: it is none, a key stands there twice or cannot be used, or there are too few or too many groups.
+        UserError: the file is malformed, a key is used twice or invalid, or there are too few or too many groups.
     """
     try:
         table = tomllib.loads(data.decode())
@@ -52,7 +52,7 @@ def read_roster(data: bytes, *, source: str = ROSTER_FILE) -> Roster:
         raise UserError(f"{source}: has {len(key_of)} groups; secure sums are over {LEAST_GROUPS} to {MOST_GROUPS}")
     trial = X25519PrivateKey.generate()
     for name, key in key_of.items():
-        try:  # some points of low order agree with every key on the same secret
+        try:  # with some points of low order, every key gives the same shared secret
             trial.exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError:
             raise UserError(f"{source}: {name}: no public key that can be used") from None
@@ -67,10 +67,10 @@ def roster_file(key_of: Mapping[str, bytes]) -> str:
 
 
 def own_key(path: Path) -> bytes:
-    """The private key in a group's own file, which nobody else may read; made where there is none.
+    """Read a group's private key from its file (mode 0600), which is created if it does not exist.
 
     Raises:
-        UserError: it cannot be read or written, or holds something else.
+        UserError: the file cannot be read or written, or holds something else.
     """
     if not path.exists():
         replace_file(path, f"{X25519PrivateKey.generate().private_bytes_raw().hex()}\n".encode(), mode=0o600)
@@ -88,7 +88,7 @@ def public_key(private: bytes) -> bytes:
 
 
 def read_file(path: Path) -> bytes:
-    """A file's bytes, or a UserError with the reason."""
+    """Read a file's bytes; raises UserError with the reason if that fails."""
     try:
         return path.read_bytes()
     except OSError as error:

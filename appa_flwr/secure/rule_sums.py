@@ -1,7 +1,7 @@
-"""The aggregation rules by sums over groups: what a group adds, and what the server makes of the totals. J rollouts.
+"""Aggregation rules computed from sums over groups: a group's terms, and the server's result. J rollouts.
 
-Equal to the plain rules while the cohort stands. In the iteration in which a group comes or goes, rule appa's weights
-are those among the groups of the last one, made to sum to 1 to first order.
+Equal to the plain rules while the cohort is unchanged. In an iteration in which a group joins or leaves, the weights of
+rule appa are relative to the previous iteration's groups, and normalised to sum to 1 to first order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import Facts, FloatArray, fact
 from appa_flwr.secure.roster import LEAST_GROUPS, MOST_GROUPS
 
-LARGEST_MOVE = 14.0  # of an exponent: sums end at the digit 2^-52, so exp(-14) is right to 1e-10 of itself
+LARGEST_MOVE = 14.0  # of an exponent: sums have a resolution of 2^-52, so exp(-14) has a relative error near 1e-10
 
 
 def check_rule(rule: str, settings: APPASection) -> None:
-    """Raise a UserError where a rule cannot be computed from sums."""
+    """Raise a UserError if a rule cannot be computed from sums."""
     if rule not in ("average", "alpha", "appa"):
         hint = f"average, appa and alpha, which is near the minimum at appa.alpha={-LARGEST_MOVE:g}"
         raise UserError(f"rule={rule} takes single groups' rewards, which no sum holds; run.sums=secure has {hint}")
@@ -40,7 +40,7 @@ def check_rule(rule: str, settings: APPASection) -> None:
 
 
 def check_config(config: Config, *, groups: int | None = None) -> None:
-    """Raise a UserError where a run with run.sums = "secure" asks for what no sum holds; `groups` is their number."""
+    """Raise a UserError if a run with run.sums = "secure" needs more than sums; `groups` is the number of groups."""
     if config.run.sums == "plain":
         return
     for rule in config.rules:
@@ -63,10 +63,10 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
 
 
 def before(facts: Facts, *, run: str, rule: str, reference: float, completed: Sequence[str]) -> float | None:
-    """A group's history, that of the last completed task that it knows; None before its first.
+    """Return a group's history after the last completed task in which it took part; None before its first task.
 
-    `completed` holds the digest of each earlier iteration's task, in hexadecimal digits. Refused where an iteration
-    does not continue the last one, or has a second reference: bends of clipped weights would tell all histories.
+    `completed` holds the digest of each earlier iteration's task, in hexadecimal digits. Raises Refused if an iteration
+    does not continue the last one or has a second reference: the kinks of clipped weights would reveal all histories.
     """
     key = fact("iteration", run, rule)
     last, tasks = json.loads(facts.get(key, json.dumps([reference, []])))
@@ -82,12 +82,12 @@ def before(facts: Facts, *, run: str, rule: str, reference: float, completed: Se
 
 
 def remember(facts: Facts, *, run: str, rule: str, completed: Sequence[str], task: str, history: float) -> None:
-    """Write down which history a group has once the task of this digest is completed too."""
+    """Store a group's history for the case that the task with this digest is completed after `completed`."""
     facts[_history(run, rule, [*completed, task])] = repr(history).encode()
 
 
 def _history(run: str, rule: str, completed: Sequence[str]) -> str:
-    """The name of a history, in the iteration of its task alone: in a later one it would bring the past back."""
+    """Name of a history; it includes the iteration, so that a later iteration cannot bring back an old history."""
     return fact("history", run, rule, str(len(completed)), completed[-1])
 
 
@@ -101,12 +101,12 @@ def terms(
     reward_J: FloatArray,
     training_J: FloatArray,
 ) -> tuple[dict[str, FloatArray], float]:
-    """A group's numbers by name, all in [0, 1] as its rewards are, and its history after them.
+    """Compute a group's summands by name, all in [0, 1] like its rewards, and its new history.
 
-    `reference` and `iteration` (from 1 on) are the server's, `history` is from `before`.
+    `reference` and `iteration` (from 1 on) come from the server, `history` from `before`.
     """
     mean = float(reward_J.mean())
-    # A latecomer begins with its own mean: that of the others' histories is known nowhere.
+    # A group that joins late starts with its own mean, since the mean of the other histories is unknown.
     old = 0.0 if iteration == 1 else mean if history is None else history
     new = settings.ema_decay * old + (1 - settings.ema_decay) * mean
     numbers = {"reward": reward_J, "square": reward_J**2, "training": training_J}
@@ -123,20 +123,20 @@ def terms(
 
 
 def _term(training_J: FloatArray, scale: float, *, most: float) -> FloatArray:
-    return np.minimum(np.expm1(scale * training_J) / math.expm1(most), 1.0)  # above it by rounding
+    return np.minimum(np.expm1(scale * training_J) / math.expm1(most), 1.0)  # rounding may exceed 1
 
 
 def _largest_rise(settings: APPASection, iteration: int) -> float:
-    """How much (1 - history) / temperature rises at most in an iteration: no history is above 1 - decay^(t - 1)."""
+    """Largest rise of (1 - history) / temperature in iteration t, since every history is at most 1 - decay^(t - 1)."""
     return (1 - settings.ema_decay) * (1 - settings.ema_decay ** (iteration - 1)) / settings.temperature
 
 
 @dataclass(frozen=True)
 class SumState:
-    """What the server keeps between iterations.
+    """State of the server between iterations.
 
-    `completed` is the digest of each one's task, in hexadecimal digits. `reference` is the log of the sum over groups
-    of exp((1 - history) / temperature), of which each one's part is its weight.
+    `completed` holds the digest of each iteration's task, in hexadecimal digits. `reference` is the log of the sum over
+    groups of exp((1 - history) / temperature); a group's weight is its share of this sum.
     """
 
     reference: float
@@ -145,7 +145,7 @@ class SumState:
 
 @dataclass(frozen=True, eq=False)
 class FromSums:
-    """One iteration's outcome; fields as in the plain rules' `Result`."""
+    """Result of one iteration; fields as in the plain rules' `Result`."""
 
     aggregate_J: FloatArray
     state: SumState
@@ -161,7 +161,7 @@ def first(rule: str, settings: APPASection, groups: int) -> SumState:
 def combine(
     rule: str, settings: APPASection, state: SumState, sums: Mapping[str, FloatArray], *, groups: int, task: str
 ) -> FromSums:
-    """The reward of each rollout from the sums of so many groups' `terms`; `task` is the sum's digest."""
+    """Compute each rollout's reward from the sums of the `terms` of `groups` groups; `task` is the task's digest."""
     fairness = fairness_of_sums(sums["reward"], sums["square"], groups=groups)
     aggregate_J, fell_back, reference = sums["training"] / groups, None, state.reference
     if rule == "alpha":
@@ -170,7 +170,7 @@ def combine(
         aggregate_J = log_J if settings.alpha > 0 else 1 - log_J
     if rule == "appa":
         weight, least = float(sums["weight"][0]), math.exp(-LARGEST_MOVE)
-        # Where groups that had nearly all weight are gone, the others' has no digits left for an iteration.
+        # If groups with nearly all weight have left, the sum of the remaining weights has too few digits to be used.
         fell_back = fairness >= settings.fairness_threshold or weight < least
         if not fell_back:
             aggregate_J = np.log1p(math.expm1(1) * sums["term"] / groups) / weight
@@ -180,10 +180,10 @@ def combine(
 
 
 def fairness_of_sums(sum_J: FloatArray, square_J: FloatArray, *, groups: int | FloatArray) -> float:
-    """Equation 4 from the sums of rewards and of their squares, over as many groups for all answers or for each (J,).
+    """Equation 4 from the sums of rewards and of squared rewards; `groups` is their number, or one per answer (J,).
 
-    Equal rewards are not told from nearly equal ones: where their mean is under `MIN_MEAN` and not 0 the question is
-    left out.
+    Sums cannot tell equal rewards from nearly equal ones, so answers with a mean between 0 and `MIN_MEAN` are left
+    out.
     """
     mean_J = sum_J / groups
     used_J = (mean_J == 0.0) | (mean_J >= MIN_MEAN)

@@ -1,6 +1,6 @@
-"""What a source holds: any file as a table of cells, by pandas, pyreadstat, pyarrow and openpyxl; and raw answers.
+"""Readers of survey files as tables of cells, by pandas, pyreadstat, pyarrow and openpyxl; the raw answer type.
 
-A statistics package's file has its value labels, the texts of its questions and its missing codes with it.
+Files of SPSS and Stata also contain value labels, question texts and missing codes.
 
 Axis letters: K answer options.
 """
@@ -37,51 +37,51 @@ class Unusable(Exception):
 
 
 class RawAnswer(NamedTuple):
-    """One group's answer to one question, as a source has it."""
+    """One group's answer to one question, as stated in the source."""
 
-    row: int  # of the source, from 1
-    question_id: str  # empty = a hash of text and options
+    row: int  # number of the row in the source, from 1
+    question_id: str  # empty: a hash of text and options is used
     text: str
     options: tuple[str, ...] = ()  # labels of the K options, non-answers among them
     group: str = ""  # full name; empty for a question without an answer
     shares: Sequence[float] = ()  # (K,)
-    problem: str = ""  # why there are no shares that can be used
-    codes: tuple[str, ...] = ()  # of the options, where the source has codes; empty = the labels
-    ordinal: tuple[float | None, ...] | None = None  # places of the options on a scale, None for one that has none
-    people: Sequence[float] = ()  # (K,) respondents who chose each option, where each is known
-    n: float | None = None  # respondents behind the shares, where `people` is not known
+    problem: str = ""  # why the answer is unusable; empty if it is usable
+    codes: tuple[str, ...] = ()  # codes of the options; empty: the labels are the codes
+    ordinal: tuple[float | None, ...] | None = None  # scale position of each option; None for an option off the scale
+    people: Sequence[float] = ()  # (K,) number of respondents per option, if known
+    n: float | None = None  # total number of respondents, used if `people` is empty
 
 
 def group_name(group: str, attribute: str = "") -> str:
-    """The name of a group: "attribute/group" where the source says what the group is defined by, or the group alone."""
+    """Full name of a group: "attribute/group" if the attribute is given, else the group alone."""
     name = clean(group)
     name = _ALIASES.get(name, name)
     return f"{clean(attribute)}/{name}" if attribute else name
 
 
 def same(name: str) -> str:
-    """What two spellings of one name share: case, blanks and a final full stop do not count."""
+    """Normalise a name for comparison: case, repeated blanks and a final full stop are ignored."""
     return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
 
 
 class Notes:
-    """What was decided about a source, and what was left out of it: sentences, and the names that each is about."""
+    """Notes on how a source was read and what was left out: sentences, each with the names it concerns."""
 
     def __init__(self) -> None:
         self._names: dict[str, list[str]] = {}
 
     def add(self, sentence: str, *names: str) -> None:
-        """Say a sentence once, whatever the number of names."""
+        """Add names to a sentence, which is listed once."""
         self._names.setdefault(sentence, []).extend(names)
 
     def lines(self, start: str = "") -> tuple[str, ...]:
-        """The sentences that start so, each with the first few names."""
+        """List the sentences that begin with `start`, each with its first few names."""
         pairs = [(sentence, names) for sentence, names in self._names.items() if sentence.startswith(start)]
         return tuple(f"{sentence}: {some(names)}" if names else sentence for sentence, names in pairs)
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few of these different names, and how many more there are."""
+    """List the first few distinct names, and the number of the others."""
     listed = list(dict.fromkeys(names))
     rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
     return ", ".join(listed[:NUM_SHOWN]) + rest
@@ -89,16 +89,16 @@ def some(names: Iterable[str]) -> str:
 
 @dataclass
 class Column:
-    """What a source says of one of its columns."""
+    """Description of a column in a source."""
 
-    text: str = ""  # of its question
+    text: str = ""  # text of its question
     labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
     is_ordered: bool = False
-    options: Mapping[str, float | None] = field(default_factory=dict)  # all answers, each with its place on a scale
+    options: Mapping[str, float | None] = field(default_factory=dict)  # all options -> scale position, if listed
     is_question: bool = True
 
     def label(self, code: str) -> str:
-        """The label of a code, or the code itself."""
+        """Label of a code; the code itself if it has none."""
         return self.labels.get(code, code)
 
 
@@ -107,23 +107,23 @@ class Frame:
     """A table of cells."""
 
     source: str  # as the user named it
-    cells: pd.DataFrame  # None for an empty one; the index is the row of the file, columns are texts
+    cells: pd.DataFrame  # empty cells are None, the index is the row number in the file, column names are texts
     codebook: defaultdict[str, Column] = field(default_factory=lambda: defaultdict(Column))
     notes: Notes = field(default_factory=Notes)
-    header: Mapping[str, Any] = field(default_factory=dict)  # the first line of a file of ours (`store`)
-    weight: str = ""  # the column that was chosen to weigh the respondents
+    header: Mapping[str, Any] = field(default_factory=dict)  # first line of a file in the own format (`store`)
+    weight: str = ""  # column of the respondents' weights
 
     def require(self, *names: str) -> None:
-        """Raise a `UserError` that names the columns a table lacks, and those it has."""
+        """Raise a `UserError` with the missing and the existing columns if any of these columns is missing."""
         if missing := [name for name in names if name not in self.cells.columns]:
             raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {some(self.cells.columns)}")
 
 
 def read_frame(path: str) -> Frame:
-    """The first table of a file.
+    """Read the first table of a file.
 
     Raises:
-        UserError: no such file, an unknown or broken format, or no rows; it names a row that is at fault.
+        UserError: no such file, an unknown or broken format, or no rows; the message names a faulty row.
     """
     file = Path(path)
     readers = {".csv": _csv, ".tsv": _csv, ".txt": _csv, ".jsonl": _jsonl, ".parquet": _parquet, ".xlsx": _excel}
@@ -138,7 +138,7 @@ def read_frame(path: str) -> Frame:
         raise
     except ModuleNotFoundError as missing:
         raise UserError(f"{path}: reading {file.suffix} needs the package {missing.name}: {EXTRAS}") from None
-    except Exception as error:  # whatever the libraries make of a broken file
+    except Exception as error:  # the libraries raise many types for a broken file
         raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
     frame.cells.columns = [str(name).strip() for name in frame.cells.columns]
     if (names := frame.cells.columns)[names.duplicated()].any():
@@ -150,7 +150,7 @@ def read_frame(path: str) -> Frame:
 
 
 def _table(rows: Mapping[int, Any], columns: list[Any] | None = None) -> pd.DataFrame:
-    """Rows under their numbers: lists of cells, or objects with a column for every name that one of them has."""
+    """Make a table indexed by row number, from lists of cells or from dicts whose keys become the columns."""
     import pandas as pd
 
     return pd.DataFrame([*rows.values()], index=[*rows], columns=columns, dtype=object)
@@ -161,11 +161,11 @@ def _csv(file: Path) -> Frame:
     text = _decoded(file, notes)
     first, _, rest = text.partition("\n")
     skipped = 0
-    if first.strip().casefold().startswith("sep="):  # Excel's
+    if first.strip().casefold().startswith("sep="):  # Excel's line with the delimiter
         delimiter, text, skipped = first.strip()[len("sep=") :][:1], rest, 1
     else:
         delimiter = max(",;\t|", key=first.count)
-    # The standard reader: pandas' own fills or cuts rows of another length than the header's.
+    # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = next(reader, [])
     rows: dict[int, list[str]] = {}
@@ -195,7 +195,7 @@ def _decoded(file: Path, notes: Notes) -> str:
 
 
 def _qualtrics(frame: Frame) -> Frame:
-    """Qualtrics' export, whose second row has the questions' texts and whose third says what each column is."""
+    """Read a Qualtrics export: the second row holds the question texts, the third the kind of each column."""
     for name, text, import_id in zip(frame.cells.columns, frame.cells.iloc[0], frame.cells.iloc[1], strict=True):
         is_question = str(import_id).startswith(_IMPORT_ID + ':"QID')
         frame.codebook[str(name).strip()] = Column(text=str(text), is_question=is_question)
@@ -229,7 +229,7 @@ def _parquet(file: Path) -> Frame:
 
 
 def _excel(file: Path) -> Frame:
-    """The first sheet; a cell shown in percent keeps its sign, since the number in it is a hundredth."""
+    """Read the first sheet; a cell in percent format becomes a text with "%", since it stores a fraction."""
     import openpyxl
 
     book = openpyxl.load_workbook(file, read_only=True, data_only=True)
@@ -256,7 +256,7 @@ def _shown(cell: Any, file: Path) -> object:
 
 
 def _statistics(file: Path) -> Frame:
-    """A file of SPSS or Stata: codes with their labels, without those that the file declares missing."""
+    """Read a file of SPSS or Stata: codes with labels, without the codes that the file declares missing."""
     import pyreadstat
 
     read = pyreadstat.read_dta if file.suffix.lower() == ".dta" else pyreadstat.read_sav
@@ -279,7 +279,7 @@ def _statistics(file: Path) -> Frame:
 
 
 def _is_declared(code: str, missing: Sequence[Any]) -> bool:
-    """True if a code is one of Stata's letters, or lies in one of SPSS's ranges, which may be of texts."""
+    """True if a code is one of Stata's missing letters or lies in a missing range of SPSS; ranges may be texts."""
     for part in missing:
         low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
         value = code if isinstance(low, str) else number(code)

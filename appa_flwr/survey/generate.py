@@ -1,11 +1,11 @@
-"""A generated population with known ground truth: the survey of the embedded default.
+"""Generated population with known ground truth, the default survey.
 
-Questions are a frame ("How worried are you about ...?") asked of a topic ("wind power"), as real questionnaires
-repeat their batteries; so a held-out question is a new pair of known words, and what a policy learns can carry over.
-Groups fall into clusters of unequal size, which differ in their stance on a few issues. Topics and frames both touch
-these issues, so questions that read alike divide the groups alike, as far as they do in real surveys: the answer of a
-group to the nearest question says something of how it differs (a correlation of .25 to .45 there). Each group was asked
-only part of the questions, by a finite sample, and some frames record refusals.
+A question combines a frame ("How worried are you about ...?") with a topic ("wind power"), like the batteries of real
+questionnaires. A held-out question is thus a new pair of known parts, to which a policy can generalise. Groups form
+clusters of unequal size that differ in their stance on a few issues. Topics and frames load on these issues, so
+similar questions divide the groups similarly, about as much as in real surveys: there, a group's deviation on a
+question and on the nearest other question correlate by .25 to .45. Each group answers only part of the questions, with
+a finite sample, and some frames record refusals.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -29,19 +29,19 @@ COVERAGE = 0.75
 RESPONDENTS = 1000
 REFUSAL_OPTION = "Don't know / refused"
 NUM_ISSUES = 3
-UNASKED = 2  # texts that nobody was asked, to each that was
-# how strongly a topic and a frame touch the issues: the best answers for the average leave the worst group .03 or more
-# below what it could have, and the ceiling stays about .9
+UNASKED = 2  # extra questions without answers, per question with answers
+# Loadings of topics and frames on the issues. With these values the best answers for the average group cost the worst
+# group .03 or more of the score that it could have, and the ceiling is about .9.
 TOPIC_LOADING, FRAME_LOADING = 0.45, 0.45
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A question's wording, asked of many topics."""
+    """A question's wording, combined with many topics."""
 
     wording: str  # with {} for the topic
     options: tuple[str, ...]  # (K,), without a refusal
-    polarity: float | None = None  # which end of a scale favours the topic, and how strongly; None without an order
+    polarity: float | None = None  # which end of the scale favours the topic, and how strongly; None without a scale
     refusal: bool = False  # whether people may refuse
 
 
@@ -52,7 +52,7 @@ FRAMES = tuple(Frame(**{**frame, "options": tuple(frame["options"])}) for frame 
 
 
 def population(data: DataSection, seed: int) -> dict[str, Any]:
-    """The arguments of `generate` by a run's keys."""
+    """Arguments of `generate` from a run's section [data] and seed."""
     return {"seed": seed, **data.model_dump(include={"num_questions", "num_groups", "disagreement"})}
 
 
@@ -62,12 +62,12 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     Args:
         num_questions: Q, at most `len(TOPICS) * len(FRAMES)`.
         num_groups: G >= 2.
-        disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups hold the same.
-        seed: same seed, same survey, on every machine.
+        disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups have the same stance.
+        seed: the same seed gives the same survey on every machine.
 
     Returns:
-        A survey in which each group answered about three quarters of the Q questions, with sampling noise; as `extra`
-        twice as many that nobody was asked, or all that are left.
+        A survey in which each group answered about three quarters of the Q questions, with sampling noise. `extra`
+        has twice as many questions without answers, or all remaining ones.
 
     Raises:
         UserError: fewer than two questions or more than the frames and topics can form.
@@ -95,7 +95,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
 def ground_truth(
     *, num_questions: int, num_groups: int, disagreement: float = 1.5, seed: int
 ) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
-    """The population behind `generate`, of the same arguments: every group's exact distributions.
+    """Exact distributions of every group in the population from which `generate` samples with the same arguments.
 
     Returns:
         The questions, and group name -> question id -> distribution (K,).
@@ -142,7 +142,7 @@ def ground_truth(
                 tilt = np.cos(np.arange(len(frame.options)) * np.pi / 2.0)
                 logits_K = logits_FK[f] + topic_logits[topic, : len(frame.options)] + 1.4 * pull * tilt
             share_K = np.exp(logits_K - logits_K.max())
-            share_K = 0.98 * share_K / share_K.sum() + 0.02 / len(share_K)  # no option is chosen by nobody
+            share_K = 0.98 * share_K / share_K.sum() + 0.02 / len(share_K)  # every option has a positive share
             if frame.refusal:
                 share_K = np.append(share_K * (1.0 - refusal_GF[g, f]), refusal_GF[g, f])
             truth[name][question.question_id] = share_K

@@ -1,7 +1,7 @@
-"""What in a survey is no answer: refusals, questions that were not asked, missing codes.
+"""Detection of non-answers in a survey: refusals, questions that were not asked, missing codes.
 
-An option is read by its code where the file has one, and by its label or word otherwise. Case, blanks, brackets,
-numbering and apostrophes do not count.
+Codes and labels listed in `data.missing` are non-answers. Otherwise an option's label decides; case, blanks, brackets,
+numbering and the kind of apostrophe are ignored.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")
 
 
 def kind_of(label: str) -> Kind:
-    """Whether an option's label is an answer, a refusal or "don't know", or says that there was nothing to answer."""
+    """Classify a label as an answer, a refusal (also "don't know"), or "none" if there was nothing to answer."""
     text = unicodedata.normalize("NFC", label).casefold()
     text = " ".join(re.sub("[\u2018\u2019`\u00b4]", "'", text).split())
-    reserved = _LETTER.match(text) is not None  # a reserve code that statistics packages write as words
+    reserved = _LETTER.match(text) is not None  # a missing code that statistics packages write with its label
     text = _NOTES.sub("", _NUMBERING.sub("", _LETTER.sub("", text, count=1), count=1))
     text = text.strip(" .*_()[]{}<>\"'!:;")
     if text in _REFUSALS:
@@ -50,7 +50,7 @@ def kind_of(label: str) -> Kind:
 
 
 def code_text(value: object) -> str:
-    """A code as text: 3.0 and "3.0" are "3"; empty for None and NaN."""
+    """Convert a code to text: 3.0 and "3.0" become "3", None and NaN an empty text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     text = str(value).strip()
@@ -58,7 +58,7 @@ def code_text(value: object) -> str:
 
 
 def number(code: str) -> float | None:
-    """The finite number that a code is, None where it is none."""
+    """Convert a code to a finite number; None if that is impossible."""
     try:
         value = float(code)
     except ValueError:
@@ -67,11 +67,11 @@ def number(code: str) -> float | None:
 
 
 class Missing:
-    """The codes that a user calls missing, `data.missing`: "98,99", "-5..-1", "polintr=7,8,9;TRUST=none" or "none"."""
+    """The user's missing codes (`data.missing`), such as "98,99", "-5..-1", "polintr=7,8,9;TRUST=none" or "none"."""
 
     def __init__(self, text: str = "") -> None:
-        """Read the key; a `UserError` for an entry without codes, or two entries for one column."""
-        # Column -> its codes, in place of those for all columns, whose name is empty here.
+        """Parse the key; raises `UserError` for an entry without codes, or for two entries of one column."""
+        # Column -> its codes; the empty column name has the codes of all columns that are not listed.
         self._by_column: dict[str, tuple[str, ...]] = {}
         for entry in filter(None, map(str.strip, text.split(";"))):
             column, equals, codes = (part.strip() for part in entry.rpartition("="))
@@ -87,7 +87,7 @@ class Missing:
         return self._by_column.get(column, self._by_column.get("", ()))
 
     def kind(self, column: str, code: str, label: str) -> Kind:
-        """What an option of a column is: "none" if the user calls its code or label missing, else by its label."""
+        """Classify an option of a column: "none" if the user lists its code or label, else by its label."""
         for listed in self._codes(column):
             ends, value = _RANGE.fullmatch(listed), number(code)
             if listed in (code, label) or code_text(listed) == code:
@@ -97,10 +97,10 @@ class Missing:
         return kind_of(label)
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
-        """See that no code of an answer (column -> code -> label) looks missing where nobody has decided about it.
+        """Check that no answer (column -> code -> label) has a code that looks missing, unless the user decided it.
 
         Raises:
-            UserError: one does; it names columns and codes, and the two ways to decide.
+            UserError: such codes exist; the message names them and the two values of `data.missing` that decide.
         """
         open_columns = (name for name in columns if name not in self._by_column and self._codes(name) != ("none",))
         doubtful = {name: codes for name in open_columns if (codes := looks_missing(columns[name]))}
@@ -118,10 +118,10 @@ class Missing:
 
 
 def looks_missing(labels: Mapping[str, str]) -> list[str]:
-    """Codes of a question that are probably missing codes which nobody declared.
+    """Find codes of a question that are probably undeclared missing codes.
 
-    These are negative numbers, Stata's letters, and 7 to 9, 66 to 99 alike or 94 to 99, 994 to 999 and so on, where
-    they lie apart from the other codes and above them. A code with a label is what the label says.
+    These are negative numbers, Stata's letters, and 7 to 9, 66, 77, 88, 94 to 99, 994 to 999 and so on, if they lie
+    above the other codes with a gap. Codes with a label are never among them.
 
     Args:
         labels: code -> label of the options that count as answers; a code without a label is its own label.

@@ -1,6 +1,6 @@
-"""One row a respondent: survey data as institutes give it, made one weighted distribution a group and question.
+"""Reader of microdata with one row per respondent: one weighted distribution per group and question.
 
-`data.group-by` says which columns are groups; all others with 2 to `MAX_OPTIONS` different answers are questions.
+`data.group-by` names the columns of groups; other columns with 2 to `MAX_OPTIONS` different answers are questions.
 
 Axis letters: K answer options, R respondents, G groups of one attribute.
 """
@@ -36,7 +36,7 @@ _WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Missing) -> list[RawAnswer]:
-    """The weighted shares of every group and question; notes on what was decided go to the frame.
+    """Compute the weighted shares of every group and question; decisions are added to `frame.notes`.
 
     Raises:
         UserError: no column of groups is named, a named column does not exist, or several columns may be the weight.
@@ -68,7 +68,7 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
 
 
 def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatArray, list[str]]:
-    """Each respondent's weight, and the columns that may be weights; those whose cannot be used leave the frame."""
+    """Read each respondent's weight (R,) and name the weight columns; drops respondents with an unusable weight."""
     named = (name for name in frame.cells.columns if _WEIGHT.fullmatch(name) and name not in group_by)
     candidates = [name for name in named if np.isfinite(_numbers(frame, name)).mean() > 0.5]
     if not weight and len(candidates) > 1:
@@ -103,11 +103,11 @@ def _texts(frame: Frame, column: str) -> Texts:
     import pandas as pd
 
     cell_R, values = pd.factorize(frame.cells[column])
-    return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1: the last
+    return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1, the last entry
 
 
 def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequence[str]]:
-    """Each respondent's group (R,), -1 for one who did not say; and the groups' names."""
+    """Read each respondent's group index (R,), -1 without an answer, and the names of the groups."""
     import pandas as pd
 
     text_R, label = _texts(frame, name), frame.codebook[name].label
@@ -121,10 +121,10 @@ def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequen
 
 
 def _codes(column: Column, text_R: Texts) -> list[str]:
-    """The codes of a question's options; none where they are too many, as in a column of respondents' numbers.
+    """List the codes of a question's options; empty if there are too many, as in a column of respondent numbers.
 
-    Unless the source lists them, codes that are numbers stand in their order, words in that of the alphabet, and
-    refusals last. An option that has a label is one, though nobody has chosen it.
+    If the source does not list the options, numeric codes come first in their order, then words in alphabetical
+    order, then non-answers. Options with a label are included even if nobody has chosen them.
     """
     if column.options:
         return [*column.options]
@@ -137,7 +137,7 @@ def _codes(column: Column, text_R: Texts) -> list[str]:
 
 
 def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | None:
-    """Places on a scale, where the source lists them, calls the column ordered, or labels some numbers of a scale."""
+    """Scale positions, if the source lists them, marks the column as ordered, or labels only some of its numbers."""
     if column.options:
         return tuple(column.options.values())
     places = {code: number(code) for code in codes if kind_of(column.label(code)) == "answer"}
@@ -148,7 +148,7 @@ def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | N
 def _counted(
     question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Mapping[str, tuple[IntArray, Sequence[str]]]
 ) -> Iterator[RawAnswer]:
-    """An answer of each group that was asked a question: weighted shares, and people by option."""
+    """Yield the answer of each group that was asked the question: weighted shares, and respondents per option."""
     index = {code: k for k, code in enumerate(question.codes)}
     code_R = np.array([index.get(text, -1) for text in text_R])
     for attribute, (group_R, names) in groups.items():
@@ -164,9 +164,9 @@ def _counted(
 
 
 def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missing) -> tuple[list[RawAnswer], Frame]:
-    """The answers of all waves of OpinionQA in a folder that holds `human_resp` or is that itself, and the first table.
+    """Read all waves of OpinionQA in the folder `human_resp` or its parent; returns the answers and the first table.
 
-    Of a wave, `info.csv` names questions and options, and `metadata.csv` the columns of groups.
+    In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
 
     Raises:
         UserError: no wave; a file that is missing, unreadable or without a needed column; else as `raw_answers`.
@@ -191,9 +191,9 @@ def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missi
 
 
 def _codebook(info: Frame) -> dict[str, Column]:
-    """The questions and options of `info.csv`.
+    """Read the questions and options of `info.csv`.
 
-    `references` are the substantive answers, then the refusals; `option_ordinal` covers the first part alone.
+    `references` lists the substantive answers, then the refusals; `option_ordinal` covers only the former.
     """
     info.require("key", "question", "references", "option_ordinal")
     columns: dict[str, Column] = {}

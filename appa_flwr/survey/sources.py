@@ -1,8 +1,8 @@
-"""A survey from anywhere: files, OpinionQA's folder, the generated population.
+"""Readers of all sources of surveys: files, OpinionQA's folder, the generated population.
 
-Only `appa survey`, the launcher and a simulation's server come here; nodes read what `store` has written. Names get one
-spelling, and every number is checked: a single bad answer is left out with its reason; a code that may be no answer is
-an error. The first row of a question decides its text, options and scale.
+Used only by `appa survey`, the launcher and a simulation's server; nodes read files written by `store`. Spellings of
+a name are unified and every number is checked. An unusable answer is left out with its reason; an undeclared code
+that looks missing is an error. A question's first row with options sets its text, options and scale.
 
 Axis letters: K answer options.
 """
@@ -32,30 +32,30 @@ from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, 
 
 LEFT_OUT: Final = "left out, "
 SUM_TOLERANCE: Final = 0.02
-_ID_CHARS: Final = 12  # of a hash
-# A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
+_ID_CHARS: Final = 12  # of a question's hash
+# Sums written as 0.98 or 1.02 are within the tolerance, although their binary values lie slightly outside.
 _ROUNDING: Final = 1e-9
-# A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
+# Vectors that sum to one within this tolerance are not rescaled, so that writing and reading them is exact.
 _ALREADY_ONE: Final = 1e-12
 _NOBODY: Final = "nobody gave an answer that counts"
 
 
 def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **keys: Any) -> Survey:
-    """A survey as questions and answers of all groups, or of some.
+    """Read a survey: its questions and the answers of all groups or of the named ones.
 
     Args:
         source: a file of shares, counts or respondents (docs/surveys.md), or a folder in OpinionQA's layout.
         groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
-        keys: those of section [data] that say how a source is read: `group_by`, `weight`, `missing`, `refusals`,
+        keys: keys of section [data] on reading a source: `group_by`, `weight`, `missing`, `refusals`,
             `min_respondents`.
 
     Returns:
-        Questions with at least one usable answer, in the order of the source; the others as `extra`; what was decided
-        and left out, with rows and reasons, in `about.notes`.
+        Survey of the questions with a usable answer, in the order of the source; other questions are `extra`.
+        `about.notes` lists decisions and omitted answers, with rows and reasons.
 
     Raises:
-        UserError: a key is unknown or wrong; the source cannot be read, has codes or weights that a person must decide
-            about, or has no usable answer.
+        UserError: a key is unknown or wrong; the source cannot be read, has ambiguous codes or weights, or has no
+            usable answer.
     """
     try:
         return _read(str(source), DataSection(**keys), groups)
@@ -87,7 +87,7 @@ def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Surve
 
 
 def read_run(config: Config) -> Survey:
-    """The survey of a run, read or drawn: the answers of its groups, and the questions without answers that it uses.
+    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers.
 
     Raises:
         UserError: as `read_survey`, or a group that the generated survey does not have.
@@ -106,10 +106,10 @@ def read_run(config: Config) -> Survey:
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:
-    """The survey that a run has kept in its folder; None where it has kept none yet.
+    """Read the survey that a run has saved in its folder; None if the file does not exist.
 
     Raises:
-        UserError: the source has changed since.
+        UserError: the source has changed since the survey was saved.
     """
     if not file.exists():
         return None
@@ -133,7 +133,7 @@ def _generated(config: Config) -> Survey:
 
 
 def sha256_of(source: str) -> str:
-    """The hash of a source's bytes: of a file, of all files of a folder; empty where there are none."""
+    """SHA-256 of a file, or of the hashes of all files in a folder; empty if the path does not exist."""
     path = Path(source)
     if path.is_dir():
         files = (str(file) for file in sorted(path.rglob("*")) if file.is_file())
@@ -147,15 +147,15 @@ def sha256_of(source: str) -> str:
 def _settle(
     frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
 ) -> Survey:
-    """Every usable answer of these groups, or of all; what was decided and left out goes to the frame's notes.
+    """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`.
 
     Raises:
-        UserError: codes that may be no answers, an unknown group, or a group or the whole source without a usable
-            answer.
+        UserError: undeclared codes that look missing, an unknown group, or no usable answer in the source or in a
+            named group.
     """
     source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
-    names: dict[str, str] = {}  # what the spellings of a group's name share -> its first spelling
+    names: dict[str, str] = {}  # normalised name of a group -> its first spelling
     for raw in raws:
         key = clean(raw.question_id) or _question_hash(raw)
         rows.setdefault(key, []).append(raw._replace(question_id=key))
@@ -164,7 +164,7 @@ def _settle(
     read = {key: _ReadQuestion(mine, data, missing, notes) for key, mine in rows.items()}
     asked = {key: question.left for key, question in read.items() if not question.problem}
     missing.check(source, {key: read[key].labels for key in asked})
-    # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
+    # A file of public questions only, as on the server of a deployment, has no groups, whatever `groups` names.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
         if name not in names.values():
@@ -199,7 +199,7 @@ def _settle(
 
 
 def _question_hash(raw: RawAnswer) -> str:
-    """An id for a question that has none: the same wherever text, options and their order are."""
+    """Make an id for a question without one: a hash of its text and its options in order."""
     return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
 
 
@@ -209,20 +209,20 @@ def _note_spelling(notes: Notes, name: str, first: str) -> None:
 
 
 class _ReadQuestion:
-    """A question as its first row with options has it, and what becomes of these.
+    """A question, from its first row with options, and the treatment of each of its options.
 
     Attributes:
-        left: the question with the options that are left.
-        labels: code -> label of the answers.
-        problem: why none of its rows can be used; empty where they can.
+        left: the question with its remaining options.
+        labels: code -> label of the options that are answers.
+        problem: why all rows of the question are unusable; empty if they are usable.
     """
 
     def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
         first = next((raw for raw in rows if raw.options), rows[0])
-        options: dict[str, tuple[str, float | None]] = {}  # what its spellings share -> label and place on the scale
+        options: dict[str, tuple[str, float | None]] = {}  # normalised label -> label and position on the scale
         self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, dict[str, str]()
         self._kind_K: list[Kind] = []
-        self._place_K: list[int | None] = []  # of each of the source's options among those left
+        self._place_K: list[int | None] = []  # index of each source option among the remaining options
         policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
         sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
         cleaned = [*map(clean, first.options)]
@@ -246,13 +246,13 @@ class _ReadQuestion:
             self.problem = "empty question or option text"
         elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
-        # No scale where one of the options left is not on it, or all share one place on it.
+        # There is no scale if a remaining option has no position or all options have the same position.
         known = tuple(place for _, place in options.values() if place is not None)
         scale = known if len(known) == len(options) and len(set(known)) > 1 else None
         self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 
     def check(self, raw: RawAnswer) -> None:
-        """Raise `Unusable` if a row cannot be used, or has other text or options than the first one."""
+        """Raise `Unusable` if a row has a problem, or if its text or options differ from the first row's."""
         if problem := raw.problem or self.problem:
             raise Unusable(problem)
         if same(raw.text) != same(self._first.text):
@@ -264,7 +264,7 @@ class _ReadQuestion:
                 _note_spelling(self._notes, label, ours)
 
     def answer(self, raw: RawAnswer) -> tuple[FloatArray, float | None]:
-        """Shares over the options that are left, and respondents; or raise `Unusable`."""
+        """Return the shares over the remaining options, and the number of respondents; raises `Unusable`."""
         if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
             raise Unusable("distribution is not a list of numbers, one for each option")
         if min(raw.shares) < 0.0:
@@ -272,7 +272,7 @@ class _ReadQuestion:
         if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
             raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
         n = raw.n
-        if raw.people:  # who refused is not counted, whatever becomes of the refusals
+        if raw.people:  # refusals are not counted as respondents, even if they are kept as options
             n = float(sum(count for count, kind in zip(raw.people, self._kind_K, strict=True) if kind == "answer"))
         if n is not None and n < self._least:
             raise Unusable("fewer respondents than the minimum")

@@ -1,4 +1,4 @@
-"""The split into training and held-out questions: one split for all groups, decided by each text.
+"""Split of questions into training and held-out ones by a hash of each text, the same for all groups.
 
 Axis letters: Q questions.
 """
@@ -16,24 +16,23 @@ _HASH_BYTES: Final = 8
 
 
 def _position(text: str, seed: int) -> float:
-    """A number in [0, 1) that only the seed and the words of a question decide."""
+    """Hash the seed and a question's folded text to a position in [0, 1)."""
     digest = hashlib.sha256(f"{seed}\n{_folded(text)}".encode()).digest()
     return int.from_bytes(digest[:_HASH_BYTES], "big") / 256**_HASH_BYTES
 
 
 def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2, seed: int = 0) -> Split:
-    """Train and held-out questions, by a hash of each text (the paper holds out one question in five).
+    """Split questions into training and held-out ones by a hash of each text (the paper holds out one in five).
 
-    A question is held out where the hash of its text, with case and blanks folded, falls under `test_fraction`: so
-    every party finds the same split from the part of the survey it has, questions can be added later without moving
-    others, and a text that was asked twice is never on both sides. The share held out is `test_fraction` only on
-    average: with Q texts its standard deviation is sqrt(f (1 - f) / Q). Only where one side would stay empty does the
-    one text nearest to it move there.
+    A question is held out if the hash of its text, with case and blanks folded, is below `test_fraction`. Hence all
+    parties compute the same split from any part of the survey, new questions do not move existing ones, and a text
+    that was asked twice is never on both sides. The share held out is `test_fraction` only on average: with Q texts
+    its standard deviation is sqrt(f (1 - f) / Q). If one side would be empty, the nearest text is moved to it.
 
     Args:
         questions: at least two different texts.
-        test_fraction: share held out on average, in (0, 1).
-        seed: another seed gives another split.
+        test_fraction: f, the share held out on average, in (0, 1).
+        seed: seed of the hash.
 
     Returns:
         Question ids, both sides non-empty and each in the order of `questions`.
@@ -45,7 +44,7 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
     ranked = sorted(set(positions.values()))
     if len(ranked) < len(("train", "test")):
         raise UserError(f"a split needs at least two different question texts; the survey has {len(ranked)}")
-    # Held out is what lies under the threshold: at least the lowest position, never the highest one.
+    # Positions below the threshold are held out: always the lowest one, never the highest one.
     threshold = ranked[1] if ranked[0] >= test_fraction else min(test_fraction, ranked[-1])
     return Split(
         train=tuple(name for name, position in positions.items() if position >= threshold),
@@ -54,7 +53,7 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
 
 
 def without_copies(questions: Sequence[Question], held_out: Sequence[Question]) -> tuple[Question, ...]:
-    """The questions but for those with the words and options of a held-out one; case and blanks do not count."""
+    """Drop questions with the text and options of a held-out question, compared without case and repeated blanks."""
     texts = {_folded(question.text, *question.options) for question in held_out}
     return tuple(question for question in questions if _folded(question.text, *question.options) not in texts)
 

@@ -1,8 +1,8 @@
-"""Our own survey file, JSON lines, which every node reads and no other: written from a survey, and read strictly.
+"""Writer and strict reader of the own survey format (JSON lines), the only format that nodes read.
 
-The first line says where the survey comes from (`About`). Each other line is one group's answer to one question,
-`question_id, question, options, ordinal, group, distribution` with `n` where it is known, or a question without an
-answer; `extra` marks one that no group has answered.
+The first line describes the survey's origin (`About`). Every other line is one group's answer to one question,
+`question_id, question, options, ordinal, group, distribution` with `n` if it is known, or a question without an
+answer; `extra` marks the questions of `Survey.extra`.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -41,17 +41,17 @@ _NAMELESS: Final = "group"
 
 
 class Exported(NamedTuple):
-    """Paths of an export: the public file, and each group's private one by the group's name."""
+    """Paths of an export: the public file, and group name -> private file."""
 
     questions: Path
     groups: Mapping[str, Path]
 
 
 def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) -> None:
-    """Write a survey, or the answers of some of its groups, for its owner's eyes alone; it reads as it is.
+    """Write a survey, or the answers of some of its groups, to a file that only its owner can read (mode 0600).
 
     Raises:
-        UserError: the file cannot be written, or is called otherwise than .jsonl.
+        UserError: the file cannot be written, or its suffix is not .jsonl.
     """
     if file.suffix != SUFFIX:
         raise UserError(f"{file}: a survey is written as {SUFFIX}")
@@ -66,19 +66,18 @@ def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) 
 
 
 def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
-    """Write `questions.jsonl` and `groups/SLUG.jsonl` so that no file holds two groups' answers.
+    """Write the public `questions.jsonl`, and each group's answers to a `groups/SLUG.jsonl` of its own.
 
-    The folder is made; every file appears whole or not at all; files of an earlier export with the same names are
-    replaced, others are left alone.
+    Creates the folder. Each file is written atomically and replaces a file of the same name; other files are kept.
 
     Raises:
-        UserError: the folder cannot be made or written to.
+        UserError: the folder cannot be created or written to.
     """
     root = Path(folder)
     files = {name: root / GROUPS_FOLDER / f"{slug}{SUFFIX}" for name, slug in slugs(survey.groups).items()}
     with writing(root):
         (root / GROUPS_FOLDER).mkdir(parents=True, exist_ok=True)
-    # What was decided about the source counts other groups' respondents.
+    # The reader's notes are left out, since they count other groups' respondents.
     apart = replace(survey, about=replace(survey.about, notes=()))
     for name, file in files.items():
         write(apart, file, groups=[name])
@@ -88,7 +87,7 @@ def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
 
 
 class _Row(BaseModel):
-    """A line but the first."""
+    """A line other than the header."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -113,16 +112,16 @@ class _Row(BaseModel):
         return self
 
     def public(self) -> Question:
-        """The question."""
+        """The row's question, without the answer."""
         ordinal = None if self.ordinal is None else tuple(self.ordinal)
         return Question(self.question_id, self.question, tuple(self.options), ordinal)
 
 
 def read(path: str | os.PathLike[str]) -> Survey:
-    """A survey from our own file, in the order of the file.
+    """Read a survey in the own format, in the order of the file.
 
     Raises:
-        UserError: there is no such file, it is no JSON lines of ours, or a line is wrong, with its number.
+        UserError: the file cannot be read, has another format, or has a wrong line, whose number the message gives.
     """
     file = Path(path)
     advice = f"`appa survey {path} --write FILE{SUFFIX}`"
@@ -168,7 +167,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
 
 
 def read_about(file: Path) -> About:
-    """What the first line of a file says, which may be missing."""
+    """Read the origin of a survey from a file's first line; an empty `About` if there is none."""
     try:
         with file.open(encoding="utf-8") as lines:
             return about_of(json.loads(next(lines, "{}")))
@@ -177,15 +176,15 @@ def read_about(file: Path) -> About:
 
 
 def about_of(header: Mapping[str, Any]) -> About:
-    """What the first line of a file says."""
+    """Read the origin of a survey from the parsed first line of a file."""
     known = {name: header[name] for name in asdict(About()) if name in header}
     return About(**known | {"notes": tuple(known.get("notes", ()))})
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:
-    """A different file name (no extension) per group, of lower-case ASCII letters, digits and hyphens.
+    """Give each group a unique file name (no extension) of lower-case ASCII letters, digits and hyphens.
 
-    Names are all different; a later one that would share its slug gets a number.
+    Names must be distinct. If a slug is already taken, a number is appended.
     """
     taken: dict[str, str] = {}
     for name in names:

@@ -1,8 +1,8 @@
-"""Tables of shares or counts, as raw answers: our own columns, GlobalOpinionQA's, and one row an option.
+"""Readers of tables of shares or counts: own columns, GlobalOpinionQA's columns, and one row per option.
 
-Our columns: `question, options, group, distribution`, optionally `question_id`, `attribute` (what a group is defined
-by), `ordinal` (scale position of each option) and `n` (people behind the distribution).
-One row an option: `question, group, option` and one of `share`, `percent` or `count`, optionally `question_id`,
+Own columns: `question, options, group, distribution`, optionally `question_id`, `attribute` (the attribute that
+defines the group), `ordinal` (scale position of each option) and `n` (number of respondents).
+One row per option: `question, group, option` and one of `share`, `percent` or `count`, optionally `question_id`,
 `attribute` and `ordinal`. Lists in cells are JSON or Python literals; nothing in a cell is executed.
 
 Axis letters: K answer options.
@@ -23,7 +23,7 @@ from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_nam
 from appa_flwr.survey.nonanswers import code_text
 
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
-"""Column with an option's number -> what the options' numbers sum to; 0 = anything."""
+"""Column of an option's number -> sum of the numbers over a question's options; 0 = any sum."""
 _TOTALS: Final = {"total", "all", "base", "n", "summe", "gesamt", "insgesamt", "sum", "grand total", "totale"}
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
 _NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
@@ -33,13 +33,13 @@ _SPACE: Final = re.compile(r"(?<=\d)[ '\u2019\u00a0\u202f\u2009](?=\d{3}(?!\d))"
 
 
 def is_table(frame: Frame) -> bool:
-    """True if a file has one of the layouts of this module, and not one row a respondent."""
+    """True if a file has one of this module's layouts, not one row per respondent."""
     columns = {*frame.cells.columns}
     return bool(columns & {"distribution", "selections", "options"} or {"option", "question"} <= columns)
 
 
 def raw_answers(frame: Frame) -> list[RawAnswer]:
-    """The answers in a table; notes on what was decided go to the frame.
+    """Read the answers of a table; decisions are added to `frame.notes`.
 
     Raises:
         UserError: a column is missing.
@@ -54,7 +54,7 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
 
 
 def read_list(cells: Mapping[Any, Any], name: str) -> list[Any]:
-    """The list in a cell, itself or as text; `Unusable` where it is none."""
+    """Read a cell that holds a list or a list's text; raises `Unusable` otherwise."""
     cell: Any = cells.get(name)
     if isinstance(cell, str):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
@@ -66,7 +66,7 @@ def read_list(cells: Mapping[Any, Any], name: str) -> list[Any]:
 
 
 def read_numbers(cells: Mapping[Any, Any], name: str, *, empty: float | None) -> list[Any]:
-    """The list of numbers in a cell, with `empty` in place of null; `Unusable` where it is none."""
+    """Read a cell that holds a list of numbers, with `empty` in place of null; raises `Unusable` otherwise."""
     try:
         return [empty if item is None else _float(item) for item in read_list(cells, name)]
     except (TypeError, ValueError):
@@ -74,7 +74,7 @@ def read_numbers(cells: Mapping[Any, Any], name: str, *, empty: float | None) ->
 
 
 def _literal(text: str) -> Any:
-    """JSON or a Python literal."""
+    """Parse JSON or a Python literal."""
     with suppress(ValueError):
         return json.loads(text)
     return ast.literal_eval(_NAN.sub("None", text.strip()))
@@ -87,7 +87,7 @@ def _float(item: Any) -> float:
 
 
 def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
-    """Each row's number, question and id; and its cells, without the empty ones."""
+    """Yield each row's number, question id and text as a raw answer, and its non-empty cells."""
     for row, record in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
         cells = {str(name): cell for name, cell in record.items() if not _is_empty(cell)}
         yield RawAnswer(int(row), code_text(cells.get("question_id")), code_text(cells.get("question"))), cells
@@ -98,7 +98,7 @@ def _is_empty(cell: object) -> bool:
 
 
 def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
-    """The answers in a row: that of its group, of all countries of GlobalOpinionQA's row, or none to a question."""
+    """Read a row's answers: one per country in GlobalOpinionQA, else one, without a group if the row has none."""
     try:
         options = read_list(cells, "options")
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
@@ -112,7 +112,7 @@ def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
 
 
 def _answer(raw: RawAnswer, cells: Mapping[str, Any]) -> RawAnswer:
-    """An answer in our own columns; without a group and a distribution it is a question that nobody has answered."""
+    """Read an answer in own columns; a row without group and distribution is a question without answers."""
     try:
         if is_answer := "group" in cells or "distribution" in cells:
             raw = raw._replace(group=_group(cells))
@@ -136,7 +136,7 @@ def _group(cells: Mapping[str, Any]) -> str:
 
 
 def _selections(cells: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Countries and their shares."""
+    """Read the countries and their shares; raises `Unusable` if the cell is malformed."""
     selections = cells["selections"]
     try:
         if isinstance(selections, str):
@@ -148,7 +148,7 @@ def _selections(cells: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
-    """The rows of each question and group joined to an answer."""
+    """Join the rows of each question and group into one answer."""
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
@@ -176,10 +176,10 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
 
 
 def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[RawAnswer]:
-    """A question's answer of each group, of rows with an option each; one that a group has no row of has the share 0.
+    """Join one question's rows, one per option, into each group's answer; options without a row have share 0.
 
-    Two spellings of an option are added up. The same spelling with two numbers costs the answer. An option named as a
-    total, and that is the sum of the others in every group, is left out.
+    Two spellings of an option are added up. One spelling with two different numbers makes the group's answer unusable.
+    An option with the name of a total is left out if it equals the sum of the other options in every group.
     """
     firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
     answers: dict[str, RawAnswer] = {}  # group -> its first row
@@ -211,16 +211,16 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[R
 
 
 def _is_sum(total: float, others: float) -> bool:
-    """True if two numbers are equal but for rounding."""
+    """True if two numbers are equal up to rounding."""
     return math.isclose(total, others, rel_tol=0.005, abs_tol=0.51 if total > 2 else 0.011)
 
 
 def _number(
     cells: Mapping[str, Any], name: str, unit: float = 0.0, *, decimal_comma: bool = False, least: float = 0.0
 ) -> float | None:
-    """A number as tables write it, in its unit of `UNITS`: 12.5, "12,5", "12.5 %", "1'250", "1,024"; None where empty.
+    """Parse a number such as 12.5, "12,5", "12.5 %", "1'250" or "1,024", in a unit of `UNITS`; None if empty.
 
-    Of a count "1,024" is 1024, and "1.024" is an error, since it may be either.
+    For counts, "1,024" is 1024, and "1.024" raises `Unusable`, since it may mean 1024 or a decimal number.
     """
     cell, is_percent, is_ambiguous = cells.get(name), False, False
     if isinstance(cell, str):

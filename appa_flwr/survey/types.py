@@ -33,9 +33,9 @@ class Question:
     ordinal: tuple[float, ...] | None = None
 
     def matches(self, other: Question) -> bool:
-        """True if both have the same words and the same options in the same order: then answers to one count for both.
+        """True if both have the same words and the same options in order, so that answers to both are comparable.
 
-        Ids alone prove nothing: two files may call different questions Q1.
+        Ids are not compared, since two files may use the id Q1 for different questions.
         """
         return self.text.split() == other.text.split() and self.options == other.options
 
@@ -45,15 +45,15 @@ class About:
     """Where a survey comes from, and how its source was read."""
 
     source: str = ""  # the name of the file or folder, or of a published set
-    sha256: str = ""  # of the source's bytes; empty where it has none
+    sha256: str = ""  # hash of the source; empty if the source has no files
     group_by: str = ""  # columns of groups, empty for a table of shares
     weight: str = ""  # column of weights; empty = none
     missing: str = ""  # `data.missing`
     refusals: str = ""  # `data.refusals`
-    notes: tuple[str, ...] = ()  # what the reader decided, a sentence each
+    notes: tuple[str, ...] = ()  # decisions of the reader, one sentence each
 
     def sentence(self) -> str:
-        """Source, hash, weight and missing codes, then what the reader decided."""
+        """Join source, hash, groups, weight, missing codes and the reader's decisions to one text."""
         parts = [self.source + (f" (sha256 {self.sha256[:12]})" if self.sha256 else "")]
         parts += [f"groups by {self.group_by}"] if self.group_by else []
         parts += [f"weight {self.weight}"] if self.weight else []
@@ -63,15 +63,15 @@ class About:
 
 @dataclass(frozen=True)
 class Survey:
-    """Questions and, per group, the answer distributions that group has.
+    """Questions and each group's answer distributions.
 
     Attributes:
         questions: in a stable order, ids unique.
         answers: group name -> question id -> distribution over that question's options, shape (K,), >= 0, sums to 1.
             Sparse: a group has only the questions it was asked.
-        respondents: group -> question id -> people behind a distribution, >= 0, where the source tells it.
-        extra: questions that none of the groups has answered; the policy learns them from predictions.
-        about: the source, and what was decided about it.
+        respondents: group -> question id -> number of respondents, >= 0, if the source states it.
+        extra: questions that none of the groups has answered; the policy is trained on them with predictions.
+        about: the source, and how it was read.
     """
 
     questions: tuple[Question, ...]
@@ -82,7 +82,7 @@ class Survey:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Group names in the order they were asked for or first seen."""
+        """Group names in the requested order, or else in the order of the source."""
         return tuple(self.answers)
 
 

@@ -1,1 +1,1 @@
-"""Clients of a served run (`appa serve`) for trainers of other makers: httpx, and none of this project's libraries."""
+"""Clients of a served run (`appa serve`) for other trainers; of this project's libraries they need only httpx."""

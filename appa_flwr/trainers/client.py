@@ -1,4 +1,4 @@
-"""Requests to a served run, tried again while that can help: the service scores nothing twice."""
+"""Requests to a served run, with retries after transient failures; the service scores no answer twice."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ import httpx
 from appa_flwr.core.errors import UserError
 
 URL, TOKEN, RUN = "APPA_URL", "APPA_TOKEN", "APPA_RUN"
-READ_SECONDS, CONNECT_SECONDS = 60.0, 10.0  # of one try: what waits for other processes is asked for again
+READ_SECONDS, CONNECT_SECONDS = 60.0, 10.0  # of one attempt; requests that wait for other processes are repeated
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 AGAIN = (429, 502, 503, 504)
 MOST_SHOWN = 500  # characters of a refusal
-SILENCE_SECONDS = 10.0  # after which an address that does not answer is warned of
+SILENCE_SECONDS = 10.0  # time without an answer after which a warning is given
 
 
 class Served:
-    """A served run's address.
+    """Client of a served run.
 
     Args:
-        url: such as "http://127.0.0.1:9200"; left out, the environment's `APPA_URL`.
-        token: the bearer token; left out, the environment's `APPA_TOKEN`.
-        patience: seconds for which a request is tried again.
-        read_seconds: how long one try waits for its answer.
+        url: such as "http://127.0.0.1:9200"; default: the environment's `APPA_URL`.
+        token: the bearer token; default: the environment's `APPA_TOKEN`.
+        patience: seconds for which a request is repeated.
+        read_seconds: seconds for which one attempt waits for its answer.
 
     Raises:
-        UserError: url or token is given nowhere.
+        UserError: url or token is missing.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Served:
         self._timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a request, which is sent again while that can help.
+        """Send a request, with retries after transient failures, and return the answer.
 
         Raises:
-            UserError: it was refused, or patience is at its end; the message says why.
+            UserError: the request was refused, or `patience` has elapsed; the message gives the reason.
         """
         started, pause = time.monotonic(), FIRST_PAUSE
         url = f"{self._url}{path}"
@@ -77,21 +77,21 @@ class Served:
                     raise UserError(f"{url}: answers without a JSON object: {reply.text[:MOST_SHOWN]}") from None
                 except httpx.TransportError as error:
                     why = f"{type(error).__name__}: {error}"
-                    if isinstance(error, httpx.ReadTimeout):  # a round waits for those who are there
+                    if isinstance(error, httpx.ReadTimeout):  # the round waits for other processes
                         wait = 0.0
                 if time.monotonic() + wait > started + self._patience:
                     raise UserError(f"{url}: no answer in {self._patience:.0f} s; the last: {why}")
-                if time.monotonic() > started + SILENCE_SECONDS:  # Python shows a warning of one text once
+                if time.monotonic() > started + SILENCE_SECONDS:  # Python shows the same warning only once
                     warnings.warn(f"{self._url} does not answer ({why}); it is asked again", stacklevel=2)
                 await asyncio.sleep(wait)
                 pause = min(LONGEST_PAUSE, 2 * pause)
 
 
 def _client(url: str) -> httpx.AsyncClient:
-    """A client for an address; none of the environment's proxies stands between this machine and itself.
+    """Make a client for an address; requests to this machine ignore the environment's proxies.
 
     Raises:
-        UserError: it is no address, or a SOCKS proxy is set and httpx lacks what that needs.
+        UserError: the address is invalid, or a SOCKS proxy is set and httpx lacks the package for it.
     """
     try:
         if (address := httpx.URL(url)).scheme not in ("http", "https"):
@@ -106,11 +106,11 @@ def _client(url: str) -> httpx.AsyncClient:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Those of public authorities, read once: that takes longer than a request."""
+    """TLS context with the public authorities, read once, since reading takes longer than a request."""
     return httpx.create_ssl_context()
 
 
 def retry_after(reply: httpx.Response, otherwise: float) -> float:
-    """Seconds of a reply's `Retry-After`; `otherwise` where it has no number, but nothing or a date."""
+    """Seconds of a reply's `Retry-After`; `otherwise` if it is missing or a date."""
     text = reply.headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else otherwise

@@ -1,8 +1,8 @@
-"""Reward functions of verl, OpenRLHF and slime, which ask for one answer at a time; docs/engines.md sets them up.
+"""Reward functions for verl, OpenRLHF and slime, which score one answer per call; docs/engines.md shows the setup.
 
 The environment of the engine's workers names the served run: `APPA_URL`, `APPA_TOKEN`, and `APPA_RUN`, a name for the
-training, which is the engine's without one. Each answer gets an id, so that a retry of its request is no new answer.
-All raise UserError if the service refuses an answer or does not reply.
+training (default: the engine's name). Each answer gets an id, so that a repeated request is not a new answer. All
+functions raise UserError if the service refuses an answer or does not reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.trainers.client import RUN, Served
 
 _ENDS = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*$")
-"""Special tokens at the end of an answer, such as <|im_end|>, which OpenRLHF decodes too."""
+"""Special tokens at the end of an answer, such as <|im_end|>, which OpenRLHF's decoding keeps."""
 
 
 async def compute_score(
@@ -37,7 +37,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     """The function of OpenRLHF's `--reward.remote_url FILE`, called in a thread for one answer.
 
     Args:
-        queries: the prompt with the answer behind it, special tokens included.
+        queries: the prompt followed by the answer, special tokens included.
         prompts: the prompt.
         labels: the question_id.
 
@@ -45,7 +45,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         The reward in [0, 1] as "rewards" and "scores", and its components as "extra_logs".
 
     Raises:
-        UserError: see above; or the query does not hold its prompt, so that none of it is known to be the answer.
+        UserError: see above; or the query does not contain its prompt, so that the answer cannot be identified.
     """
     (query,), (prompt,), (question_id,) = queries, prompts, labels
     _, there, answer = query.partition(prompt)
@@ -62,7 +62,7 @@ async def custom_rm(args: Any, sample: Any, **more: Any) -> float:
 
 
 async def _reward(engine: str, question_id: str, completion: str) -> tuple[float, dict[str, float]]:
-    """An answer's reward and its components."""
+    """Score one answer; returns its reward and the components."""
     item = {"id": uuid.uuid4().hex, "question_id": question_id, "completion": completion}
     body = {"run": os.environ.get(RUN) or engine, "items": [item]}
     (scored,) = (await Served().ask("POST", "/v1/score", body))["items"]

@@ -14,7 +14,7 @@ Completion = str | Sequence[Mapping[str, Any]]
 """Plain text, or the messages of a conversation."""
 
 CALLS_A_STEP = 1000
-"""Rounds are numbered by the trainer's step, and within one by calls: evaluation has some at the same step."""
+"""A round's number is made of the trainer's step and the call in it, since evaluation calls at the same step."""
 
 
 class RemoteGroupRewards:
@@ -25,13 +25,13 @@ class RemoteGroupRewards:
         rewards = RemoteGroupRewards("http://127.0.0.1:9200", token)
         GRPOTrainer(model, rewards.group_reward, GRPOConfig(...), dataset).train()
 
-    A trainer that goes on from its checkpoint has the rule's state go back to it.
+    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step.
 
     Args:
-        url: of the served run; left out, the environment's `APPA_URL`.
-        token: of the served run; left out, the environment's `APPA_TOKEN`.
-        run: a name for this training; another one at the same time needs another name.
-        patience: seconds for which a request is tried again.
+        url: address of the served run; default: the environment's `APPA_URL`.
+        token: token of the served run; default: the environment's `APPA_TOKEN`.
+        run: a name for this training; concurrent trainings need different names.
+        patience: seconds for which a request is repeated.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RemoteGroupRewards:
         self._first: int | None = None
         self._step, self._calls = -1, 0
 
-    # A method and not `__call__`: before 1.16, TRL did not see that an object's `__call__` is async.
+    # A method instead of `__call__`, since TRL before 1.16 does not detect an async `__call__`.
     async def group_reward(
         self,
         prompts: Sequence[object],
@@ -52,16 +52,16 @@ class RemoteGroupRewards:
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: object,
     ) -> list[float]:
-        """The aggregated reward of every completion, as TRL's trainers call for it.
+        """Compute the aggregated reward of every completion; TRL's trainers call this method.
 
         Args:
-            prompts: not looked at.
+            prompts: not used.
             completions: texts or conversations, of which the last message counts.
             question_id: the question of each completion, a column of the data set.
-            trainer_state: TRL's; its step numbers the rounds.
-            log_metric: TRL's; gets the round's fairness index, format score, weights and groups' mean rewards.
-            log_extra: TRL's; gets each completion's components.
-            **columns: whatever else the trainer hands over.
+            trainer_state: from TRL; its step numbers the rounds.
+            log_metric: from TRL; receives the round's fairness index, format score, weights and groups' mean rewards.
+            log_extra: from TRL; receives each completion's components.
+            **columns: other arguments of the trainer, not used.
 
         Returns:
             Numbers in [0, 1].
@@ -99,7 +99,7 @@ class RemoteGroupRewards:
 
 
 def _process() -> tuple[int, int]:
-    """This process's index and the number of processes, as torch or its launcher tells."""
+    """This process's index and the number of processes, from torch or its launcher."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -107,7 +107,7 @@ def _process() -> tuple[int, int]:
 
 
 def _text(completion: Completion) -> str:
-    """Text of a completion: the text, or the last message's content, whose parts may be given apart."""
+    """Text of a completion: the text, or the last message's content, which may be a list of parts."""
     if isinstance(completion, str):
         return completion
     content = completion[-1]["content"] or ""

@@ -1,1 +1,1 @@
-"""The paper's grid: many runs from one file, what they share made once, and their tables with intervals."""
+"""The paper's grid: many runs from one file, with shared parts made once, and tables with intervals."""

@@ -2,7 +2,7 @@
 
     python -m experiments.grid experiments/default.toml
 
-Killed and started again it repeats no trial that is done, and goes on with the one it was in.
+Started again after a kill, it skips finished trials and resumes the unfinished one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print trials, and run nothing.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="Write the results of what is done.")] = False,
 ) -> None:
-    """Run every trial of a grid once; then tables, intervals and pictures."""
+    """Run every trial of a grid once, then write tables, intervals and pictures."""
     grid = read_grid(grid_file, last=read_words(words or ()), only=split_names(only))
     folder = output or Path("runs") / grid_file.stem
     here = Path.cwd()

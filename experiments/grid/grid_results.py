@@ -1,4 +1,4 @@
-"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV and Markdown."""
+"""The results of a grid: every score with its interval and the paper's value, as CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAPER_MEASURES = {"fi": "FI", "avg_as": "Avg AS", "min_as": "Min AS", "format_sc
 
 
 def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | None:
-    """Write results.csv, results.md and the pictures of all that is done; None where nothing is.
+    """Write results.csv, results.md (whose path is returned) and pictures of finished trials; None without any.
 
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
@@ -38,7 +38,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         return None
     scores, summary, iterations = _frames(ended)
     results = pd.DataFrame([*_lines(scores, grid.rules, grid.baseline), *_formats(summary)])
-    # With keys from the command line these are other models than the paper's.
+    # With keys from the command line the models differ from the paper's.
     results = results.merge(_paper()[:0] if grid.last else _paper(), how="left")
     replace_file(output / "results.csv", results.to_csv(index=False).encode())
     sections = []
@@ -55,7 +55,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
 
 
 def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
-    """Scores, summaries and iterations of the runs with setting and seed; a rule's policy is the method of its name."""
+    """Scores, summaries and iterations of the runs with setting and seed; a rule's policy has the rule's name."""
     parts: dict[str, list[pd.DataFrame]] = {"scores": [], "summary": [], "iterations": []}
     for trial in trials:
         own = read_run(trial.folder)
@@ -71,14 +71,14 @@ def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
 
 
 def _lines(scores: pd.DataFrame, rules: Sequence[str], baseline: str) -> Iterator[dict[str, object]]:
-    """A line for each method, metric, kind of target and measure.
+    """Yield a line for each method, metric, kind of target and measure.
 
-    And one for the differences of each rule, paired by seed, to the baseline rule, SFT, uniform answer and look-ups.
+    Other lines have the differences of each rule, paired by seed, to baseline rule, SFT, uniform answer and look-ups.
     """
     by = [*SETTING, "metric", "against"]
     for at, of_setting in scores.groupby(by, sort=False):
         names = dict(zip(by, at, strict=True))
-        tables: dict[str, dict[int, pd.DataFrame]] = {}  # method -> seed -> a row a group and a column a question
+        tables: dict[str, dict[int, pd.DataFrame]] = {}  # method -> seed -> one row per group, one column per question
         for (method, seed), rows in of_setting.groupby(["method", "seed"], sort=False):
             wide = rows.pivot(index="group", columns="question", values="reward")
             tables.setdefault(str(method), {})[int(str(seed))] = wide
@@ -97,7 +97,7 @@ def _measured(runs: Sequence[tuple[FloatArray, ...]], names: Mapping[str, object
 
 
 def _formats(summary: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """A line for the mean format score of each method that a model wrote."""
+    """Yield a line with the mean format score of each method whose answers a model wrote."""
     known = summary[(summary["against"] == PREDICTIONS) & summary["format_score"].notna()]
     for at, values in known.groupby([*SETTING, "method", "metric"], sort=False)["format_score"]:
         names = dict(zip((*SETTING, "method", "metric"), at, strict=True))
@@ -106,7 +106,7 @@ def _formats(summary: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 
 def _paper() -> pd.DataFrame:
-    """The figures of the paper's two tables of results, a row each, in the column `paper`."""
+    """Read the values of the paper's two tables of results, one per row, in the column `paper`."""
     with (resources.files("experiments.grid") / "paper.csv").open(encoding="utf-8") as file:
         frame = pd.read_csv(file).rename(columns=PAPER_MEASURES)
     rows = frame.melt([*SETTING, "method", "metric"], var_name="measure", value_name="paper")
@@ -114,7 +114,7 @@ def _paper() -> pd.DataFrame:
 
 
 def _tables(rows: pd.DataFrame) -> Iterator[str]:
-    """A setting's scores by each metric and kind of target, and the differences between its methods."""
+    """Yield tables of a setting's scores by metric and kind of target, and of differences between its methods."""
     levels, compared = rows[rows["less"] == ""], rows[rows["less"] != ""]
     for (metric, against), known in levels.groupby(["metric", "against"], sort=False):
         wide = _wide(known, ["method"]).assign(Seeds=known.groupby("method")["seeds"].max())
@@ -127,7 +127,7 @@ def _tables(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _wide(lines: pd.DataFrame, index: list[str]) -> pd.DataFrame:
-    """`Interval`s, with a column a measure."""
+    """`Interval`s with one column per measure."""
     spans: list[Any] = [Interval(*three) for three in lines[["value", "low", "high"]].astype(float).to_numpy()]
     wide = lines.assign(cell=spans).pivot(index=index, columns="measure", values="cell")
     return wide.loc[[*dict.fromkeys(lines.set_index(index).index)], [*dict.fromkeys(lines["measure"])]]

@@ -1,4 +1,4 @@
-"""A grid's pictures, as the paper has them: fairness against the worst group, and training by rule.
+"""A grid's pictures, as in the paper: fairness against the worst group, and training by rule.
 
 Axis letters: I iterations.
 """
@@ -18,7 +18,7 @@ from appa_flwr.report.style import RULE_STYLE
 from appa_flwr.run.pair_scores import PREDICTIONS
 
 COLUMN = 5.0
-"""Inches; shown at the width of a paper's column its text is as small as the paper's."""
+"""Inches; scaled to the width of a paper's column, the text has the size of the paper's text."""
 FEW_TICKS = 5
 LINES = ("base", "sft")
 
@@ -26,7 +26,7 @@ LINES = ("base", "sft")
 def pictures(
     summary: pd.DataFrame, iterations: pd.DataFrame, rules: Sequence[str], *, metric: str, title: str
 ) -> Iterator[tuple[str, bytes]]:
-    """Name and PNG of a setting's pictures, from its runs' summaries and iterations; those of nothing are left out."""
+    """Yield name and PNG of a setting's pictures, from its runs' summaries and iterations, if they have data."""
     known = summary[(summary["metric"] == metric) & (summary["against"] == PREDICTIONS)]
     if known["method"].isin(rules).any():
         yield "trade-off", trade_off(known, rules, metric=metric, title=title)
@@ -44,13 +44,13 @@ def pictures(
 
 @style.picture
 def trade_off(summary: pd.DataFrame, rules: Sequence[str], *, metric: str, title: str) -> Figure:
-    """Min AS against the Fairness Index; base and SFT are lines, since rules are to be read against them.
+    """Min AS against the Fairness Index; base and SFT are lines, as references for the rules.
 
     Source: "Fairness-Alignment Trade-off Analysis". Bars are the standard deviation over seeds (ddof 1).
     """
     figure = style.figure(3.6, width=COLUMN)
     axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
-    axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))  # more would touch each other at a column's width
+    axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))  # more ticks would overlap at a column's width
     others, by_method = itertools.cycle(style.OTHER_STYLES), summary.groupby("method")[["fi", "min_as"]]
     mean, spread = by_method.mean(), by_method.std().fillna(0.0)
     for name in filter(mean.index.__contains__, LINES):
@@ -66,7 +66,7 @@ def trade_off(summary: pd.DataFrame, rules: Sequence[str], *, metric: str, title
 
 @style.picture
 def by_iteration(iterations: pd.DataFrame, *, axis: str, title: str, smooth: int = 1) -> Figure:
-    """The column `value` over the iterations by rule, mean over seeds with the range over them shaded."""
+    """The column `value` over the iterations by rule: the mean over seeds, with the range over seeds shaded."""
     figure = style.figure(3.2, width=COLUMN)
     axes: Axes = figure.add_subplot(xlabel="PPO iteration", ylabel=axis, title=title)
     others = itertools.cycle(style.OTHER_STYLES)

@@ -1,7 +1,7 @@
-"""A grid file, and the trials it asks for: which runs, with which keys.
+"""A grid file and its trials: the runs, with their keys.
 
 A grid is datasets x tasks x models x seeds; each trial is a run that trains a policy by every rule. The first trial of
-a dataset and seed trains PluralLLM, and the others with the same keys of PluralLLM take its weights.
+a dataset and seed trains PluralLLM; the other trials with the same keys of PluralLLM use its weights.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Trial:
     """A run of the grid.
 
     Attributes:
-        dataset: its name in the file, as are task and model.
-        config: complete, with the folder it runs in.
-        needs: the trial whose PluralLLM it takes.
+        dataset: name in the grid file, as are task and model.
+        config: complete config, with the run's folder.
+        needs: the trial whose PluralLLM this trial uses; None if it trains its own.
     """
 
     dataset: str
@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name made of what was asked for, and a hash of its keys, of what it begins with and of the code."""
+        """Dataset, task, model and seed, with a hash of the keys, of the trial that is needed, and of the code."""
         return self.config.run_name
 
     @property
@@ -67,13 +67,13 @@ class Trial:
 
 
 class Grid(BaseModel):
-    """A grid file; what its tables of keys hold is `flatten`'s to judge.
+    """A grid file; `flatten` validates the keys in its tables.
 
     Attributes:
-        rules: by which each run trains a policy.
+        rules: rules, by each of which a run trains a policy.
         baseline: the rule that others are compared with; by default the first.
-        path: of the file.
-        last: keys that come after all others, from the command line.
+        path: path of the file.
+        last: keys from the command line, which override all others.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -98,9 +98,9 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
     """Read a grid file.
 
     Args:
-        path: of the file.
-        last: keys that come after all of the file's.
-        only: names of datasets, tasks, models and rules; an axis that is named in it keeps these alone.
+        path: path of the file.
+        last: keys that override the file's keys.
+        only: names of datasets, tasks, models and rules; an axis with names in `only` keeps only these.
 
     Raises:
         UserError: no such file, no TOML, a table or key that does not exist, or a value of the wrong kind.
@@ -141,7 +141,7 @@ def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
 
 
 def _keys(name: str, table: Mapping[str, object]) -> dict[str, Scalar]:
-    """A table's keys on their preset, with the environment's variables in the path of a survey."""
+    """A table's keys with those of its preset, and with environment variables replaced in the survey's path."""
     keys = on_its_preset(flatten(table, source=f"[{name}]"))
     if isinstance(survey := keys.get("survey"), str):
         try:
@@ -152,12 +152,12 @@ def _keys(name: str, table: Mapping[str, object]) -> dict[str, Scalar]:
 
 
 def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
-    """The trials in an order in which each comes after what it needs; a seed is complete before the next one begins.
+    """List the trials, each after the trial that it needs; all trials of a seed come before those of the next seed.
 
-    All runs go to `output`; relative paths count from `here`.
+    All runs are written to `output`; relative paths start at `here`.
 
     Raises:
-        UserError: keys that make no config; the message names the trial.
+        UserError: the keys of a trial are invalid; the message names the trial.
     """
     rule, *others = [name for name in grid.rules if name != grid.baseline] or [grid.baseline]
     baselines = dict.fromkeys(name for name in (grid.baseline, *others) if name != rule)
@@ -193,7 +193,7 @@ def _hash(config: Config, needs: Trial | None) -> str:
 
 @cache
 def code_version() -> str:
-    """Hash of all that decides numbers: the Python files and presets of the four packages but for report and launch."""
+    """Hash of the code that affects numbers: Python and TOML files of the four packages, except report and launch."""
     code = hashlib.sha256()
     for package in CODE:
         root = Path(str(resources.files(package)))

@@ -1,6 +1,6 @@
-"""Runs the trials of a grid: each once, in order, and a failed one stops only those that need it.
+"""Runs the trials of a grid, each once and in order; a failed trial stops only the trials that need it.
 
-Several processes may work on one output folder, one for each GPU say: a trial that another one runs is left to it.
+Several processes can work on one output folder, for example one per GPU: a process skips trials that others run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Launch = Callable[[Config], object]
 
 
 def run_trials(trials: Sequence[Trial], output: Path, *, launch: Launch, say: Say) -> dict[str, str]:
-    """Run what is not done yet, and wait for what other processes are running.
+    """Run the unfinished trials, and wait for those that other processes run.
 
     Returns:
-        Why each trial that is not done failed; those that needed it among them.
+        Name of each failed trial -> reason, including trials that needed a failed one.
     """
     failed: dict[str, str] = {}
     left = [trial for trial in trials if not finished(trial.folder)]
@@ -45,20 +45,20 @@ def run_trials(trials: Sequence[Trial], output: Path, *, launch: Launch, say: Sa
                 failed[trial.name] = str(error).splitlines()[0]
             left.remove(trial)
             say(f"{trial.name}: {failed.get(trial.name, 'done')}; {len(left)} of {len(trials)} trials left")
-        if len(left) == before:  # all of them are run elsewhere, or need one that is
+        if len(left) == before:  # all are run by other processes, or need such a trial
             time.sleep(PAUSE_SECONDS)
     return failed
 
 
 def _run(trial: Trial, output: Path, *, launch: Launch) -> bool:
-    """Run the trial; False where another process does."""
+    """Run the trial; returns False if another process runs it."""
     try:
         held = lock(output / LOCKS / trial.name)
     except UserError:
         return False
     try:
         if not finished(trial.folder):
-            # The launcher's first file: it starts nothing new where there is one, were the server never begun.
+            # The launcher writes this file first: with it a run must be resumed, even if the server never began.
             resume = (trial.folder / CONFIG_FILE).exists()
             launch(Config.load({**trial.config.flat(), "run.resume": resume}))
         return True

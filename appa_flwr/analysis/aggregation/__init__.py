@@ -1,7 +1,7 @@
-"""Rules that turn the groups' rewards into the one reward PPO trains on, and the paper's equations they consist of.
+"""Aggregation rules, which combine the groups' rewards into one reward for PPO, and the paper's equations.
 
-A new rule is a subclass of `Rule`, its parameters being its fields, and an entry in `RULES`; or it lies in
-somebody's own module and is named `module:Class`.
+To add a rule, subclass `Rule` with the rule's parameters as fields, and add the class to `RULES`; or keep the class in
+your own module and name it `module:Class`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ __all__ = [
     "try_out",
 ]
 
-_NUM_TRIED = 16  # rollouts that a rule of the user's own is tried on
+_NUM_TRIED = 16  # rollouts on which a user's rule is tried
 
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, PrintedAppa, Mix)}
-"""Rules by the name they have in config and reports."""
+"""Rules by their names in config and reports."""
 
 
 def find(name: str) -> type[Rule]:
-    """The rule of that name: one of `RULES`, or for "module:Class" that class of a module that can be imported.
+    """Find a rule's class by name: an entry of `RULES`, or "module:Class" for a class of an importable module.
 
     Raises:
         UserError: an unknown rule, a module that cannot be imported, or no `Rule` of that name in it.
@@ -90,7 +90,7 @@ def find(name: str) -> type[Rule]:
 
 
 def configured(name: str, settings: BaseModel) -> Rule:
-    """The rule with those of its parameters that a config's section `appa` has; others keep their defaults.
+    """Make a rule with its parameters from a config's section `appa`; other parameters keep their defaults.
 
     Raises:
         UserError: see `make`.
@@ -99,18 +99,18 @@ def configured(name: str, settings: BaseModel) -> Rule:
 
 
 def try_out(rule: Rule, *, num_groups: int) -> None:
-    """See before a run that a rule of the user's own works; UserError as in `Rule.apply`."""
+    """Check before a run that a user's rule works; raises UserError as `Rule.apply` does."""
     reward_GJ = np.linspace(0.1, 0.9, num_groups * _NUM_TRIED).reshape(num_groups, _NUM_TRIED)
     rule.apply(rule.init(num_groups), reward_GJ, reward_GJ)
 
 
 def check_methods(config: Config, groups: Sequence[str] = ()) -> None:
-    """Check what a run's keys name before anything expensive begins, in a few milliseconds.
+    """Check a run's rules and groups before anything expensive begins, in a few milliseconds.
 
-    While no names of groups are known, what needs them is left unchecked.
+    Without the names of the groups, checks that need them are skipped.
 
     Raises:
-        UserError: a rule cannot be used, keys do not fit the groups, or secure sums cannot be over them.
+        UserError: a rule cannot be used, keys do not fit the groups, or secure sums do not fit the config.
     """
     for name in config.rules:
         rule = configured(name, config.appa)
@@ -122,9 +122,9 @@ def check_methods(config: Config, groups: Sequence[str] = ()) -> None:
 
 
 def make(name: str, **params: Any) -> Rule:
-    """The rule of that name, to be used as `state = rule.init(G)`, `result = rule.apply(state, rewards, training)`.
+    """Make a rule by name, for use as `state = rule.init(G)`, `result = rule.apply(state, rewards, training)`.
 
-    `params` are numbers, the fields of that rule; only `alpha` of rule `alpha` has no default.
+    `params` are numbers, the fields of the rule; only `alpha` of rule `alpha` has no default.
 
     Raises:
         UserError: an unknown rule or parameter, a missing `alpha`, or a value that is no number or out of range.

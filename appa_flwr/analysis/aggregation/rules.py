@@ -1,6 +1,6 @@
-"""The rules: average, minimum, Park et al.'s alpha aggregation and APPA, as in the paper; and a mix of two objectives.
+"""The paper's rules (average, minimum, Park et al.'s alpha aggregation and APPA), and a mix of two objectives.
 
-`Rule` is the base of all: it leaves out missing groups, measures fairness and keeps histories.
+The base class `Rule` leaves out missing groups, computes fairness and updates histories.
 
 Legend: G groups, J rollouts.
 """
@@ -31,10 +31,10 @@ from appa_flwr.config import ranges
 from appa_flwr.core.errors import UserError
 
 WEIGHT_STEP = 3.0
-"""eta: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
+"""eta: increase of a group's log-weight in one iteration if its mean reward is 1 below the mean over groups."""
 
 MAX_LOG_WEIGHT_GAP = 12.0
-"""Between any group's log-weight and the largest: exp(-12) is next to nothing, and the group can still come back."""
+"""Largest gap between a group's log-weight and the highest one: exp(-12) is nearly 0, but the group can recover."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +65,14 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One iteration's outcome.
+    """Result of one iteration.
 
     Attributes:
         aggregate_J: (J,) the reward of each rollout.
-        state: to be passed to the next iteration.
+        state: input of the next iteration.
         fairness_index: of this iteration's alignment rewards, in [0, 1].
-        weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, which an
-            iteration that fell back to the mean did not use; `min` and `alpha`: `alpha_weights`; `mix`: those of its
+        weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, which is not
+            used if the iteration fell back to the mean; `min` and `alpha`: `alpha_weights`; `mix`: the weights of its
             weighted mean.
         fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
     """
@@ -93,12 +93,12 @@ class Combination(NamedTuple):
 
 
 class Past(NamedTuple):
-    """Inputs of a rule beside the rewards it combines; of present groups only.
+    """Inputs of a rule other than training rewards, for present groups only.
 
     Attributes:
-        history_G: their histories before this iteration.
-        log_weight_G: their log-weights, with this iteration's change.
-        fairness: the Fairness Index of this iteration's alignment rewards.
+        history_G: histories before this iteration.
+        log_weight_G: log-weights, with this iteration's change.
+        fairness: Fairness Index of this iteration's alignment rewards.
     """
 
     history_G: FloatArray
@@ -107,9 +107,9 @@ class Past(NamedTuple):
 
 
 class Rule(BaseModel, ABC):
-    """An aggregation rule with its parameters set; pure, the state goes in and comes out.
+    """An aggregation rule with its parameters; `apply` takes a state and returns the next state.
 
-    Every rule keeps histories, whether or not it uses them, so that all runs report them; `ema_decay` is theirs.
+    Every rule updates histories (with `ema_decay`), even if it does not use them, so that all runs report them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
@@ -121,11 +121,11 @@ class Rule(BaseModel, ABC):
         """Combine the present groups' training rewards (G, J) into one reward (J,)."""
 
     def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
-        """The present groups' log-weights (G,) after this iteration's mean alignment rewards (G,)."""
+        """Update the present groups' log-weights (G,) by this iteration's mean alignment rewards (G,)."""
         return log_weight_G
 
     def init(self, num_groups: int) -> State:
-        """The state before the first iteration: no history, nobody has answered (h^0 = 0).
+        """State before the first iteration: all histories are 0 (h^0 = 0), and no group has answered.
 
         Raises:
             ValueError: fewer than one group.
@@ -139,15 +139,15 @@ class Rule(BaseModel, ABC):
         """Aggregate one iteration's rewards (Algorithm appa).
 
         Fairness Index and histories are computed from the alignment rewards; the training rewards are combined. A
-        missing group is a row of NaN in both: it changes nothing, and its history stays. A group that joins late starts
-        with the mean of the others' histories and log-weights: with a history of 0 it would get nearly all weight.
+        missing group is a row of NaN in both: it has no effect, and keeps its history. A group that joins late starts
+        with the mean of the others' histories and log-weights, since a history of 0 would give it nearly all weight.
         Both rewards are (G, J), the alignment rewards in [0, 1].
 
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
-            UserError: a user's rule gives anything else than a finite reward for each rollout and a finite weight for
-                each group.
+            UserError: a user's rule does not return a finite reward for each rollout and a finite weight for each
+                group.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
@@ -179,7 +179,7 @@ class Rule(BaseModel, ABC):
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
     def _finite(self, what: str, values: npt.ArrayLike, *, size: int) -> FloatArray:
-        """Values of a rule as an array (size,); a UserError that names the rule where they are anything else."""
+        """Convert a rule's values to an array (size,); raises UserError with the rule's name if they do not fit."""
         array = np.asarray(values, dtype=np.float64)
         if array.shape != (size,) or not np.isfinite(array).all():
             wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
@@ -189,7 +189,7 @@ class Rule(BaseModel, ABC):
 
 
 def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
-    """Histories or log-weights (G,) in which a group that joins late has the mean of those that answered before."""
+    """Give each group that joins late the mean history or log-weight of the groups that answered before (G,)."""
     joining_G = present_G & ~state.answered_G
     if not joining_G.any() or not state.answered_G.any():
         return values_G.copy()
@@ -254,11 +254,11 @@ class PrintedAppa(Rule):
 
 
 class Mix(Rule):
-    """A share c of group DRO's weights, and every group at least (1 - c) / G: it optimises (1 - c) mean + c minimum.
+    """Weights (1 - c) / G plus c times group DRO's weights: the rule optimises (1 - c) mean + c minimum.
 
-    Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards for losses): a group's weight
-    grows by exp(eta times what its reward is short of the mean) in each iteration. So weights settle only where the
-    worst groups are equal.
+    Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards instead of losses): each
+    iteration multiplies a group's weight by exp(eta (mean reward of all groups - the group's mean reward)). So weights
+    become constant only if the worst groups are equal.
     """
 
     name = "mix"

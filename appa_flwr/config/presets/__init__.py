@@ -1,1 +1,1 @@
-"""Named starting points: TOML files of config keys that begin with what they are for; one may start from another."""
+"""Presets: TOML files of config keys. A comment states the purpose; a preset may be based on another preset."""

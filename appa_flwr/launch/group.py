@@ -96,7 +96,7 @@ def pin(
     group: Annotated[str, typer.Option(help="Your group's name, which has to stand there.")],
     key: Annotated[Path, typer.Option(help="Your group's private key, whose public one has to stand there.")],
 ) -> None:
-    """Pin a roster in your owner's policy: numbers leave in secure sums with its groups then, and in no other way."""
+    """Pin a roster in your owner's policy: numbers then leave only in secure sums of its groups, and as own scores."""
     pinned = pin_roster(file, owner_policy, group=group, key=key)
     show(f"{owner_policy}: pins the roster {pinned.sha256} of {', '.join(pinned.names)}")
 

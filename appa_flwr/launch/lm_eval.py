@@ -82,7 +82,8 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     ]
     name = f"appa_{Path(config.survey).stem}_{config.task}".lower().replace("-", "_")
     questions = folder.absolute() / "questions.jsonl"
-    replace_file(questions, "".join(json.dumps(row) + "\n" for row in rows).encode(), parents=True)
+    answers = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    replace_file(questions, answers, parents=True, mode=0o600)  # the groups' answers
     replace_file(folder / "metrics.py", _METRICS.encode())
     path = folder / f"{name}.yaml"
     text = _TASK.format(

@@ -38,38 +38,39 @@ class OwnerPolicy(BaseModel):
     )
 
     may_leave: list[Leaving] = Field(["votes", "training", "rewards"])
-    """What may leave: votes (the option that most of the group chose, or its ranking), training (updates of PluralLLM,
-    the small model that learns to predict the group's answers, and how wrong it is), rewards (how well the language
-    model's answers fit what PluralLLM predicts), predictions (these themselves;
-    in a secure sum they leave with votes), answers (the group's own to training
-    questions), truth (how well the language model's answers fit the group's own: a few such scores tell one)."""
+    """Kinds of numbers that may leave. votes: the option that most of the group chose, or the group's ranking.
+    training: updates of PluralLLM, the small model that learns to predict the group's answers, and its errors. rewards: how well
+    the language model's answers fit PluralLLM's predictions. predictions: the predictions themselves; in a secure sum
+    they leave with votes. answers: the group's answers to training questions. truth: how well the language model's
+    answers fit the group's answers; a few such scores reveal an answer."""
     least_answers: int = Field(10, ge=1)
-    """Fewest answers of the group that a reply about PluralLLM rests on; two runs with other questions differ by at
-    least as many."""
+    """Fewest answers of the group behind a reply about PluralLLM. The answered questions of two runs must be the same
+    or differ by at least as many."""
     scores_per_question: int = Field(0, ge=0)
-    """Most scores of the language model's answers to one question, over all runs: each tells a little of what it
-    compares with. 0 = any number."""
+    """Most scores of the language model's answers to one question, over all runs: each score reveals a little of the
+    prediction or answer behind it. 0 = no limit."""
     training_replies: int = Field(200, ge=0)
-    """Most updates of PluralLLM, over all runs, that rest on the group's answer to one question; of replies that say
-    how wrong it is, a tenth of this. 0 = any number."""
+    """Most updates of PluralLLM, over all runs, that use the group's answer to one question. Replies with PluralLLM's
+    errors have a tenth of this limit. 0 = no limit."""
     least_cohort: Literal[0] | Annotated[int, Field(ge=3)] = 0
-    """Fewest groups, this one included, in a secure sum: the groups' numbers, added up so that the server learns
-    nothing but the total. 0 = all groups of the roster but one, and never under 3."""
+    """Fewest groups in a secure sum, this group included; the server learns only the total of a secure sum. 0 = all
+    groups of the roster but one, at least 3."""
     cohort_changes: int = Field(2, ge=0)
-    """How often the groups in a run's secure sums may change: two sums of nearly the same, with a group and without
-    it, tell that group's numbers."""
+    """How often the groups of a run's secure sums may change. Two sums that differ by one group reveal that group's
+    numbers."""
     roster: str = Field("", pattern=rf"^({_SHA256})?$")
-    """Fingerprint (SHA-256) of the roster, the list of groups with which this one adds up its numbers, which then leave
-    in no other way; `appa group pin` writes it. Empty = the server sees the group's own numbers."""
+    """Fingerprint (SHA-256) of the roster, the list of groups that add up their numbers. With a roster, numbers leave
+    only in secure sums over its groups, except own scores (own-score). `appa group pin` writes this line. Empty = the
+    server sees the group's own numbers."""
     least_temperature: float = Field(0.02, ge=0)
-    """Lowest value of a run's key appa.temperature in secure sums: the lower it is, the nearer the sum is to the
-    numbers of the worst-off group."""
+    """Lowest appa.temperature of a run with secure sums. The lower the temperature, the nearer a sum is to the numbers
+    of the worst-off group."""
     own_score: int = Field(100, ge=0)
-    """Most times, over all runs, that a question counts in an own score, which leaves beside the secure sums: the
-    group's mean score of an evaluation, over least-answers questions or more, to two decimals. 0 = none leaves."""
+    """Most times, over all runs, that a question counts in an own score: the group's mean score in an evaluation, over
+    at least least-answers questions, to two decimals. Own scores leave beside the secure sums. 0 = none leaves."""
     bundle: str = Field("", pattern=rf"^\s*({_SHA256}\s*)*$")
-    """Fingerprint (SHA-256) of the program that may run here, or several: `appa group bundle` prints that of a copy
-    which you trust, and the start script lets no other run. Empty = any that the server sends."""
+    """Fingerprints (SHA-256) of the programs that may run here; `appa group bundle` prints the fingerprint of a copy
+    that you trust. The start script runs no other program. Empty = any program that the server sends."""
 
     def may(self, name: str) -> bool:
         """True if numbers of this kind, a word of `may-leave`, may leave."""

@@ -39,10 +39,10 @@ class OwnerPolicy(BaseModel):
 
     may_leave: list[Leaving] = Field(["votes", "training", "rewards"])
     """Kinds of numbers that may leave. votes: the option that most of the group chose, or the group's ranking.
-    training: updates of PluralLLM, the small model that learns to predict the group's answers, and its errors. rewards: how well
-    the language model's answers fit PluralLLM's predictions. predictions: the predictions themselves; in a secure sum
-    they leave with votes. answers: the group's answers to training questions. truth: how well the language model's
-    answers fit the group's answers; a few such scores reveal an answer."""
+    training: updates of PluralLLM, the small model that learns to predict the group's answers, and its errors. rewards:
+    how well the language model's answers fit PluralLLM's predictions. predictions: the predictions themselves; in a
+    secure sum they leave with votes. answers: the group's answers to training questions. truth: how well the language
+    model's answers fit the group's answers; a few such scores reveal an answer."""
     least_answers: int = Field(10, ge=1)
     """Fewest answers of the group behind a reply about PluralLLM. The answered questions of two runs must be the same
     or differ by at least as many."""

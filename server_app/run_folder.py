@@ -6,6 +6,7 @@ A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from t
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,13 +24,16 @@ from appa_flwr.run.run_files import (
     METRICS,
     PROGRESS,
     SERVED,
+    TOKEN_FILE,
     JsonFile,
     LineFile,
 )
+from appa_flwr.secure.roster import read_file
 
 log = logging.getLogger("appa.server")
 
 MINUTE = 60
+TOKEN_BYTES = 32
 
 T = TypeVar("T")
 
@@ -104,6 +108,20 @@ class RunFolder:
                 f"{self.path / METRICS.name}: has {left} lines, but {CHECKPOINT_FILE} was written after {count}; "
                 f"without {CHECKPOINT_FILE} the run resumes before PPO"
             )
+
+    def token(self) -> str:
+        """Read the token of the service; if there is no file, create it, readable by its owner only.
+
+        Raises:
+            UserError: the file cannot be read or written, or is empty.
+        """
+        path = self.path / TOKEN_FILE
+        if not path.exists():
+            replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
+        token = read_file(path).decode(errors="replace").strip()
+        if not token:  # an empty token would let anyone in
+            raise UserError(f"{path}: there is no token in it")
+        return token
 
     def fail(self, reason: str) -> None:
         """Write the reason of an early end as one line to error.txt; on a full disk only Flower's log has it."""

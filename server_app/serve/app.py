@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -16,12 +15,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import listening
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
-from appa_flwr.secure.roster import read_file
 from server_app.evaluation import round_in_words
 from server_app.inputs import RunInputs
 from server_app.serve.judge import Judge
@@ -30,7 +26,6 @@ from server_app.serve.rounds import Rounds, RunName, ScoreRequest, Text
 MEBIBYTE = 2**20
 BODY_MIB = 32  # size of the largest request
 LOOK_SECONDS, END_SECONDS = 0.2, 10
-TOKEN_BYTES = 32
 OPEN_PATHS = ("/docs", "/openapi.json")
 MOST_ERRORS = 10  # most errors of a request's body in the reply
 CLIENT_GONE = 499
@@ -120,7 +115,7 @@ def serve(run: RunInputs) -> None:
         Exception: an error after which no request can succeed, such as the loss of Flower's SuperLink.
     """
     config, stop = run.config, run.folder.path / STOP_FILE
-    token = find_token(run.folder.path)
+    token = run.folder.token()
     phase = run.folder.phase(SERVE_PHASE)
     with listening(config.serve.host, config.serve.port) as listener:
         stop.unlink(missing_ok=True)
@@ -154,18 +149,3 @@ async def until(ended: Callable[[], object], rounds: Rounds, judge: Judge, token
     await rounds.close()
     server.should_exit = True
     await running
-
-
-def find_token(folder: Path) -> str:
-    """Read the token in the run's folder; if there is no file, create it, readable by its owner only.
-
-    Raises:
-        UserError: the file cannot be read or written, or is empty.
-    """
-    path = folder / TOKEN_FILE
-    if not path.exists():
-        replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
-    token = read_file(path).decode(errors="replace").strip()
-    if not token:  # an empty token would let anyone in
-        raise UserError(f"{path}: there is no token in it")
-    return token

@@ -186,3 +186,12 @@ def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothi
 def test_only_a_run_that_serves_has_a_file_of_served_rounds(phases, tmp_path):
     folder = RunFolder(config_in(tmp_path, **{"run.phases": phases}))
     assert (folder.path / "served.jsonl").exists() == (phases == "serve")
+
+
+def test_a_token_is_made_once_for_its_owner_alone_and_never_empty(tmp_path):
+    folder = RunFolder(config_in(tmp_path, **{"run.phases": "serve"}))
+    path, token = folder.path / "token", folder.token()
+    assert (folder.token(), path.read_text(), path.stat().st_mode & 0o777) == (token, token + "\n", 0o600)
+    path.write_text(" \n")
+    with pytest.raises(UserError, match="there is no token"):
+        folder.token()

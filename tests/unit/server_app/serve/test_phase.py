@@ -26,7 +26,6 @@ from server_app import loaded, main
 from server_app import run as phases
 from server_app.federation.groups import Groups
 from server_app.questions import build_catalogue
-from server_app.serve import app
 
 KEYS = {
     "data.num-questions": 20,
@@ -194,12 +193,6 @@ def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
         error, running.error = running.error, None
     assert isinstance(error, ConnectionError)
     assert "gone" in (tmp_path / "r" / "error.txt").read_text()
-
-
-def test_an_empty_token_lets_nobody_in(tmp_path):
-    (tmp_path / "token").write_text(" \n")
-    with pytest.raises(UserError, match="there is no token"):
-        app.find_token(tmp_path)
 
 
 def test_a_port_in_use_is_named(tmp_path):

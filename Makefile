@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := appa_flwr pluralllm server_app client_app experiments
-# Byte-compiling all of torch and Transformers takes longer than the few modules that a run imports.
-PIP := -m pip install --quiet --no-compile --constraint constraints.txt
-INSTALL := $(BIN)/python $(PIP)
+PIP := -m pip install --quiet --constraint constraints.txt
+# Byte-compiling all of torch and Transformers takes longer than the modules that a run imports. These are compiled once,
+# at their first import, also in containers that set this variable: otherwise each process would compile them again.
+INSTALL := $(BIN)/python $(PIP) --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 GROUP_VENV ?= $(VENV)
 # Of `make real`: a survey (docs/surveys.md), and the groups of it that take part, empty = all.
 SURVEY ?= $(if $(APPA_SURVEYS),$(APPA_SURVEYS)/globalqa.jsonl,generated)

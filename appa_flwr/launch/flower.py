@@ -242,6 +242,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         "NO_PROXY": bypass,
         "no_proxy": bypass,
         "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # set in many containers: each process would compile all modules again
         # One thread unless the user sets another number, so that sums are equal on machines with more cores.
         "OMP_NUM_THREADS": own.get("OMP_NUM_THREADS") or "1",
         THREADS: own.get("OMP_NUM_THREADS", ""),

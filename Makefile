@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PACKAGES := appa_flwr pluralllm server_app client_app experiments
 PIP := -m pip install --quiet --constraint constraints.txt
 # Byte-compiling all of torch and Transformers takes longer than the modules that a run imports. These are compiled once,
-# at their first import, also in containers that set this variable: otherwise each process would compile them again.
+# at their first import, also in containers that set PYTHONDONTWRITEBYTECODE: there each process would compile them anew.
 INSTALL := $(BIN)/python $(PIP) --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 GROUP_VENV ?= $(VENV)

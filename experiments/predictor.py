@@ -70,7 +70,7 @@ class Part(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The public questions and the groups; `SEEN` groups train, and their held-out answers choose among rounds."""
+    """The public questions and the groups; `SEEN` groups train, and their held-out answers choose the views' shares."""
 
     public: Catalogue
     parts: Mapping[str, Part]

@@ -74,7 +74,7 @@ def print_owner_policy() -> None:
 def bundle(
     checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
 ) -> None:
-    """Print the hash of a checkout's app bundle, for `bundle` in the owner's policy, which allows no other then."""
+    """Print the hash of a checkout's app bundle; a node whose owner's policy has it as `bundle` runs no other app."""
     print(bundle_hash(checkout.resolve()))
 
 

@@ -80,12 +80,14 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("NO_PROXY", "intranet")
     monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     made = flower_environment(tmp_path, 4321)
     own = {
         "APPA_CODE": os.getcwd(),
         "FLWR_HOME": str(tmp_path),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "4321",
         "OMP_NUM_THREADS": "3",
+        "PYTHONDONTWRITEBYTECODE": "",
         THREADS: "3",
     }
     assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()

@@ -32,6 +32,7 @@ Loader.add_constructor("!function", lambda loader, node: f"function {node.value}
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     path = export_task(SURVEY, CONFIG, tmp_path_factory.mktemp("task") / "deep")
+    assert (path.parent / "questions.jsonl").stat().st_mode & 0o077 == 0  # it holds the groups' answers
     spec = importlib.util.spec_from_file_location("metrics", path.parent / "metrics.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,7 +1,5 @@
 """Public names for notebooks and scripts; `appa_flwr` exports them and imports each on first use."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The policy decides which numbers leave, for which runs, and how many replies may
 Axis letters: Q public questions, G groups, N numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -3,8 +3,6 @@
 Axis letters: Q public questions, K options.
 """
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

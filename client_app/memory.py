@@ -5,8 +5,6 @@ Flower lies in the SuperNode, whose Runtime API gives it to any local process th
 answers, and numbers made from answers, are not stored there. A simulation has no owners and does use `Context.state`.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import time

@@ -6,8 +6,6 @@ a fresh process, and scoring does not need torch.
 Axis letters: Q public questions, K options, J scored answers, P weights, L measures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

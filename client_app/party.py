@@ -3,8 +3,6 @@
 Axis letters: Q public questions, K options.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -47,7 +45,7 @@ class Party:
     memory: Memory
 
     @classmethod
-    def of(cls, context: Context) -> Party:
+    def of(cls, context: Context) -> "Party":
         """The node that receives a message, from Flower's context.
 
         Raises:
@@ -135,7 +133,7 @@ class Party:
         return messages.unpack_catalogue(messages.from_bytes(self.remembered("catalogue")))
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list["Group"]:
         """Those of the node's groups that take part; Refused where the server has sent no catalogue."""
         return [Group(self, name) for name in self.remembered("groups").decode().split("\n")]
 

@@ -6,8 +6,6 @@ deployed node every message starts a fresh process, and scoring does not need to
 Axis letters: P weights, N answered questions, K options, V choices of the views' shares.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

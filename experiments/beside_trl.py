@@ -8,8 +8,6 @@ processes, so that one's freed memory cannot hide the other's use. TRL's PPO run
 Axis letters: J rollouts, V vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

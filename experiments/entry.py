@@ -1,7 +1,5 @@
 """Entry point of every `python -m experiments...`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

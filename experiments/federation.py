@@ -1,7 +1,5 @@
 """A federation in this process, whose nodes answer immediately."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

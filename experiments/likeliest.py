@@ -3,8 +3,6 @@
 Axis letters: N answers, K options, M = N * K, R replies, S rounds of training, P weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

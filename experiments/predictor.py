@@ -8,8 +8,6 @@ all training. Prints Markdown tables of the mean over seeds with the lowest and 
 Axis letters: G groups, Q questions, K options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -9,8 +9,6 @@ secure sums it uses the groups' mean as the attacked group's numbers.
 Axis letters: G groups, N answered questions, K options, J scored answers, P weights, R numbers of replies, S rounds.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import Callable, Mapping

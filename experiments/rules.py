@@ -14,8 +14,6 @@ scores use every group's true answers. Honest and lying runs share questions and
 Legend: G groups, Q questions, K options, J answers.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

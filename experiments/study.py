@@ -3,8 +3,6 @@
 Every setting is measured with the same seeds, so that any two settings are paired by seed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +25,7 @@ Columns = Mapping[str, tuple["pd.Series[float]", Show]]
 """Title -> numbers, indexed by the names of the table's rows and by seed, and the function that formats them."""
 
 
-def spread(values: pd.Series[float], *, form: str = ".3f", absent: str = "nan") -> str:
+def spread(values: "pd.Series[float]", *, form: str = ".3f", absent: str = "nan") -> str:
     """Format the mean over seeds and, with two seeds or more, the standard deviation; `absent` if a number is NaN."""
     if values.isna().any():
         return absent
@@ -35,12 +33,12 @@ def spread(values: pd.Series[float], *, form: str = ".3f", absent: str = "nan") 
     return f"{values.mean():{form}}{around}"
 
 
-def extremes(values: pd.Series[float]) -> str:
+def extremes(values: "pd.Series[float]") -> str:
     """Format the mean over seeds, the lowest and the highest number; empty if a number is NaN."""
     return "" if values.isna().any() else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 
-def difference(pairs: pd.Series[float]) -> str:
+def difference(pairs: "pd.Series[float]") -> str:
     """Format the mean of paired differences and its interval by Student's t, bold if the interval excludes 0."""
     if pairs.isna().any() or len(pairs) < 2:
         return ""
@@ -49,7 +47,7 @@ def difference(pairs: pd.Series[float]) -> str:
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
-def less(values: pd.Series[float], level: str, other: str) -> pd.Series[float]:
+def less(values: "pd.Series[float]", level: str, other: str) -> "pd.Series[float]":
     """Subtract the numbers of `other` in a level of the index, pair by pair; the rows of `other` are dropped."""
     wide = values.unstack(level)
     return pd.Series(wide.sub(wide.pop(other), axis="index").stack())

@@ -14,8 +14,6 @@ E embedding, D hidden features, N real option tokens of the batch in a row, T to
 H attention heads.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

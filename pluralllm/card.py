@@ -6,8 +6,6 @@ names of groups with their numbers of answers, and mean scores.
 Axis letters: Q questions, E embedding.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

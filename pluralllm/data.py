@@ -5,8 +5,6 @@ A client process that only looks up rewards imports neither torch nor scikit-lea
 Axis letters: Q questions, K answer options (padded to the widest question), E embedding, N answered questions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,7 +47,7 @@ class GroupData:
         """Number of questions N the group answered."""
         return len(self.question_N)
 
-    def first(self, count: int) -> GroupData:
+    def first(self, count: int) -> "GroupData":
         """The first `count` answers."""
         return GroupData(self.group, self.question_N[:count], self.answer_NK[:count])
 

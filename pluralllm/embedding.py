@@ -6,8 +6,6 @@ the server runs this module (it needs scikit-learn); the groups receive the fini
 Axis letters: Q questions, K answer options, E embedding, U unique texts, H features of the encoder.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Axis letters: B episodes, C context questions, M target questions, S questions o
 D hidden features, N real option tokens of the batch in a row, T tokens of the longest episode.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,12 +29,12 @@ class Questions(NamedTuple):
     options: Tensor
     answer: Tensor | None = None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Questions:
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Questions":
         """Apply `change` to every array."""
         answer = None if self.answer is None else change(self.answer)
         return Questions(change(self.embedding), change(self.options), answer)
 
-    def episode(self, place: int) -> Questions:
+    def episode(self, place: int) -> "Questions":
         """One episode of the batch, as a batch of one."""
         return self.map(lambda value: value[place : place + 1])
 

@@ -7,8 +7,6 @@ Axis letters: Q questions, R those of them to predict, K options, N questions th
 V choices of the views' shares.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence

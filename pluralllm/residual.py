@@ -26,8 +26,6 @@ Axis letters: B episodes, S questions, K options, N option tokens of the context
 E embedding, F features of a text, D hidden features, R learned features.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -195,7 +193,7 @@ class ExactResidual(PluralLLM):
         """Shares for questions that were not trained on, cut to [0, 1] in case a server sends other values."""
         return Shares(*self.get_buffer(SHARES_KEY).clamp(0.0, 1.0).tolist())
 
-    def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
+    def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> "Conditioned":
         """Condition on a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the network's input.
 
         If the linear system cannot be solved, the result is conditioned on no answers. Without answers `BLIND` replaces

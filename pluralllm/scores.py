@@ -5,8 +5,6 @@ A group computes `local_sums` from its own answers, and only these sums may leav
 Axis letters: Q questions, R chosen questions, K options, N answered questions, F features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -5,8 +5,6 @@ In an episode a few answered questions of one group are the context, others of t
 Axis letters: B episodes, C context questions, M target questions, E embedding.
 """
 
-from __future__ import annotations
-
 import torch
 
 from appa_flwr.config.sections import Architecture, PluralLLMSection

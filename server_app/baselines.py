@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, J answers, K options.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Checkpoint from which a run is resumed in PPO: its state after an iteration."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Axis letters: G groups, J answers, K options.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, K options, J held-out or training questions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

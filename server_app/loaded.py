@@ -3,8 +3,6 @@
 Axis letters: K options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

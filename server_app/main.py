@@ -1,7 +1,5 @@
 """The server's side: a Flower ServerApp that takes a run through its phases."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

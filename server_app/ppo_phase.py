@@ -1,7 +1,5 @@
 """The PPO phase: align a policy by each of the run's rules, from the same SFT model."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ The scores come from the groups' sums, which are added up separately over seen a
 Axis letters: L sums of `pluralllm.scores.summed`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ With this process the launcher itself needs no torch. The process reads the conf
 mistake gives a line on standard output and exit code 2.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Axis letters: Q questions, K options, E features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -10,8 +10,6 @@ A resumed run repeats all phases, but takes expensive results from its folder: P
 PPO's checkpoint.
 """
 
-from __future__ import annotations
-
 import gc
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path

@@ -3,8 +3,6 @@
 A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from the folder and repeats the rest.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time
@@ -56,7 +54,7 @@ class RunFolder:
             it holds a run and none is to be resumed. No file in it is touched then.
     """
 
-    def __init__(self, config: Config, *, above: RunFolder | None = None) -> None:
+    def __init__(self, config: Config, *, above: "RunFolder | None" = None) -> None:
         self.path = config.run_folder.absolute()
         self._above, self._rule = above, config.rule
         self._started = time.monotonic()
@@ -129,7 +127,7 @@ class RunFolder:
             replace_file(self.path / ERROR_FILE, (" ".join(reason.split()) + "\n").encode())
             self._append(LOG_FILE, f"failed: {reason}")
 
-    def phase(self, name: str, *, done: int = 0) -> OpenPhase:
+    def phase(self, name: str, *, done: int = 0) -> "OpenPhase":
         """Begin a phase, whose first `done` steps were done before the run was resumed."""
         phase = OpenPhase(self, name, done=done)
         phase.step(0, 1, "begins")

@@ -6,8 +6,6 @@ numbers of any precision, as text and as raw bytes, and for the private texts of
 Axis letters: Q public questions, K options.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

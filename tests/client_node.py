@@ -1,7 +1,5 @@
 """A group's node as a test asks it: its real ClientApp with Flower's own messages and contexts."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Mapping
@@ -93,7 +91,7 @@ class Node:
         """Its training answers."""
         return Group(Party.of(self.context), group).data
 
-    def owned(self, node_config: Mapping[str, str]) -> Node:
+    def owned(self, node_config: Mapping[str, str]) -> "Node":
         """The same node, deployed, with what it remembers."""
         kept = dict(self.memory)
         self.context.node_config, self.context.state = dict(node_config), RecordDict()
@@ -102,7 +100,7 @@ class Node:
                 self.memory[name] = value
         return self
 
-    def prepared(self, catalogue: Catalogue) -> Node:
+    def prepared(self, catalogue: Catalogue) -> "Node":
         assert self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
         assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
         return self

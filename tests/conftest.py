@@ -3,8 +3,6 @@
 What they build is small from the first import on.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A deployment as `appa deploy` makes it, started by a test: each party's process, folder and key, TLS between them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Groups' nodes in memory that answer as a test says, for tests of the server's federation."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, K options, E features, J rollouts, P prompt tokens, T response tokens.
 """
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

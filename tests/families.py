@@ -4,8 +4,6 @@ What a run can trip over is as published: the special tokens and their roles, wh
 message, the ends that the generation settings name, tied embeddings, and more embeddings than tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

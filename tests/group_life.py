@@ -4,8 +4,6 @@ Run with a requirements file and a recorded talk: the groups' real ClientApp ans
 again. Prints as JSON what was answered, whether it differed from the recorded reply, and what was imported for it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata as metadata
 import json
 import pickle

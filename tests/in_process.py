@@ -4,8 +4,6 @@ No code path of the clients is replaced. Every message and reply crosses as the 
 context is stored as bytes between two messages, as where every message meets a fresh process.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

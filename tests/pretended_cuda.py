@@ -4,8 +4,6 @@ Each storage remembers whether it would lie on the GPU. Tensors tell so when the
 operations on tensors of two places fail as CUDA's do. Only the thread that entered has the device.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A catalogue of public questions that have features and no texts of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

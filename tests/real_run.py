@@ -1,7 +1,5 @@
 """Starts `appa run` as a user would, and watches which processes belong to the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

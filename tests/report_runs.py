@@ -1,7 +1,5 @@
 """Run folders of made-up numbers, and what the tests read off a report's page."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

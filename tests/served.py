@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, J answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The smallest parts that a run can have, as config keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 SMALL_PREDICTOR = {

@@ -1,7 +1,5 @@
 """Small survey files in every format."""
 
-from __future__ import annotations
-
 import csv
 import json
 

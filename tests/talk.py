@@ -1,7 +1,5 @@
 """Every kind of message once, from the server's own code, without a language model."""
 
-from __future__ import annotations
-
 import numpy as np
 from in_process import InProcessGrid, flower_task
 from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES

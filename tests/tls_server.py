@@ -1,7 +1,5 @@
 """A server with a party's certificates, to be called by TLS."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 import time

@@ -1,7 +1,5 @@
 """The whole loop in this process, with the groups' real ClientApp and what is smallest of everything else."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from concurrent.futures import Executor, Future

@@ -3,8 +3,6 @@
 Legend: G groups, Q questions, K options, R questions whose answer could be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ group's score, which depends on all questions jointly. Each is one convex progra
 formulated with cvxpy and solved by Clarabel.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

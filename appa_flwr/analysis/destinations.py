@@ -7,8 +7,6 @@ language model may not reach them. `diagnose` uses them to tell whether rules ca
 Axis letters: G groups, Q questions, K options, J answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

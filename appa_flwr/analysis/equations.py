@@ -3,8 +3,6 @@
 Legend: G groups, J rollouts or questions. A group that did not answer is a row of NaN.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -3,8 +3,6 @@
 Legend: G groups, Q questions, M measures, S seeds, B resamples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The config of a run: all its keys, and checks across keys. Imported by both sides."""
 
-from __future__ import annotations
-
 import difflib
 import operator
 import re
@@ -70,7 +68,7 @@ class Config(Section):
     serve: sections.ServeSection = sections.ServeSection()
 
     @classmethod
-    def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> Config:
+    def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> "Config":
         """Build the config from flat keys, sections dotted; missing keys take their default.
 
         Args:
@@ -141,7 +139,7 @@ class Config(Section):
             raise UserError("run-name is empty: a run needs a name before it has a folder")
         return Path(self.run.output_dir) / self.run_name
 
-    def named(self, now: datetime) -> Config:
+    def named(self, now: datetime) -> "Config":
         """This config with a run-name: its own, or one made from task, rule, seed and `now`."""
         if self.run_name:
             return self

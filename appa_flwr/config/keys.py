@@ -1,7 +1,5 @@
 """Keys and values as text for users: TOML, words of a command line, and the valid values of a key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Literal, Union, get_args, get_origin

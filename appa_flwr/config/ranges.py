@@ -4,8 +4,6 @@ A hyperparameter (Table appa-hparams) has a default and a range, and the paper's
 is separate so that a group, which reads the config, does not import the aggregation.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any
 

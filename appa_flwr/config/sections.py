@@ -5,8 +5,6 @@
 that both are equal.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Sources of a run's keys: a preset, TOML files, the command line."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping, Sequence

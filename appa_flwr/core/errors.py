@@ -3,8 +3,6 @@
 The launcher and the apps print its message on one line without a traceback; other exceptions are bugs.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

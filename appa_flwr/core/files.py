@@ -1,7 +1,5 @@
 """Atomic writing: a kill, a crash or a full disk leaves the old file or the new file, never a part of one."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tables in Markdown, for result files and model cards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

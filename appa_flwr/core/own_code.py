@@ -1,7 +1,5 @@
 """Loading of users' code by "module:name", for aggregation rules."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

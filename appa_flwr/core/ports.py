@@ -1,7 +1,5 @@
 """Ports of this machine."""
 
-from __future__ import annotations
-
 import socket
 
 from appa_flwr.core.errors import UserError

@@ -1,7 +1,5 @@
 """Private SQLite files of a node, read and written in transactions, and accessible only to the node's account."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, MutableMapping

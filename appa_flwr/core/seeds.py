@@ -1,7 +1,5 @@
 """Named child seeds: one run seed, an independent stream for every purpose, equal on every machine."""
 
-from __future__ import annotations
-
 import hashlib
 
 

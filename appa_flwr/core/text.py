@@ -1,7 +1,5 @@
 """Normalisation of names, and durations as text."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Final

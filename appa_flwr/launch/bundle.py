@@ -1,7 +1,5 @@
 """The Flower app: its checkout, the files that `flwr run` sends to every party, and their hash."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Checks before a run starts: survey, rules and groups, model and address."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

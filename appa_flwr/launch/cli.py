@@ -1,7 +1,5 @@
 """The command `appa` and its subcommands, except those for surveys and for a group's owner."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

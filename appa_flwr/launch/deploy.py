@@ -3,8 +3,6 @@
 Each party is started by the scripts in its folder (`sites`), as on separate machines, but over the loopback interface.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

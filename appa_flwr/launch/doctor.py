@@ -1,7 +1,5 @@
 """`appa doctor`: checks of this machine and of a party's folder; it needs only a group's packages."""
 
-from __future__ import annotations
-
 import http.client
 import importlib.metadata
 import re

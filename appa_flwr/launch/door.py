@@ -5,8 +5,6 @@ any machine that reaches the port could submit a run, whose code runs at the ser
 pinned another bundle. With it, runs are submitted only from the server's own machine.
 """
 
-from __future__ import annotations
-
 import sys
 from ipaddress import ip_address
 from typing import Any

@@ -1,7 +1,5 @@
 """`appa eval`: any model's greedy answers to a served run's held-out questions, scored by the run's groups."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os

@@ -4,8 +4,6 @@ Every launch has a private Flower home in a temporary folder and a free port, so
 leaves one running. Flower 1.41's `flwr-simulation` also needs a SuperLink, to fetch app and run config by a token.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -97,7 +95,7 @@ def launch(config: Config) -> Path:
     return folder
 
 
-def _stop_serving(folder: Path, flower: Flower, superlink: subprocess.Popen[bytes]) -> bool:
+def _stop_serving(folder: Path, flower: "Flower", superlink: subprocess.Popen[bytes]) -> bool:
     """Ask a serving run to end with its report; True if it completed. Another signal ends the run at once."""
     session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder)))
     if all(step.phase != SERVE_PHASE for step in session):

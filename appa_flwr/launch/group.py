@@ -3,8 +3,6 @@
 They need only the packages of a group's machine.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ The harness needs appa-flwr in its environment, since the metrics are functions 
 Legend: G groups, K options.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

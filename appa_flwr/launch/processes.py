@@ -4,8 +4,6 @@ Flower and Ray start processes in sessions of their own, whose parents can end f
 orphans as a child subreaper, so that all processes that it has started, directly or not, stay its descendants.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -3,8 +3,6 @@
 Runs are submitted on the server's machine; the server accepts them from no other machine (`door`).
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path

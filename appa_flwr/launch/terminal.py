@@ -1,7 +1,5 @@
 """A command's options, output and exit codes: 0 success, 1 failed run, 2 user error, 128 + n stopped by signal n."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Iterator

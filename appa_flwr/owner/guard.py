@@ -4,8 +4,6 @@ Bundles come from the submitter of a run, so the check must not come from a bund
 group's start script puts this program first on the PATH, and Flower starts it for each message.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import os

@@ -3,8 +3,6 @@
 One SQLite file beside the group's data. A reply that cannot be recorded is not sent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections import Counter

@@ -3,8 +3,6 @@
 A deployed node rereads the file for each message; a simulation has no owners, and allows everything.
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 import tomllib

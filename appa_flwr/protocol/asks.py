@@ -6,8 +6,6 @@ arrays of several groups can be summed, with or without masks.
 Axis letters: Q public questions, K options, J scored answers, E features, N numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -172,7 +170,7 @@ class ScoreRequest:
         return Ask(kind, {**own, **(arrays or {})}, {**named, **settings})
 
     @classmethod
-    def of(cls, ask: Ask) -> ScoreRequest:
+    def of(cls, ask: Ask) -> "ScoreRequest":
         """Read the answers of such a request; raises ValueError if they are malformed or too many."""
         question_J, prediction_JK = ask.array("question", np.int64, axes=1), ask.array("prediction", np.float64, axes=2)
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:

@@ -3,8 +3,6 @@
 Legend: K answer options. Tasks: "dpa" asks for a distribution over the options, "opa" for a ranking of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ Each `unpack_...` raises a ValueError without quoting the content if `pack_...` 
 Axis letters: G groups of a node, N numbers, P weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

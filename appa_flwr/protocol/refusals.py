@@ -3,8 +3,6 @@
 The messages are the same for every group, so they reveal nothing about a group's data.
 """
 
-from __future__ import annotations
-
 from appa_flwr.core.errors import UserError
 
 FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102

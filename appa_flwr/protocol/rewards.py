@@ -11,8 +11,6 @@ Each metric raises a ValueError for different K, a row without options, or an in
 which need not be normalised, also raise it for a negative value or zero mass.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

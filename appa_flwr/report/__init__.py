@@ -1,7 +1,5 @@
 """The report of a run from the files in its folder: frames, pictures and a self-contained page. Not used by groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ target (`against`) and measure, with `value`, `low` and `high`, a 95 % bootstrap
 scores are not known, as with secure sums, values are from summary.json, without bounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

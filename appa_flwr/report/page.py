@@ -3,8 +3,6 @@
 Jinja escapes every text that comes from a run: a group or a question may be called "<script>".
 """
 
-from __future__ import annotations
-
 import base64
 import shlex
 from collections.abc import Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Axis letters: I iterations, G groups, M methods.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

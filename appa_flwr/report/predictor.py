@@ -1,7 +1,5 @@
 """PluralLLM's agreement with the groups' own survey answers, as frames for the page and the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import pandas as pd

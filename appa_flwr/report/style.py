@@ -4,8 +4,6 @@ Figures are built without pyplot, so no global state changes and no display is n
 palette for colour-blind readers; methods and rules also differ in marker or dash.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable, Mapping

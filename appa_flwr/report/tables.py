@@ -5,8 +5,6 @@ differences, and bold if they exclude 0. HTML is marked by Jinja's `Markup`; all
 a question may be called "<script>".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

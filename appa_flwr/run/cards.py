@@ -1,7 +1,5 @@
 """The card of PluralLLM's weights, written beside them: what they were trained on."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import AfterValidator, Field

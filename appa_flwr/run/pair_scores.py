@@ -3,8 +3,6 @@
 Legend: G groups, Q questions, R rows.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

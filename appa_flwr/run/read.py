@@ -4,8 +4,6 @@ Files that a stopped run lacks give empty results. A broken file raises a `UserE
 key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

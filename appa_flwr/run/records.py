@@ -3,8 +3,6 @@
 Fields have the same order and names as in the files.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict

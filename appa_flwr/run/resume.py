@@ -1,7 +1,5 @@
 """Checks of run folders before a run begins or is resumed, and the config of a resumed run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

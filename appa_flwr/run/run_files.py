@@ -25,8 +25,6 @@ flower.log             output of `flwr run`, from the launcher
 superlink.log          output of the SuperLink of a failed run, from the launcher
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

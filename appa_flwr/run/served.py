@@ -4,8 +4,6 @@ A line is written before its rewards are sent, so that a kill loses none. The li
 rewards of each trainer and the rule's state after each round.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

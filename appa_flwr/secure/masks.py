@@ -5,8 +5,6 @@ own seed only for the last task that it masked. If a group of the cohort does no
 and the other groups mask a new task; the words already sent remain noise. Axis letter: N numbers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager

@@ -3,8 +3,6 @@
 Each owner pins the roster's hash in the policy, so that no server can invent groups or swap keys.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib

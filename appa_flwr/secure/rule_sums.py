@@ -4,8 +4,6 @@ Equal to the plain rules while the cohort is unchanged. In an iteration in which
 rule appa are relative to the previous iteration's groups, and normalised to sum to 1 to first order.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ a finite sample, and some frames record refusals.
 Axis letters: G groups, Q questions, K answer options.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

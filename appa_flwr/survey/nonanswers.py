@@ -4,8 +4,6 @@ Codes and labels listed in `data.missing` are non-answers. Otherwise an option's
 numbering and the kind of apostrophe are ignored.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -5,8 +5,6 @@
 Axis letters: K answer options, R respondents, G groups of one attribute.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ that looks missing is an error. A question's first row with options sets its tex
 Axis letters: K answer options.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

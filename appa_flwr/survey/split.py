@@ -3,8 +3,6 @@
 Axis letters: Q questions.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Final

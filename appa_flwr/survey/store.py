@@ -7,8 +7,6 @@ answer; `extra` marks the questions of `Survey.extra`.
 Axis letters: G groups, Q questions, K answer options.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -101,7 +99,7 @@ class _Row(BaseModel):
     extra: bool = False
 
     @model_validator(mode="after")
-    def _fits(self) -> _Row:
+    def _fits(self) -> "_Row":
         if self.ordinal is not None and len(self.ordinal) != len(self.options):
             raise ValueError("ordinal has not one number for each option")
         if self.group is not None and not self.extra:

@@ -8,8 +8,6 @@ One row per option: `question, group, option` and one of `share`, `percent` or `
 Axis letters: K answer options.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, K answer options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,7 +30,7 @@ class Question:
     options: tuple[str, ...]
     ordinal: tuple[float, ...] | None = None
 
-    def matches(self, other: Question) -> bool:
+    def matches(self, other: "Question") -> bool:
         """True if both have the same words and the same options in order, so that answers to both are comparable.
 
         Ids are not compared, since two files may use the id Q1 for different questions.

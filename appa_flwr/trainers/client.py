@@ -1,7 +1,5 @@
 """Requests to a served run, with retries after transient failures; the service scores no answer twice."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import ssl

@@ -5,8 +5,6 @@ training (default: the engine's name). Each answer gets an id, so that a repeate
 functions raise UserError if the service refuses an answer or does not reply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """The groups' rewards for TRL's `GRPOTrainer` and `RLOOTrainer`, from a served run, in one training process or many."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@
 Started again after a kill, it skips finished trials and resumes the unfinished one.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

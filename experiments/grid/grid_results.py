@@ -1,7 +1,5 @@
 """The results of a grid: every score with its interval and the paper's value, as CSV and Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import product

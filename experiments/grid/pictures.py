@@ -3,8 +3,6 @@
 Axis letters: I iterations.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ A grid is datasets x tasks x models x seeds; each trial is a run that trains a p
 a dataset and seed trains PluralLLM; the other trials with the same keys of PluralLLM use its weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -53,7 +51,7 @@ class Trial:
     model: str
     seed: int
     config: Config
-    needs: Trial | None = field(default=None, kw_only=True)
+    needs: "Trial | None" = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:

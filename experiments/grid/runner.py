@@ -3,8 +3,6 @@
 Several processes can work on one output folder, for example one per GPU: a process skips trials that others run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Axis letters: J answers, K options, G groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ A resumed run, a second rule or a repeated look-up reads these files instead of 
 Axis letters: G groups that answered, N numbers.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sanitise text from another party for a log line: remove control characters and shorten the text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 

@@ -4,8 +4,6 @@ Flower's own `send_and_receive` sleeps three seconds between polls when deployed
 timeout in every call.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

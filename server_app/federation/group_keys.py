@@ -1,7 +1,5 @@
 """Group keys: a node may speak for a group if Flower knows the node by the group's key."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path

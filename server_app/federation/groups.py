@@ -3,8 +3,6 @@
 Axis letters: G groups, J answers, N numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Nodes are other parties. A node may speak only for its own groups, and its replies are checked.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter, defaultdict

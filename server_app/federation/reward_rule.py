@@ -3,8 +3,6 @@
 Axis letters: G groups, J answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Axis letters: G groups, J answers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Axis letters: L tokens of a row, V vocabulary, H hidden size.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence

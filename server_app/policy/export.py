@@ -1,7 +1,5 @@
 """Load saved models: PPO's models from SFT's folder, and a policy from its own folder."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

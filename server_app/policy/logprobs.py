@@ -7,8 +7,6 @@ Axis letters: C tokens that all prompts begin with, J rollouts, T response token
 tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

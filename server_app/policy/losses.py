@@ -5,8 +5,6 @@ to and including its end-of-sequence token. Results are 0 outside it. A tensor t
 shape in its name, raises a ValueError: broadcasting would silently give a wrong number.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

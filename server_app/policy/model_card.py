@@ -1,7 +1,5 @@
 """README.md of the aligned policy: its origin, its scores beside those of the baselines, and how to load it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from huggingface_hub import ModelCardData

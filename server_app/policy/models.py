@@ -3,8 +3,6 @@
 Axis letters: J rollouts, T response tokens.
 """
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ which accumulates in 32 bits. With 32-bit weights this saves the memory passes o
 Axis letters: S positions (any leading shape), I and O features in and out, R ranks of all adapters together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import MethodType
 from typing import Any

@@ -3,8 +3,6 @@
 Axis letters: J rollouts, T response tokens.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +67,7 @@ class _Targets:
     value_JT: Tensor
     return_JT: Tensor
 
-    def rows(self, index: Tensor, width: int) -> _Targets:
+    def rows(self, index: Tensor, width: int) -> "_Targets":
         """The rows `index`, cut to `width` tokens."""
         return _Targets(*(getattr(self, field.name)[index, :width] for field in fields(self)))
 

@@ -4,8 +4,6 @@ Axis letters: C tokens that all prompts begin with, J rollouts, Q different prom
 tokens, L tokens of a row so far, V vocabulary, A rows still in the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

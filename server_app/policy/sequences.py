@@ -4,8 +4,6 @@ Axis letters: C tokens that all prompts begin with, J rollouts, P further prompt
 (padded right), L tokens of a row in one pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +38,7 @@ class Sequences:
         """Tokens of each row after the prefix."""
         return self.prompt_mask_JP.sum(1) + self.mask_JT.sum(1)
 
-    def rows(self, index: Tensor) -> Sequences:
+    def rows(self, index: Tensor) -> "Sequences":
         """The rows `index`, cut to the columns they need."""
         prompt_mask, mask = self.prompt_mask_JP[index], self.mask_JT[index]
         prompt, response = int(prompt_mask.sum(1).max()), max(1, int(mask.sum(1).max()))
@@ -66,7 +64,7 @@ class Sequences:
         )
         return own - 1 if same and own > MIN_TOKENS and len(self.prefix_C) else 0
 
-    def after(self, tokens: int) -> Sequences:
+    def after(self, tokens: int) -> "Sequences":
         """The same rows without the first `tokens` tokens of their common prompt."""
         rest = self.prompt_JP[:, tokens:], self.prompt_mask_JP[:, tokens:]
         return Sequences(self.prefix_C, *rest, self.response_JT, self.mask_JT)

@@ -3,8 +3,6 @@
 Axis letters: G groups, J rollouts.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,8 +10,6 @@ within minutes to write one score per option, and scores that sum to one.
 Axis letters: J rows of a step, T answer tokens, K answer options.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """PluralLLM's checkpoint: the weights, and the card beside them that says what they were trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

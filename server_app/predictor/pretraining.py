@@ -3,8 +3,6 @@
 Axis letters: G groups that trained (1 if only their sum is known); N numbers, P weights.
 """
 
-from __future__ import annotations
-
 import logging
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence

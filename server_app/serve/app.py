@@ -1,7 +1,5 @@
 """The serving phase of a run: an HTTP application, its access control, and its start and end."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import socket

@@ -3,8 +3,6 @@
 Axis letter: J held-out questions.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

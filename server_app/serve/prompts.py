@@ -1,7 +1,5 @@
 """Prompts of a run's questions as rows for trainers; answers are scored by `question_id`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ requests, 422 is invalid, 429 and 503 tell when the same request may succeed.
 Axis letter: J answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Contracts of the whole code: the defaults that stand twice, and what Flower ships."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """What a group's machine installs is enough to take part, and no more than it uses."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """docs/paper_map.md and api.md against the code, and the presets against the paper's three hyperparameter tables."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """`appa serve` as a user starts it: killed, resumed, and stopped by Ctrl-C, while a trainer goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

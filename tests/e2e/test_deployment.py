@@ -4,8 +4,6 @@ From another machine a node can join and work, and nobody can submit, list or ta
 one, by an address of its own that is no loopback.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

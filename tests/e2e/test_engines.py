@@ -4,8 +4,6 @@ What needs a GPU or a cluster is stubbed: vLLM, the tokenizer, verl's containers
 rewards, are theirs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os

@@ -4,8 +4,6 @@ Their parts are tested in `unit/server_app/federation`, `unit/server_app/test_re
 they are not in a plain run: `make test ARGS="-m long tests/e2e/test_faults.py"`, 40 minutes on two cores.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 The groups' real ClientApp answers the real server in one process, as bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

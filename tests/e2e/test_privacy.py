@@ -6,8 +6,6 @@ as bytes. That the audit can find something is tested at the end.
 Axis letters: Q public questions, K options.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """TRL's GRPO on a served run; its RLOO calls rewards in the same way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ The second policy's rule is the guide's example of a rule of one's own.
 Axis letters: G groups, Q held-out questions, K options.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

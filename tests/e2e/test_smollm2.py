@@ -1,7 +1,5 @@
 """A real language model through the real federation, with the preset that trains it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

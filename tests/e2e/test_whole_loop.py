@@ -1,7 +1,5 @@
 """The whole loop in one process: rankings, real answers, and the paper's architectures as a download leaves them."""
 
-from __future__ import annotations
-
 import json
 import math
 

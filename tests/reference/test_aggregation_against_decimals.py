@@ -1,7 +1,5 @@
 """Whole runs of every rule against scalar loops in 50-digit decimals."""
 
-from __future__ import annotations
-
 from decimal import Decimal, localcontext
 
 import numpy as np

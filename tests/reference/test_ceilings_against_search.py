@@ -1,7 +1,5 @@
 """Ceilings against a general solver on cases small enough for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize

@@ -7,8 +7,6 @@ whitened without shifting their mean; a loss is the token mean of a micro-batch 
 Axis letters: J rollouts, T response tokens.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

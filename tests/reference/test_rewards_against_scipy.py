@@ -1,7 +1,5 @@
 """The vectorised metrics against scipy's distances and plain Python loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.spatial.distance import cosine as scipy_cosine_distance

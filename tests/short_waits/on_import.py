@@ -1,7 +1,5 @@
 """Sets constants of modules once these are imported: in a session of tests, and in the processes that they start."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import sys
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Python imports this file by its name before anything else.
 """
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ To add a rule, subclass `Rule` with the rule's parameters as fields, and add the
 your own module and name it `module:Class`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

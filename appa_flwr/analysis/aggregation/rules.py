@@ -5,8 +5,6 @@ The base class `Rule` leaves out missing groups, computes fairness and updates h
 Legend: G groups, J rollouts.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

@@ -3,8 +3,6 @@
 Axis letters: Q public questions, J scored answers, K options.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import stat

@@ -1,7 +1,5 @@
 """The one exit: errors that quote nothing, what owners keep, and nothing without config, policy and ledger."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from client_node import asked_of, config_of, prepared_node, uniform_request, weights

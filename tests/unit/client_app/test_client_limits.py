@@ -1,7 +1,5 @@
 """What an owner lets leave: how many numbers rest on a question, how exact they are, and over whom they are summed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Axis letters: Q public questions, J scored answers, K options.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from client_node import asked_of, prepared_node, uniform_request

@@ -3,8 +3,6 @@
 Axis letters: P weights, N answered questions.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

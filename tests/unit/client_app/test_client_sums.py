@@ -3,8 +3,6 @@
 Legend: G groups, J answers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from client_node import Node, asked_of, catalogue_once, config_of, home_files, uniform_request, weights

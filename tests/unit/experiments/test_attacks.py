@@ -1,7 +1,5 @@
 """The attacks of `experiments.privacy`, small: what reads answers, what finds no more than a guess, what is refused."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """The grid: which trials a file asks for and what they share, each run once, and tables whose numbers are known."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

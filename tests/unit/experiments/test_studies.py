@@ -1,7 +1,5 @@
 """Each study and benchmark as its command runs it, at a tiny size: it ends, and says what must hold."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """A public table of random features, a group's answers to part of it, and a network of either architecture."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Axis letters: Q questions, K options, E embedding.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The text embedding: its layout, vectors of models, models that cannot be used, and a group's padded answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Axis letters: B episodes, C context questions, M target questions, K options, E embedding.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -3,8 +3,6 @@
 Axis letters: Q questions, N answered questions, R chosen questions.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

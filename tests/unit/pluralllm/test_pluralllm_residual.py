@@ -3,8 +3,6 @@
 Axis letters: Q questions, K options, N option tokens of the context, M those of the targets, P of either, E embedding.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from itertools import combinations

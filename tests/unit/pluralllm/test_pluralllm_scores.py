@@ -3,8 +3,6 @@
 Axis letters: Q questions, K options, N answered questions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from public_questions import public_questions

@@ -3,8 +3,6 @@
 Axis letters: B episodes, K options, N answered questions, Q questions, E embedding.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 

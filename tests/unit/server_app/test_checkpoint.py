@@ -1,7 +1,5 @@
 """What is kept of PPO reads back as it was, and nothing else is taken for it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The public names; and a run's policy that is asked, as a folder that Transformers loads or as an adapter."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`appa eval --model FOLDER` answers as a run's own evaluation does."""
 
-from __future__ import annotations
-
 import numpy as np
 from fakes import catalogue_of
 from small import CHOSEN

@@ -1,7 +1,5 @@
 """What the server does with a run's keys before the first phase, and what it says where Flower ends the run."""
 
-from __future__ import annotations
-
 import ast
 import io
 import signal

@@ -3,8 +3,6 @@
 Axis letters: L sums, Q questions, N answered questions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fake_groups import FakeGroups

@@ -1,7 +1,5 @@
 """What the server looks at before Flower starts."""
 
-from __future__ import annotations
-
 import io
 import json
 

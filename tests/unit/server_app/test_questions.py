@@ -1,7 +1,5 @@
 """The catalogue of a run: the features that its config asks for."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

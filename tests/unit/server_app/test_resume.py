@@ -1,7 +1,5 @@
 """A run that is stopped at any point and resumed ends as one that was not: real server and groups in one process."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What comes before the policy: the questions that it can be asked, and an error while its base is built."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The files of a run: what the launcher and the report find while it runs and after it failed."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """The aggregation's equations and rules: hand-worked numbers, identities, missing groups, late joiners, bad input."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

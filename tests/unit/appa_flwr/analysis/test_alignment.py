@@ -1,7 +1,5 @@
 """Alignment scores on dense and sparse rewards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Ceilings: hand-worked answers, other answers, sparse groups and bad input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, K options, J answers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The Fairness Index: hand-worked numbers and every safeguard."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Paired intervals: hand-worked numbers, coverage on drawn data, identities, bad input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What is on the disk after a write that failed, was killed, or met another process."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Named child seeds."""
 
-from __future__ import annotations
-
 from appa_flwr.core.seeds import child_seed
 
 

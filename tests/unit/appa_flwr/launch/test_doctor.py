@@ -1,7 +1,5 @@
 """The doctor finds what is wrong with a machine or a party's folder."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`appa eval` at an OpenAI-compatible address, which a small server of this test stands for."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """What Flower is started with, and the launcher around a real Flower simulation of a small stand-in app."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

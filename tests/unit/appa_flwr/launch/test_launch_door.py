@@ -1,7 +1,5 @@
 """What other machines find at the server's port: what nodes need, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The task for lm-evaluation-harness: what is in it, and that its scores are ours."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 

@@ -1,7 +1,5 @@
 """`appa group`: keys and rosters, what a ledger tells, and what a node forgets; and that a deployment makes no keys."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The parties' folders: certificates that TLS takes, keys that Flower takes, and nobody's data at anybody else's."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What `appa survey` shows of a survey, and the files it writes."""
 
-from __future__ import annotations
-
 import numpy as np
 from surveys import row, write
 from typer.testing import CliRunner

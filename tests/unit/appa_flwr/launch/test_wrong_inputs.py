@@ -3,8 +3,6 @@
 No program is started and no file written. `{}` in a command is a port in use; `FILES` lie where the command runs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """No bundle runs at a group that its owner has not pinned, by a guard that comes in no bundle."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

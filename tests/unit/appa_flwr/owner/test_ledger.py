@@ -1,7 +1,5 @@
 """What a node remembers over all runs, and that two processes of it cannot spend the same allowance twice."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The owner's file: its keys, its defaults, and what is wrong with it in one line."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts and answers: what is asked, what is read, and that nothing a model writes can hurt."""
 
-from __future__ import annotations
-
 import string
 
 import numpy as np

@@ -3,8 +3,6 @@
 Axis letters: Q questions, J answers, K options, N numbers.
 """
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """The reward metrics: hand-worked numbers, bounds and invariances."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

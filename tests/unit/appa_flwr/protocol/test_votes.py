@@ -1,7 +1,5 @@
 """Votes by hand, and votes that are cast again."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from appa_flwr.protocol.votes import cast

@@ -1,7 +1,5 @@
 """Runs beside each other: only what is scored alike is compared, pair by pair."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

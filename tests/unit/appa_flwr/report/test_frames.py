@@ -1,7 +1,5 @@
 """The frames of a report: one row for each interval, whatever is known; and what is picked of them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

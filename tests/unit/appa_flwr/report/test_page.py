@@ -1,7 +1,5 @@
 """The page of a report: the files give its numbers and pictures, what is missing is said, text cannot break it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

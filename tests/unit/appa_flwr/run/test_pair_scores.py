@@ -1,7 +1,5 @@
 """Rows of scores come back; methods side by side."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """A run's files read back as they were written; a wrong one is one line that names file, row and key."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Masked sums: exact totals, and a server that lies to read one group's numbers. Each rule that stops it has a test."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from contextlib import contextmanager

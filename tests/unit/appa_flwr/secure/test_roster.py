@@ -1,7 +1,5 @@
 """The roster's file and hash, and a group's own key."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules by sums against the plain rules, iteration by iteration, and a server that asks for histories."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """Files as institutes publish them, with the right values worked out by pandas (`tests/cases/expected.json`)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

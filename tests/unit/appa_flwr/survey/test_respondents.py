@@ -1,7 +1,5 @@
 """One row a respondent, as SPSS, Stata and spreadsheets have it; the numbers are worked by hand."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pyreadstat
 import pytest

@@ -1,7 +1,5 @@
 """Our own format, which nodes read and no other; and the survey that a run keeps."""
 
-from __future__ import annotations
-
 import json
 import stat
 

@@ -1,7 +1,5 @@
 """Tables of shares and counts, and what every source owes its reader."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The trainers' clients against a real service on a loopback port."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

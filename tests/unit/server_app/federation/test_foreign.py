@@ -1,7 +1,5 @@
 """What groups write, on its way into the run's log: clean, short, and a few lines at most."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fake_groups import WEIGHTS, gathered, replying

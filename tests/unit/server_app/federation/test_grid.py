@@ -1,7 +1,5 @@
 """The waiting loop around Flower's grid."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 Keys are made as `appa deploy` makes them, and reach the server as Flower hands them over.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 Axis letters: G groups, J answers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fake_groups import WEIGHTS, gathered, replying, scorer

@@ -1,7 +1,5 @@
 """Groups that are missing, leave, come late, come back or restart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fake_groups import at_work, gathered, new_request, replying, scorer

@@ -1,7 +1,5 @@
 """How long the server waits for nodes that hang, on a clock that only waiting moves."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 Legend: G groups, J answers.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

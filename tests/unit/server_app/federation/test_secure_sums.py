@@ -3,8 +3,6 @@
 The groups mask with their own code; their numbers are a stub's. Legend: G groups.
 """
 
-from __future__ import annotations
-
 import itertools
 from contextlib import nullcontext
 

@@ -3,8 +3,6 @@
 Axis letters: J answers, T tokens.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from fnmatch import fnmatch

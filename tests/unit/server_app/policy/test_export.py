@@ -3,8 +3,6 @@
 Axis letters: J rows, T answer tokens.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fakes import answer_rows, tiny_causal_lm

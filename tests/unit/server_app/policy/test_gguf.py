@@ -4,8 +4,6 @@ A small model of its architecture is written as llama.cpp's converter writes it,
 the folder that it was written from.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -4,8 +4,6 @@ Axis letters: C tokens that all prompts begin with, J rollouts, T response token
 one pass, V vocabulary.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

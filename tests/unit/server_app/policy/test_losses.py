@@ -3,8 +3,6 @@
 Axis letters: J rollouts, T response tokens.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

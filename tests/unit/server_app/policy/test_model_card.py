@@ -1,7 +1,5 @@
 """The aligned policy's card: the hub reads its front matter, a person its scores and how to load it."""
 
-from __future__ import annotations
-
 import pytest
 from huggingface_hub import ModelCard
 from small import keys_of

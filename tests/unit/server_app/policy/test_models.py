@@ -3,8 +3,6 @@
 Axis letters: J rollouts, T response tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """LoRA layers that round once compute what PEFT's do, and keep small adapters that PEFT's lose in 16 bits."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -5,8 +5,6 @@ The folders are made by `families`: everything as published but for weights and 
 Axis letters: J answers, T tokens.
 """
 
-from __future__ import annotations
-
 import bitsandbytes.functional
 import families
 import pytest

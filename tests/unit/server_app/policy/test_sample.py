@@ -3,8 +3,6 @@
 Axis letters: J rollouts, P prompt tokens, T response tokens.
 """
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -3,8 +3,6 @@
 Axis letters: J rollouts, P prompt tokens, T response tokens, L tokens of a row in one pass.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 Axis letters: G groups, Q questions, K options.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

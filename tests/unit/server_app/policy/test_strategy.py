@@ -3,8 +3,6 @@
 Axis letters: G groups, J rollouts, Q questions.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import numpy as np

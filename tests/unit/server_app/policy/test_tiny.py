@@ -3,8 +3,6 @@
 Axis letters: K answer options.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -3,8 +3,6 @@
 Axis letters: G groups, V choices of what views count, P weights.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict

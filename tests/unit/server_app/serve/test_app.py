@@ -1,7 +1,5 @@
 """The service's HTTP: who is let in, and what a request may be."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """A run that serves: the groups' real ClientApp in this process, the service on a loopback port, end and resume."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """`appa export prompts`: every engine's rows ask the run's questions by id, and held-out ones stand apart."""
 
-from __future__ import annotations
-
 import json
 
 import datasets

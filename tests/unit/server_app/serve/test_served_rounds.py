@@ -1,7 +1,5 @@
 """The service without HTTP: what is a round, what an answer is worth, and what is kept, asked again or refused."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supernode.cli import flwr_clientapp as flower_command
 from flwr.supernode.runtime import run_clientapp
 
 from appa_flwr.core.errors import UserError
@@ -21,6 +22,7 @@ from appa_flwr.owner import guard
 from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).parents[4]
+COMMAND = ["guard", "--insecure", "--runtime-api-address", "127.0.0.1:1", "--token", "t", "--parent-pid", "7"]
 MINE, OTHER = b"the bundle that was read", b"another one"
 
 
@@ -42,7 +44,10 @@ def started(monkeypatch, tmp_path):
         if owner_policy is not None:
             path.write_text(owner_policy)
         monkeypatch.setenv("APPA_POLICY", str(path))
-        monkeypatch.setattr(guard, "flwr_clientapp", lambda: run_clientapp.install_from_fab(bundle, skip_prompt=True))
+        monkeypatch.setattr(sys, "argv", COMMAND)
+        monkeypatch.setattr(
+            run_clientapp, "run_clientapp", lambda **_: run_clientapp.install_from_fab(bundle, skip_prompt=True)
+        )
         guard.main()
         assert list(kept) == ["numpy"]  # the bundle's own modules are imported then
         return unpacked
@@ -83,6 +88,21 @@ def test_flower_still_starts_programs_by_their_names_and_unpacks_by_that_functio
     assert "install_from_fab" in run_clientapp.run_clientapp.__code__.co_names
 
 
+def test_flower_s_program_gets_the_arguments_that_flower_s_own_command_gives_it(monkeypatch, tmp_path):
+    calls: list[dict[str, object]] = []
+    own = sys.modules["flwr.supernode.cli.flwr_clientapp"]
+    for module in (run_clientapp, own):
+        monkeypatch.setattr(module, "run_clientapp", lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(run_clientapp, "install_from_fab", None)
+    monkeypatch.setattr(sys, "argv", COMMAND)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(guard, "sys", SimpleNamespace(modules={}))
+    flower_command()
+    guard.main()
+    assert calls[0] == calls[1]
+    assert calls[0]["parent_pid"] == 7
+
+
 def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules_run(tmp_path):
     """As a SuperNode would: Flower's program unpacks, then loads what the server names."""
     bundle = build_fab_from_disk(sent_files(tmp_path))
@@ -97,7 +117,7 @@ def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules
         from flwr.supernode.runtime import run_clientapp
         from appa_flwr.owner import guard
 
-        def program():
+        def program(**_):
             run_clientapp.install_from_fab(Path("bundle").read_bytes(), skip_prompt=True)
             assert not get_project_dir("appa-flwr/appa-flwr", "0.1.0", "1" * 64).exists()
             (app,) = (Path(guard.os.environ["FLWR_HOME"]) / "apps").iterdir()
@@ -105,7 +125,8 @@ def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules
             import appa_flwr
             print(Path(appa_flwr.__file__).parent.parent == app)
 
-        guard.flwr_clientapp = program
+        run_clientapp.run_clientapp = program
+        sys.argv = "guard --insecure --runtime-api-address 127.0.0.1:1 --token t".split()
         guard.main()
     """
     done = subprocess.run(

@@ -1,12 +1,12 @@
 """The paper's equations of fairness, aggregation and weights, as pure functions of arrays.
 
-Legend: G groups, J rollouts or questions. A group that did not answer is a row of NaN.
+Legend: G groups, J rollouts or questions. The functions of fairness take NaN where a group has no reward; the others
+take finite arrays of the groups that answered, and parameters in the ranges of `appa_flwr.config.ranges`.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config import ranges
 from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
 
 FloatArray = npt.NDArray[np.float64]
@@ -51,52 +51,24 @@ def fairness_per_question(reward_GJ: npt.ArrayLike, *, min_groups: int) -> Float
     return fairness_J
 
 
-def present_groups(reward_GJ: FloatArray) -> BoolArray:
-    """Mask of the groups that answered: (G,) True where a row of rewards (G, J) holds numbers, False where it is NaN.
-
-    Raises:
-        ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.
-    """
-    if reward_GJ.ndim != 2 or reward_GJ.shape[1] == 0:
-        raise ValueError(f"expected rewards (groups, rollouts) with at least one rollout, got {reward_GJ.shape}")
-    if np.isinf(reward_GJ).any():
-        raise ValueError("rewards must not be infinite")
-    absent_GJ = np.isnan(reward_GJ)
-    partial_G = absent_GJ.any(axis=1) & ~absent_GJ.all(axis=1)
-    if partial_G.any():
-        rows = ", ".join(str(row) for row in np.flatnonzero(partial_G))
-        raise ValueError(f"a missing group must be NaN for every rollout; NaN only in part in row(s) {rows}")
-    present_G = np.asarray(~absent_GJ.any(axis=1), dtype=np.bool_)
-    if not present_G.any():
-        raise ValueError("no group answered: every row of rewards is NaN")
-    return present_G
-
-
-def alpha_aggregate(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
+def alpha_aggregate(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
     """Equation 2, alpha aggregation (Park et al.): Agg_alpha(r_j) = (1/alpha) log mean_g exp(alpha r_gj).
 
     alpha = -inf gives the minimum, 0 the mean, inf the maximum. With the extreme c = max r (alpha > 0) or min r
     (alpha < 0) it equals c + log1p(mean expm1(alpha (r - c))) / alpha. No exponent is positive, so nothing overflows,
     and a small alpha loses no digits. The result (J,) lies between the lowest and the highest reward of each rollout.
-
-    Raises:
-        ValueError: rewards that are not (G, J) and finite, or alpha is nan.
     """
-    reward_GJ = _finite("reward_GJ", reward_GJ)
-    ranges.check("alpha", alpha, ranges.Alpha)
     if alpha == 0.0:
         return np.asarray(reward_GJ.mean(axis=0))
     extreme_J, exponent_GJ = _around_extreme(reward_GJ, alpha)
     return np.asarray(extreme_J + np.log1p(np.expm1(exponent_GJ).mean(axis=0)) / alpha)
 
 
-def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
+def alpha_weights(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
     """Groups' influence under Equation 2: d Agg_alpha / d r_gj = exp(alpha r_gj) / sum_g' exp(alpha r_g'j).
 
     Returns the mean over rollouts (G,), which sums to 1; groups tied for an extreme share it. See `alpha_aggregate`.
     """
-    reward_GJ = _finite("reward_GJ", reward_GJ)
-    ranges.check("alpha", alpha, ranges.Alpha)
     if alpha == 0.0:
         return np.full(len(reward_GJ), 1.0 / len(reward_GJ))
     share_GJ = np.exp(_around_extreme(reward_GJ, alpha)[1])
@@ -104,60 +76,34 @@ def alpha_weights(reward_GJ: npt.ArrayLike, *, alpha: float) -> FloatArray:
 
 
 def adaptive_aggregate(
-    reward_GJ: npt.ArrayLike, weight_G: npt.ArrayLike, *, fairness: float, fairness_threshold: float
+    reward_GJ: FloatArray, weight_G: FloatArray, *, fairness: float, fairness_threshold: float
 ) -> FloatArray:
     """Equation 3, adaptive aggregation: mean_g r_gj if FI >= tau, else log mean_g exp(alpha_g r_gj).
 
     `weight_G` is the paper's alpha_g from `reversed_softmax`, `fairness` its FI, `fairness_threshold` its tau.
-
-    Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, or a threshold outside its range.
     """
-    reward_GJ = _finite("reward_GJ", reward_GJ)
-    weight_G = _finite("weight_G", weight_G, axes=1, groups=len(reward_GJ))
-    ranges.check("fairness_threshold", fairness_threshold, ranges.FairnessThreshold)
     if fairness >= fairness_threshold:
         return np.asarray(reward_GJ.mean(axis=0))
     # alpha_g is near 1/G, so exp(.) is near 1, and its mean would keep few digits of the rewards.
     return np.asarray(np.log1p(np.expm1(weight_G[:, None] * reward_GJ).mean(axis=0)))
 
 
-def historical_alignment(history_G: npt.ArrayLike, reward_GJ: npt.ArrayLike, *, decay: float = EMA_DECAY) -> FloatArray:
+def historical_alignment(history_G: FloatArray, reward_GJ: FloatArray, *, decay: float = EMA_DECAY) -> FloatArray:
     """Equation 5, historical alignment: h_g^t = lambda h_g^(t-1) + (1 - lambda) mean_j r_gj, with h_g^0 = 0.
 
     `history_G` is h^(t-1), `reward_GJ` the alignment rewards of iteration t, `decay` the paper's lambda.
-
-    Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, or a decay outside its range.
     """
-    reward_GJ = _finite("reward_GJ", reward_GJ)
-    history_G = _finite("history_G", history_G, axes=1, groups=len(reward_GJ))
-    ranges.check("decay", decay, ranges.EmaDecay)
     return np.asarray(decay * history_G + (1.0 - decay) * reward_GJ.mean(axis=1))
 
 
-def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float) -> FloatArray:
+def reversed_softmax(history_G: FloatArray, *, temperature: float) -> FloatArray:
     """Equation 6, reversed softmax: alpha_g^t = exp((1 - h_g^(t-1)) / T) / sum_g' exp((1 - h_g'^(t-1)) / T).
 
     Weights (G,), largest for the group with the lowest history, that sum to 1.
-
-    Raises:
-        ValueError: a history that is not (G,) and finite, or a temperature outside its range.
     """
-    history_G = _finite("history_G", history_G, axes=1)
-    ranges.check("temperature", temperature, ranges.Temperature)
     logit_G = (1.0 - history_G) / temperature
     weight_G = np.exp(logit_G - logit_G.max())
     return np.asarray(weight_G / weight_G.sum())
-
-
-def _finite(name: str, values: npt.ArrayLike, *, axes: int = 2, groups: int | None = None) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
-    fits = array.ndim == axes and array.size > 0 and groups in (None, len(array))
-    if not fits or not np.isfinite(array).all():
-        wanted = ("G" if groups is None else str(groups), "J")[:axes]
-        raise ValueError(f"{name} must be finite and of shape ({', '.join(wanted)}), got shape {array.shape}")
-    return array
 
 
 def _around_extreme(reward_GJ: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:

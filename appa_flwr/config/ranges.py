@@ -5,9 +5,9 @@ is separate so that a group, which reads the config, does not import the aggrega
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
 """Task -> the reward metrics that can score its answers, the default first."""
@@ -46,18 +46,6 @@ WorstShare = Annotated[float, Field(ge=0, le=1)]
 """c of rule mix: the share of the weights that group DRO sets."""
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-def check(name: str, value: object, kind: Any) -> None:
-    """Check that an equation's parameter lies in its range.
-
-    Raises:
-        ValueError: `value` is no number, or outside `kind`, one of the types above.
-    """
-    try:
-        TypeAdapter(kind, config=STRICT).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(f"{name} {must(error)}, got {value!r}") from None
 
 
 def must(error: ValidationError) -> str:

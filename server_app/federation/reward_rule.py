@@ -24,7 +24,7 @@ from server_app.federation.ask import Replies
 FloatArray = npt.NDArray[np.float64]
 RuleState = State | SumState
 
-_STATE = ("history", "answered", "log_weight")
+_STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
 """The fields of `State`, without the suffix _G; each is False or 0 for a group that has never answered."""
 
 
@@ -117,4 +117,5 @@ class RewardRule:
         """Restore a state from the result of `saved`; a group that is not named there has never answered."""
         if self.config.run.sums != "plain":
             return SumState(saved["reference"], tuple(saved["completed"]))
-        return State(**{f"{name}_G": np.array([saved[name].get(group, 0) for group in self.names]) for name in _STATE})
+        columns = {name: [saved[name].get(group, 0) for group in self.names] for name in _STATE}
+        return State(**{f"{name}_G": np.array(column, dtype=_STATE[name]) for name, column in columns.items()})

@@ -7,7 +7,7 @@ Legend: G groups, J rollouts.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from appa_flwr.analysis.equations import (
     alpha_weights,
     fairness_index,
     historical_alignment,
-    present_groups,
     reversed_softmax,
 )
 from appa_flwr.config import ranges
@@ -37,7 +36,7 @@ MAX_LOG_WEIGHT_GAP = 12.0
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """State of a rule between iterations; its arrays are read-only.
+    """State of a rule between iterations; rules never change its arrays, but make new ones.
 
     Attributes:
         history_G: (G,) moving average of each group's mean alignment reward, the paper's h; 0 before the first answer.
@@ -49,16 +48,6 @@ class State:
     history_G: FloatArray
     answered_G: BoolArray
     log_weight_G: FloatArray
-
-    def __post_init__(self) -> None:
-        kinds = {"history_G": np.float64, "answered_G": np.bool_, "log_weight_G": np.float64}
-        for name, dtype in kinds.items():
-            frozen: npt.NDArray[Any] = np.array(getattr(self, name), dtype=dtype)
-            frozen.setflags(write=False)
-            object.__setattr__(self, name, frozen)
-        shapes = [getattr(self, name).shape for name in kinds]
-        if len(shapes[0]) != 1 or shapes[0] == (0,) or len(set(shapes)) != 1:
-            raise ValueError(f"{', '.join(kinds)} must all be (G,) with G >= 1, got {', '.join(map(str, shapes))}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +112,7 @@ class Rule(BaseModel, ABC):
         return log_weight_G
 
     def init(self, num_groups: int) -> State:
-        """State before the first iteration: all histories are 0 (h^0 = 0), and no group has answered.
-
-        Raises:
-            ValueError: fewer than one group.
-        """
-        if num_groups < 1:
-            raise ValueError(f"num_groups must be at least 1, got {num_groups}")
+        """State before the first iteration: all histories are 0 (h^0 = 0), and no group has answered."""
         zero_G = np.zeros(num_groups)
         return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), log_weight_G=zero_G)
 
@@ -149,15 +132,7 @@ class Rule(BaseModel, ABC):
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
-        present_G = present_groups(reward_GJ)
-        if reward_GJ.shape != training_reward_GJ.shape or reward_GJ.shape[:1] != state.history_G.shape:
-            raise ValueError(
-                f"rewards {reward_GJ.shape}, training rewards {training_reward_GJ.shape} and state "
-                f"{state.history_G.shape} do not fit together"
-            )
-        if not np.array_equal(present_G, present_groups(training_reward_GJ)):
-            raise ValueError("a group must be missing (a row of NaN) in both rewards or in neither")
-
+        present_G = _present_groups(state, reward_GJ, training_reward_GJ)
         fairness = fairness_index(reward_GJ)
         history_G = _with_late_joiners(state.history_G, state, present_G)
         log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
@@ -184,6 +159,22 @@ class Rule(BaseModel, ABC):
             title = f'rule "{type(self).__module__}:{type(self).__name__}"'
             raise UserError(f"{title}: gives {wrong}; it has to give ({size},), all finite")
         return array
+
+
+def _present_groups(state: State, reward_GJ: FloatArray, training_reward_GJ: FloatArray) -> BoolArray:
+    """Mask (G,) of the groups that answered; raises ValueError as `Rule.apply` does."""
+    shapes = reward_GJ.shape, training_reward_GJ.shape, state.history_G.shape
+    if reward_GJ.ndim != 2 or shapes[0] != shapes[1] or shapes[0][:1] != shapes[2]:
+        raise ValueError("rewards {}, training rewards {} and state {} do not fit together".format(*shapes))
+    both_GJ = np.hstack([reward_GJ, training_reward_GJ])
+    absent_G = np.isnan(both_GJ).all(axis=1)
+    if absent_G.all():
+        raise ValueError("no group answered: every row of rewards is NaN")
+    wrong_G = ~absent_G & ~np.isfinite(both_GJ).all(axis=1)
+    if wrong_G.any():
+        rows = ", ".join(map(str, np.flatnonzero(wrong_G)))
+        raise ValueError(f"rewards must be finite, or NaN in a whole row of both arrays; wrong row(s): {rows}")
+    return np.asarray(~absent_G)
 
 
 def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

@@ -60,7 +60,9 @@ def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight()
     # Equation 22 for two groups, alpha_g exp(alpha_g r_g) / sum exp(alpha r): at r = (0, log 16) and alpha = (3/4, 1/4)
     # the powers are 1 and 2, which gives (3/4) / 3 and (1/4) 2 / 3
     found_GJ = gradient_GJ(
-        lambda reward_GJ: agg.adaptive_aggregate(reward_GJ, [0.75, 0.25], fairness=0.0, fairness_threshold=1.0),
+        lambda reward_GJ: agg.adaptive_aggregate(
+            reward_GJ, np.array([0.75, 0.25]), fairness=0.0, fairness_threshold=1.0
+        ),
         [[0.0], [math.log(16)]],
     )
     np.testing.assert_allclose(found_GJ, [[1 / 4], [1 / 6]], atol=1e-8)
@@ -119,51 +121,23 @@ def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
         np.testing.assert_allclose(agg.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
 
 
-def test_states_cannot_be_changed():
-    with pytest.raises(ValueError, match="read-only"):
-        make("appa").init(2).history_G[0] = 1.0
-
-
 @pytest.mark.parametrize(
     ("reward", "training", "message"),
     [
         ([[0.1, 0.2], [0.1, 0.2]], [[0.1], [0.2]], "do not fit"),
         ([[0.1]], [[0.1]], "do not fit"),
-        ([[np.nan], [0.1]], [[0.1], [0.1]], "both"),
-        ([[0.1], [0.1]], [[0.1], [np.inf]], "infinite"),
-        ([[0.1], [0.1]], [[np.nan], [np.nan]], "no group"),
+        ([0.1, 0.2], [0.1, 0.2], "do not fit"),
+        ([[np.nan], [0.1]], [[0.1], [0.1]], r"row\(s\): 0$"),
+        ([[0.1, 0.1], [0.1, np.nan]], [[0.1, 0.1], [0.1, 0.1]], r"row\(s\): 1$"),
+        ([[0.1], [0.1]], [[0.1], [np.inf]], r"row\(s\): 1$"),
+        ([[np.nan], [np.nan]], [[np.nan], [np.nan]], "no group"),
+        (np.zeros((2, 0)), np.zeros((2, 0)), "no group"),
     ],
 )
 def test_rewards_that_do_not_fit_are_errors(reward, training, message):
     rule = make("average")
     with pytest.raises(ValueError, match=message):
         rule.apply(rule.init(2), reward, training)
-
-
-TWO = [[0.1, 0.2], [0.3, 0.4]]
-
-
-@pytest.mark.parametrize(
-    ("equation", "message"),
-    [
-        (lambda: make("average").init(0), "num_groups"),
-        (lambda: State(history_G=np.zeros(2), answered_G=np.zeros(3, bool), log_weight_G=np.zeros(2)), "G >= 1"),
-        (lambda: agg.alpha_aggregate([0.1, 0.2], alpha=1.0), r"reward_GJ .*\(G, J\), got shape \(2,\)"),
-        (lambda: agg.alpha_weights([[0.1, np.nan]], alpha=1.0), "reward_GJ must be finite"),
-        (
-            lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5, fairness_threshold=1.0),
-            r"weight_G .*\(2\), got shape \(1,\)",
-        ),
-        (lambda: agg.alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
-        (lambda: agg.alpha_weights(TWO, alpha=math.nan), "alpha must be"),
-        (lambda: agg.adaptive_aggregate(TWO, [1, 1], fairness=0.5, fairness_threshold=math.nan), "fairness_threshold"),
-        (lambda: agg.historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
-        (lambda: agg.reversed_softmax([0.1], temperature=0.0), "temperature must be greater than 0"),
-    ],
-)
-def test_equations_refuse_what_does_not_fit(equation, message):
-    with pytest.raises(ValueError, match=message):
-        equation()
 
 
 @pytest.mark.parametrize(

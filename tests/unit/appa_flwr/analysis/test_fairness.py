@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from appa_flwr.analysis.equations import fairness_index, present_groups
+from appa_flwr.analysis.equations import fairness_index
 
 rewards = hnp.arrays(
     np.float64,
@@ -62,18 +62,3 @@ def test_jains_index_and_equal_rewards_count_one(reward_GJ):
     squares_J = len(reward_GJ) * (reward_GJ**2).sum(axis=0)
     jain_J = np.divide(reward_GJ.sum(axis=0) ** 2, squares_J, where=squares_J > 0, out=np.ones_like(squares_J))
     assert fairness_index(reward_GJ) == pytest.approx(jain_J.mean(), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("reward_GJ", "message"),
-    [
-        ([[np.nan, np.nan]], "no group answered"),
-        ([[0.1, np.nan], [0.1, 0.2]], r"row\(s\) 0"),
-        ([[np.inf]], "infinite"),
-        ([0.1, 0.2], r"\(groups, rollouts\)"),
-        (np.zeros((3, 0)), "at least one rollout"),
-    ],
-)
-def test_bad_rewards_are_errors(reward_GJ, message):
-    with pytest.raises(ValueError, match=message):
-        present_groups(np.asarray(reward_GJ))

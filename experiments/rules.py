@@ -25,10 +25,10 @@ import numpy.typing as npt
 import pandas as pd
 import typer
 
-from appa_flwr.analysis.aggregation import Rule, make
 from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.analysis.destinations import destination
+from appa_flwr.analysis.rules import Rule, make
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import ground_truth
 from experiments import entry, study

@@ -10,7 +10,7 @@ from types import FrameType
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from appa_flwr.analysis.aggregation import check_methods
+from appa_flwr.analysis.rules import check_methods
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from appa_flwr import report
-from appa_flwr.analysis.aggregation import check_methods
+from appa_flwr.analysis.rules import check_methods
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from scipy.special import softmax
 
-from appa_flwr.analysis.aggregation import RULES, Rule, configured
 from appa_flwr.analysis.alignment import (
     GROUPS_TO_COMPARE,
     alignment_scores,
@@ -25,6 +24,7 @@ from appa_flwr.analysis.alignment import (
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.analysis.equations import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import bootstrap
+from appa_flwr.analysis.rules import RULES, Rule, configured
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import find

@@ -105,7 +105,7 @@ class ServedRound(RuleRound):
         held_out: whether the round has held-out questions; such a round does not change histories.
         seconds: time that the groups took.
         history, answered, log_weight: the rule's state after the round by group, see
-            `appa_flwr.analysis.aggregation.State`.
+            `appa_flwr.analysis.rules.State`.
     """
 
     round: int

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis import aggregation
-from appa_flwr.analysis.aggregation import State
+from appa_flwr.analysis import rules
+from appa_flwr.analysis.rules import State
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
@@ -32,7 +32,7 @@ _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
 class RewardRule:
     """The aggregation rule of a config over the groups `names`.
 
-    With plain rewards it is a rule of `appa_flwr.analysis.aggregation`; with secure sums it is the server's half of
+    With plain rewards it is a rule of `appa_flwr.analysis.rules`; with secure sums it is the server's half of
     `appa_flwr.secure.rule_sums`.
     """
 
@@ -40,8 +40,8 @@ class RewardRule:
     config: Config
 
     @property
-    def _rule(self) -> aggregation.Rule:
-        return aggregation.configured(self.config.rule, self.config.appa)
+    def _rule(self) -> rules.Rule:
+        return rules.configured(self.config.rule, self.config.appa)
 
     def first(self) -> RuleState:
         """The state before any iteration."""
@@ -77,7 +77,7 @@ class RewardRule:
         """
         rule, settings = self.config.rule, self.config.appa
         by_group: dict[str, Any] = {"weights": {}, "history": {}, "rewards": {}}
-        result: aggregation.Result | FromSums
+        result: rules.Result | FromSums
         if isinstance(state, SumState):
             sums, groups = {name: replies.sum(name) for name in replies.numbers}, len(replies.groups)
             result = rule_sums.combine(rule, settings, state, sums, groups=groups, task=replies.task)

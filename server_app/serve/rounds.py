@@ -1,6 +1,6 @@
 """Score trainers' answers in rounds of the rule: gather answers, ask the groups, write served.jsonl, then reply.
 
-A rule needs a batch (`aggregation.Past`), but each process of a trainer sends a part of a batch, and most engines
+A rule needs a batch (`rules.Past`), but each process of a trainer sends a part of a batch, and most engines
 send one answer per request. A numbered round waits until all its answers have arrived. A round without a number takes
 the answers that arrive within `GATHER_SECONDS`, or ends at `GATHER_SIZE` answers. HTTP errors: 409 contradicts earlier
 requests, 422 is invalid, 429 and 503 tell when the same request may succeed.

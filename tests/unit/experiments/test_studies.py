@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from appa_flwr.analysis.aggregation import make
+from appa_flwr.analysis.rules import make
 from appa_flwr.core.errors import UserError
 from experiments import beside_trl, predictor, rules
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from appa_flwr.analysis import aggregation as agg
-from appa_flwr.analysis.aggregation import RULES, State, make
-from appa_flwr.analysis.aggregation.rules import MAX_LOG_WEIGHT_GAP
+from appa_flwr.analysis import equations
+from appa_flwr.analysis import rules as agg
+from appa_flwr.analysis.rules import MAX_LOG_WEIGHT_GAP, RULES, State, make
 from appa_flwr.config import Config
 from appa_flwr.config.sections import kebab
 from appa_flwr.core import own_code
@@ -60,7 +60,7 @@ def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight()
     # Equation 22 for two groups, alpha_g exp(alpha_g r_g) / sum exp(alpha r): at r = (0, log 16) and alpha = (3/4, 1/4)
     # the powers are 1 and 2, which gives (3/4) / 3 and (1/4) 2 / 3
     found_GJ = gradient_GJ(
-        lambda reward_GJ: agg.adaptive_aggregate(
+        lambda reward_GJ: equations.adaptive_aggregate(
             reward_GJ, np.array([0.75, 0.25]), fairness=0.0, fairness_threshold=1.0
         ),
         [[0.0], [math.log(16)]],
@@ -71,8 +71,8 @@ def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight()
 @pytest.mark.parametrize("alpha", [-30.0, -1.0, -1e-7, 1e-7, 2.0, 30.0])
 def test_alpha_weights_are_the_gradient(alpha):
     reward_GJ = np.random.default_rng(2).random((4, 6))
-    found_GJ = gradient_GJ(lambda x_GJ: agg.alpha_aggregate(x_GJ, alpha=alpha), reward_GJ)
-    np.testing.assert_allclose(found_GJ.mean(axis=1), agg.alpha_weights(reward_GJ, alpha=alpha), atol=1e-7)
+    found_GJ = gradient_GJ(lambda x_GJ: equations.alpha_aggregate(x_GJ, alpha=alpha), reward_GJ)
+    np.testing.assert_allclose(found_GJ.mean(axis=1), equations.alpha_weights(reward_GJ, alpha=alpha), atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_appa_falls_back_to_the_mean_from_the_threshold_on(threshold, rewards_G,
 @given(hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.0, 1.0)), st.floats(1e-9, 10.0))
 def test_the_lowest_history_has_the_largest_weight(history_G, temperature):
     # Equation 23; at a low temperature that group has all, and nothing overflows
-    weight_G = agg.reversed_softmax(history_G, temperature=temperature)
+    weight_G = equations.reversed_softmax(history_G, temperature=temperature)
     assert weight_G[np.argmin(history_G)] == weight_G.max()
 
 
@@ -118,7 +118,7 @@ def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
         (1e-300, reward_GJ.mean(axis=0), 1e-15),
         (math.inf, reward_GJ.max(axis=0), 0.0),
     ):
-        np.testing.assert_allclose(agg.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
+        np.testing.assert_allclose(equations.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ Axis letters: G groups, Q questions, K options, J answers.
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.aggregation import make
 from appa_flwr.analysis.destinations import destination, diagnose, rules
+from appa_flwr.analysis.rules import make
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Survey

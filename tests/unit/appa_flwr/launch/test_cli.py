@@ -8,7 +8,7 @@ from flwr.common.config import flatten_dict
 from report_runs import predictor_card, write_run
 from surveys import row, write
 
-from appa_flwr.analysis.aggregation import RULES
+from appa_flwr.analysis.rules import RULES
 from appa_flwr.config import Config
 from appa_flwr.launch import deploy, flower
 from appa_flwr.run.resume import resumable

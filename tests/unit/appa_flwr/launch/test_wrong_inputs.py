@@ -16,7 +16,7 @@ import pytest
 from surveys import row, write
 
 import appa_flwr.report  # noqa: F401  (matplotlib, when it is first loaded, lists fonts by a program)
-from appa_flwr.analysis.aggregation import Combination, Rule
+from appa_flwr.analysis.rules import Combination, Rule
 from appa_flwr.config import Config
 from appa_flwr.core.files import lock
 from appa_flwr.launch import cli, deploy

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from appa_flwr.analysis import aggregation as agg
+from appa_flwr.analysis import rules as agg
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

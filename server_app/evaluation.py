@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
-from appa_flwr.run.records import Example, RuleRound, ScoreRecord, SummaryRow
+from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.scores import GroupScores, scores
@@ -30,7 +30,6 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 SIDES = {TARGET_SIDE: PREDICTIONS, TRUTH_SIDE: SURVEY}
-NUM_EXAMPLES = 12
 CURVE_QUESTIONS = 48
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
@@ -88,14 +87,10 @@ class Scored:
         rows: rows of summary.json, one per metric: scores against predictions, and under `survey` scores against the
             groups' own answers.
         pair_scores: rows of scores.parquet, the single scores behind the means in `rows`.
-        texts: the answers, as the model wrote them.
-        reward_J: each answer's reward on the first metric, averaged over the groups that answered.
     """
 
     rows: list[SummaryRow]
     pair_scores: pd.DataFrame
-    texts: tuple[str, ...]
-    reward_J: FloatArray
 
 
 def evaluate(
@@ -118,7 +113,7 @@ def evaluate(
 
 
 def metric_names(config: Config) -> list[str]:
-    """The metrics that score a model, the training metric first: the report's examples show the first metric."""
+    """The metrics that score a model, the training metric first."""
     return sorted(TASK_METRICS[config.task], key=lambda metric: metric != config.reward_metric)
 
 
@@ -176,7 +171,7 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
         for survey in (scored[metric, TRUTH_SIDE],)
     ]
     pair_scores = pd.concat(pairs) if pairs else pd.DataFrame(columns=list(COLUMNS))
-    return Scored(rows, pair_scores, answers.texts, scored[metrics[0], TARGET_SIDE].mean_J)
+    return Scored(rows, pair_scores)
 
 
 def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:
@@ -186,18 +181,4 @@ def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:
         avg_as=scored.avg_as,
         min_as=scored.min_as,
         per_group=dict(scored.per_group),
-    )
-
-
-def examples(catalogue: Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:
-    """Some held-out questions with the answers before and after PPO."""
-    return tuple(
-        Example(
-            question=catalogue.questions[q].text,
-            options=catalogue.questions[q].options,
-            sft=before.texts[j],
-            ppo=after.texts[j],
-            mean_reward=float(after.reward_J[j]),
-        )
-        for j, q in enumerate(question_J[:NUM_EXAMPLES])
     )

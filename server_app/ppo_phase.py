@@ -19,7 +19,6 @@ from appa_flwr.run.run_files import (
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
-    EXAMPLES,
     METRICS,
     POLICY,
     QUESTIONS,
@@ -31,7 +30,6 @@ from appa_flwr.run.run_files import (
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
-from server_app.evaluation import Scored
 from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
@@ -69,23 +67,19 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 
 
-def align(
-    run: RunInputs, models: PolicyModels, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]
-) -> None:
-    """Align the SFT model by the run's rule; scores, example answers and the policy go into the run's folder.
+def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequence[SummaryRow]) -> None:
+    """Align the SFT model by the run's rule; scores and the policy go into the run's folder.
 
     Args:
         run: the run of the rule, see `run_by`.
         models: PPO's models, made from the SFT model.
         inputs: prompts and questions of the policy.
-        before: the SFT model's scores.
         rows: earlier rows of summary.json, which are kept.
     """
     train_policy(run, models, inputs)
     after = evaluation.evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
     rows = [*rows, *after.rows]
     run.folder.write(SUMMARY, tuple(rows))
-    run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)

@@ -139,13 +139,13 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     rows = start_policy(run, inputs, votes)
     gc.collect()  # trainer and model refer to each other, and the next models need the memory
     sft_model = run.folder.path / SFT_MODEL
-    before = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy(), inputs, earlier=rows)
-    rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows + before.rows)
+    rows += evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy(), inputs, earlier=rows).rows
+    rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:
             if run_by_rule is not None:
                 # No variable holds these models, since the next rule's models need the memory.
-                ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs, before, rows)
+                ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs, rows)
 
 
 def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> list[SummaryRow]:

@@ -120,7 +120,6 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         if number % 17 == 0:
             lines[-1]["missing_groups"] = [groups[0]]
             lines[-1]["rewards"][groups[0]] = None
-    example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,
         config=CONFIG | {"ppo.num-iterations": iterations, "baseline-rules": ""},
@@ -129,7 +128,6 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
             row(method, *both, metric=m, groups=groups) for m in TASK_METRICS["dpa"] for method, both in GOOD.items()
         ],
         pluralllm=predictor_card(groups),
-        examples=[example | {"sft": "0.60, 0.30, 0.10", "ppo": "0.45, 0.35, 0.20", "mean_reward": 0.912}],
     )
 
 

@@ -79,10 +79,8 @@ def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Ite
         by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
         yield "PluralLLM", [scores, by_group, *drawn("pluralllm")]
     yield "Survey", [_facts(survey_facts(run))]
-    examples = pd.DataFrame([{**vars(example), "options": "; ".join(example.options)} for example in run.examples])
     keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
-    folded = [_folded("Example answers", html(examples, css="texts")), _folded("All keys", html(keys, css="texts"))]
-    yield "Provenance", [_facts(provenance(run)), *folded]
+    yield "Provenance", [_facts(provenance(run)), _folded("All keys", html(keys, css="texts"))]
 
 
 def _picture(name: str, png: bytes, text: str) -> Markup:

@@ -50,7 +50,6 @@ class RunFiles:
     scores: pd.DataFrame
     served: Mapping[str, pd.DataFrame]
     pluralllm: Card | None
-    examples: tuple[records.Example, ...]
     questions: records.QuestionCounts | None
     made_by: str
     survey: str
@@ -95,7 +94,6 @@ def read_run(folder: Path) -> RunFiles:
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
         served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
         pluralllm=run_files.CARD.read(folder),
-        examples=run_files.EXAMPLES.read(folder) or (),
         questions=run_files.QUESTIONS.read(folder),
         made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),

@@ -198,13 +198,3 @@ class QuestionCounts(Record):
     def sentence(self) -> str:
         """Text for the log."""
         return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
-
-
-class Example(Record):
-    """A row of examples.json: a held-out question, two methods' answers, and the groups' mean reward of PPO's."""
-
-    question: str
-    options: tuple[str, ...]
-    sft: str
-    ppo: str
-    mean_reward: float

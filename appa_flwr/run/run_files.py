@@ -12,7 +12,6 @@ questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer; summary.json has their means
 intervals.parquet      levels and differences of the scores with 95 % intervals, made with the report
-examples.json          some answers before and after PPO
 sft-model/             the policy before PPO
 checkpoint.pt          PPO's state after an iteration
 policy/                the aligned policy, in Hugging Face's layout
@@ -96,7 +95,6 @@ SERVED = LineFile("served.jsonl", records.ServedLine)
 CARD = JsonFile("pluralllm.json", cards.Card)
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
-EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 
 def rule_folder(rule: str) -> str:

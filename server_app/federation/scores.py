@@ -31,7 +31,6 @@ class GroupScores:
         avg_as: mean of the groups' own scores; NaN if no group has one.
         min_as: lowest of the groups' own scores; NaN unless all are known.
         per_group: group -> its own score; NaN if the group has or gives none.
-        mean_J: mean reward of each answer over the groups that have one.
         fairness: function of a mask (J,): the Fairness Index over answers where the mask is True, NaN if undefined.
         reward_GJ: every group's rewards, NaN where a group has none; None if only sums are known.
     """
@@ -39,7 +38,6 @@ class GroupScores:
     avg_as: float
     min_as: float
     per_group: Mapping[str, float]
-    mean_J: FloatArray
     fairness: Callable[[BoolArray], float]
     reward_GJ: FloatArray | None = None
 
@@ -70,13 +68,11 @@ def _of_rewards(replies: Replies, name: str, names: Sequence[str]) -> GroupScore
     def fairness(used_J: BoolArray) -> float:
         return fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE) if used_J.any() else math.nan
 
-    known_J: BoolArray = np.logical_not(np.isnan(reward_GJ).all(axis=0))
-    mean_J = np.where(known_J, np.nanmean(np.where(known_J, reward_GJ, 0.0), axis=0), np.nan)
-    if not known_J.any():
-        return GroupScores(math.nan, math.nan, dict.fromkeys(names, math.nan), mean_J, fairness, reward_GJ)
+    if np.isnan(reward_GJ).all():
+        return GroupScores(math.nan, math.nan, dict.fromkeys(names, math.nan), fairness, reward_GJ)
     scored = alignment_scores(reward_GJ)
     own = dict(zip(names, scored.per_group_G.tolist(), strict=True))
-    return GroupScores(scored.avg_as, scored.min_as, own, mean_J, fairness, reward_GJ)
+    return GroupScores(scored.avg_as, scored.min_as, own, fairness, reward_GJ)
 
 
 def _of_sums(replies: Replies, own: Replies | None, name: str, names: Sequence[str]) -> GroupScores:
@@ -96,6 +92,5 @@ def _of_sums(replies: Replies, own: Replies | None, name: str, names: Sequence[s
         avg_as=float(replies.sum(f"{name} own")[0]) / number if number else math.nan,
         min_as=min(known.values()) if known and len(known) >= number else math.nan,
         per_group={group: known.get(group, math.nan) for group in names},
-        mean_J=np.divide(sum_J, count_J, out=np.full_like(sum_J, np.nan), where=count_J > 0),
         fairness=fairness,
     )

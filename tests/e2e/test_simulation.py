@@ -6,11 +6,13 @@ Axis letters: G groups, Q held-out questions, K options.
 """
 
 import json
+from collections import defaultdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from real_run import TINY_RUN, Finished, RealRuns
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,7 +39,7 @@ PHASES += ["baselines", "ppo", "evaluate ppo", f"ppo by {SECOND}", f"evaluate pp
 ITERATIONS = [1, 2, 3]
 KEYS = {
     "policy__prompt_style": "counted",
-    "data__num_questions": 50,  # no more are held out than there are examples in examples.json
+    "data__num_questions": 50,
     "baseline_rules": SECOND,
     "appa__fairness_threshold": 1.1,  # so that the groups' weights are used in every iteration
     "ppo__num_iterations": len(ITERATIONS),
@@ -120,38 +122,37 @@ def test_the_summary_has_a_row_for_every_method_and_metric(finished, survey):
         assert method == "base" or row["readable"] > 0.2
 
 
-def survey_scores(
-    answers: dict[str, np.ndarray | None], survey: Survey, metric: str
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Each group's mean reward against its own answers, and each question's rewards over the groups that have it."""
-    per_group, per_question = {}, {question_id: [] for question_id in answers}
-    for group, mine in survey.answers.items():
-        rewards = []
-        for question_id, answer in answers.items():
-            if question_id in mine:
-                rewards.append(0.0 if answer is None else METRICS[metric](answer, mine[question_id], answer >= 0))
-                per_question[question_id].append(rewards[-1])
-        per_group[group] = sum(rewards) / len(rewards)
-    return per_group, per_question
+def survey_rewards(answers: dict[str, np.ndarray | None], survey: Survey, metric: str) -> dict[tuple[str, str], float]:
+    """(group, question) -> reward of an answer against the group's own."""
+    return {
+        (group, question_id): 0.0 if answer is None else float(METRICS[metric](answer, mine[question_id], answer >= 0))
+        for group, mine in survey.answers.items()
+        for question_id, answer in answers.items()
+        if question_id in mine
+    }
+
+
+def scores_of(run: Finished, method: str, metric: str) -> dict[tuple[str, str], float]:
+    """(group, question) -> reward against the group's own answer, as the run wrote it."""
+    rows = pd.read_parquet(run.folder / "scores.parquet").query("against == 'survey'")
+    rows = rows[(rows["method"] == method) & (rows["metric"] == metric)]
+    return rows.set_index(["group", "question"])["reward"].to_dict()
 
 
 @pytest.mark.parametrize("metric", DPA_METRICS)
 def test_scores_against_the_survey_can_be_had_without_the_federation(finished, survey, held_out, metric):
-    """The uniform answer, and the policies' own texts, scored on the survey the groups hold."""
+    """The uniform answer, scored on the survey the groups hold, and means of the single scores."""
     rows = rows_of(finished)
-    examples = finished.json("examples.json")
-    assert [example["question"] for example in examples] == [question.text for question in held_out]  # all of them
-    answers = {"uniform": {q.question_id: np.full(len(q.options), 1 / len(q.options)) for q in held_out}}
-    for method in ("sft", "ppo"):
-        parsed = [
-            formats.parse("dpa", example[method], len(q.options)) for q, example in zip(held_out, examples, strict=True)
-        ]
-        answers[method] = {q.question_id: p.prediction for q, p in zip(held_out, parsed, strict=True)}
-        assert rows[method, metric]["format_score"] == pytest.approx(np.mean([p.format_score for p in parsed]))
-    for method, given in answers.items():
-        per_group, per_question = survey_scores(given, survey, metric)
+    uniform = {q.question_id: np.full(len(q.options), 1 / len(q.options)) for q in held_out}
+    assert scores_of(finished, "uniform", metric) == pytest.approx(survey_rewards(uniform, survey, metric), abs=1e-9)
+    for method in ("uniform", "sft", "ppo"):
+        per_group, per_question = defaultdict(list), defaultdict(list)
+        for (group, question_id), reward in scores_of(finished, method, metric).items():
+            per_group[group].append(reward)
+            per_question[question_id].append(reward)
         by_survey = rows[method, metric]["survey"]
-        assert by_survey["per_group"] == pytest.approx(per_group, abs=1e-9)
+        means = {group: sum(rewards) / len(rewards) for group, rewards in per_group.items()}
+        assert by_survey["per_group"] == pytest.approx(means, abs=1e-9)
         # Equation fi: mean of 1 / (1 + CoV^2) over the questions of at least two groups; equal rewards count 1
         fairness = [
             1.0 if min(rewards) == max(rewards) else 1 / (1 + (np.std(rewards) / np.mean(rewards)) ** 2)
@@ -161,11 +162,12 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
         assert by_survey["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
 
 
-def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_out):
-    """Greedy decoding of the saved policy gives the texts that were scored, but for a near tie on the way."""
+def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, survey, held_out):
+    """Greedy decoding of the saved policy gives the answers that were scored, but for a near tie on the way."""
     tokenizer = AutoTokenizer.from_pretrained(finished.folder / "policy")
     model = AutoModelForCausalLM.from_pretrained(finished.folder / "policy").eval()
-    for question, example in zip(held_out, finished.json("examples.json"), strict=True):
+    answers, tied = {}, set()
+    for question in held_out:
         prompt = tokenizer(formats.prompt("dpa", question.text, question.options, style="counted"), return_tensors="pt")
         made = model.generate(
             **prompt,
@@ -175,8 +177,14 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_
             return_dict_in_generate=True,
         )
         text = tokenizer.decode(made.sequences[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-        leads = [float(-logits[0].topk(2).values.diff()) for logits in made.logits]
-        assert text == example["ppo"] or min(leads) < NEAR_TIE
+        answers[question.question_id] = formats.parse("dpa", text, len(question.options)).prediction
+        if min(float(-logits[0].topk(2).values.diff()) for logits in made.logits) < NEAR_TIE:
+            tied.add(question.question_id)
+    expected, scored = survey_rewards(answers, survey, "js"), scores_of(finished, "ppo", "js")
+    assert expected.keys() == scored.keys()
+    for (group, question_id), reward in scored.items():
+        assert question_id in tied or reward == pytest.approx(expected[group, question_id], abs=1e-9)
+    assert len(tied) < len(held_out)
 
 
 def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, monkeypatch, capsys):

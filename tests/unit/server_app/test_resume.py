@@ -94,7 +94,7 @@ def results(folder: Path) -> dict[str, object]:
     """Everything with numbers that a run leaves, but for seconds."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found: dict[str, object] = {"metrics": [{k: v for k, v in line.items() if k != "seconds"} for line in lines]}
-    for name in ("summary.json", "examples.json", "pluralllm.json"):
+    for name in ("summary.json", "pluralllm.json"):
         found[name] = json.loads((folder / name).read_text())
     for name in ("policy/adapter_model.safetensors", "sft-model/adapter_model.safetensors"):
         if not (folder / name).exists():  # the baseline's rule begins with the SFT model of the other

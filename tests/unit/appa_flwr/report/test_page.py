@@ -31,7 +31,6 @@ from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import build, plots, predictor, style
 from appa_flwr.report.page import command, missing, provenance
-from appa_flwr.run.read import read_run
 from appa_flwr.run.records import METHODS
 
 
@@ -113,7 +112,6 @@ def test_all_text_is_escaped(tmp_path):
             scores={evil: {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
             groups={evil: {f"seen{evil}": {evil: predictor_scores(0.5)}}},
         ),
-        examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
     )
     page = page_of(tmp_path)
     assert "<script" not in page
@@ -182,8 +180,7 @@ def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
 def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
     card = json.loads((whole / "pluralllm.json").read_text())
-    assert read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, pluralllm=card).examples == ()
-    assert [*missing(read_run(tmp_path / "part"))] == []
+    assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, pluralllm=card))] == []
     assert ">seen<" in page_of(tmp_path / "part")
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]
 

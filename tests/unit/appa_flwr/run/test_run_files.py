@@ -9,23 +9,21 @@ from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files
-from appa_flwr.run.run_files import CARD, EXAMPLES, METRICS, QUESTIONS, SUMMARY
+from appa_flwr.run.run_files import CARD, METRICS, QUESTIONS, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
-FILES = {"metrics": METRICS, "summary": SUMMARY, "examples": EXAMPLES, "pluralllm": CARD} | {"questions": QUESTIONS}
+FILES = {"metrics": METRICS, "summary": SUMMARY, "pluralllm": CARD, "questions": QUESTIONS}
 
 
 def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
     fake_run(tmp_path, groups=(*COUNTRIES, "Österreich\u2028\n"), iterations=18)  # in one of which a group is missing
-    for file in (SUMMARY, EXAMPLES):
-        path = tmp_path / file.name
-        rows = json.loads(path.read_text())
-        if file is SUMMARY:
-            rows[0] |= {"fi": math.nan, "min_as": 1e-06, "survey": None}
-        path.write_text(json.dumps(rows, indent=1) + "\n")
-        before = path.read_bytes()
-        run_files.write(path, file.read(tmp_path))
-        assert path.read_bytes() == before
+    path = tmp_path / SUMMARY.name
+    rows = json.loads(path.read_text())
+    rows[0] |= {"fi": math.nan, "min_as": 1e-06, "survey": None}
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+    before = path.read_bytes()
+    run_files.write(path, SUMMARY.read(tmp_path))
+    assert path.read_bytes() == before
     before = (tmp_path / METRICS.name).read_text()
     (tmp_path / METRICS.name).write_text(before + '{"iteration": 19, "num_it')  # a line that a kill cut short
     assert "".join(run_files.dumps(entry) + "\n" for entry in METRICS.read(tmp_path)) == before
@@ -71,7 +69,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("summary", [PPO | {"fi": "0.5"}], "row 1, key 'fi': input should be a valid number, found \"0.5\""),
         ("summary", {}, "summary.json: input should be a valid array, found {}"),
         ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2, key 'kl': input should be a valid number, fo"),
-        ("examples", [{"options": []}], "examples.json, row 1, key 'question': field required"),
+        ("questions", {"training": 1}, "questions.json, key 'held_out': field required"),
         ("summary", [PPO | {"a\nb": 2}], "summary.json, row 1, key 'a\\nb': extra inputs"),
         ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 10"),
         ("pluralllm", predictor_card(losses="x"), "key 'losses': input should be a valid array"),
@@ -80,7 +78,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
             b'\n\n{"iteration": 2, "num_it\n{"iteration',
             "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
         ),
-        ("examples", b'[\n {\n  "options": }\n]', "examples.json is not JSON (expected value at line 3 column 14)"),
+        ("questions", b'{\n  "training": }', "questions.json is not JSON (expected value at line 2 column 15)"),
         ("summary", b'[{"method": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
     ],
 )
@@ -96,6 +94,6 @@ def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, 
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    (tmp_path / EXAMPLES.name).mkdir()
-    with pytest.raises(UserError, match=r"examples\.json: cannot be read \(Is a directory\)$"):
-        EXAMPLES.read(tmp_path)
+    (tmp_path / SUMMARY.name).mkdir()
+    with pytest.raises(UserError, match=r"summary\.json: cannot be read \(Is a directory\)$"):
+        SUMMARY.read(tmp_path)

@@ -54,7 +54,7 @@ def read(folder: Path) -> pd.DataFrame:
     """Read the scores of a run's folder; an empty table if it has no file.
 
     Raises:
-        UserError: the file cannot be read, has other columns, values that are not numbers, or a key twice.
+        UserError: the file cannot be read or has other columns.
     """
     path = folder / SCORES_FILE
     if not path.exists():
@@ -65,9 +65,6 @@ def read(folder: Path) -> pd.DataFrame:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if tuple(rows.columns) != COLUMNS:
         raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(COLUMNS)}")
-    *keys, value = COLUMNS
-    if len(rows) and (rows[value].dtype.kind != "f" or rows.duplicated(keys).any()):
-        raise UserError(f"{path}: has to hold one number, {value}, for each {', '.join(keys)}")
     return rows
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores, records, run_files
 from appa_flwr.run.cards import Card
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
@@ -75,7 +74,7 @@ def read_run(folder: Path) -> RunFiles:
     """Read the files that a run has written so far.
 
     Raises:
-        UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a method has two rows under a metric.
+        UserError: see `appa_flwr.run.run_files.read_config` and `read`.
     """
     config, progress = read_config(folder), run_files.PROGRESS.read(folder)
     # A resumed run may repeat an iteration; training continued from the later line.
@@ -107,11 +106,7 @@ def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
 
 def _summary(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of summary.json, one for each kind of target."""
-    seen: dict[tuple[str, str], int] = {}
-    for number, row in enumerate(run_files.SUMMARY.read(folder) or (), start=1):
-        if (first := seen.setdefault((row.method, row.metric), number)) != number:
-            both = f"rows {first} and {number} are both method '{row.method}', metric '{row.metric}'"
-            raise UserError(f"{folder / run_files.SUMMARY.name}: {both}")
+    for row in run_files.SUMMARY.read(folder) or ():
         own = row.model_dump(include={"method", "metric", "format_score", "readable"})
         for against, scores in ((PREDICTIONS, row), (SURVEY, row.survey)):
             if scores is not None:

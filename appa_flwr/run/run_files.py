@@ -34,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from appa_flwr.config import Config, Scalar
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
@@ -52,8 +52,6 @@ TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 ANSWERS_FOLDER = "answers"
 REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
-
-_SHOWN = 40  # characters of a wrong value in a message
 
 
 @dataclass(frozen=True)
@@ -175,11 +173,4 @@ def parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
     try:
         return adapter.validate_json(data, strict=True)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-    context = problem.get("ctx", {})
-    if problem["type"] == "json_invalid":
-        raise UserError(f"{where} is not JSON ({context['error'].replace('line 1 ', '')})")
-    places = (f"row {place + 1}" if isinstance(place, int) else f"key {place[:_SHOWN]!r}" for place in problem["loc"])
-    message = str(context["error"]) if problem["type"] == "value_error" else problem["msg"]
-    value = "" if problem["type"] == "missing" else f", found {json.dumps(problem['input'], default=str)[:_SHOWN]}"
-    raise UserError(f"{', '.join((where, *places))}: {message[0].lower()}{message[1:]}{value}")
+        raise UserError(f"{where}: {first_problem(error)}") from None

@@ -250,7 +250,7 @@ def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(
 
 def test_a_file_of_something_else_is_named(tmp_path):
     (tmp_path / SERVED.name).write_text('{"run": "r"}\n')
-    with pytest.raises(UserError, match=rf"{SERVED.name}: line 1, key 'round'"):
+    with pytest.raises(UserError, match=rf"{SERVED.name}: line 1: round: "):
         Served(tmp_path)
 
 

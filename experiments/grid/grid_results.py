@@ -16,7 +16,6 @@ from appa_flwr.run.pair_scores import PREDICTIONS, aligned
 from appa_flwr.run.read import BY, read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import rule_folder
 from experiments.grid import pictures
 from experiments.grid.plan import Grid, Trial
 
@@ -26,7 +25,7 @@ PAPER_MEASURES = {"fi": "FI", "avg_as": "Avg AS", "min_as": "Min AS", "format_sc
 
 
 def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | None:
-    """Write results.csv, results.md (whose path is returned) and pictures of finished trials; None without any.
+    """Write results.csv, results.md (whose path is returned) and plots/ of finished trials; None without any.
 
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
@@ -34,7 +33,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     ended = [trial for trial in trials if finished(trial.folder)]
     if not ended:
         return None
-    scores, summary, iterations = _frames(ended)
+    scores, summary = _frames(ended)
     results = pd.DataFrame([*_lines(scores, grid.rules, grid.baseline), *_formats(summary)])
     # With keys from the command line the models differ from the paper's.
     results = results.merge(_paper()[:0] if grid.last else _paper(), how="left")
@@ -43,28 +42,25 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     for setting, rows in results.groupby(SETTING, sort=False):
         names = [*map(str, setting)]
         sections.append(f"## {', '.join(names)}\n\n" + "\n".join(_tables(rows)))
-        own, curves = (frame[(frame[SETTING] == names).all(axis="columns")] for frame in (summary, iterations))
-        drawn = pictures.pictures(own, curves, grid.rules, metric=own["metric"].iloc[0], title=", ".join(names))
-        for picture, png in drawn:
-            replace_file(output / "plots" / f"{'-'.join(names)}-{picture}.png", png, parents=True)
+        own = summary[(summary[SETTING] == names).all(axis="columns") & (summary["against"] == PREDICTIONS)]
+        metric = own["metric"].iloc[0]
+        png = pictures.trade_off(own[own["metric"] == metric], grid.rules, metric=metric, title=", ".join(names))
+        replace_file(output / "plots" / f"{'-'.join(names)}-trade-off.png", png, parents=True)
     path = output / "results.md"
     replace_file(path, "\n".join(sections).encode())
     return path
 
 
 def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
-    """Scores, summaries and iterations of the runs with setting and seed; a rule's policy has the rule's name."""
-    parts: dict[str, list[pd.DataFrame]] = {"scores": [], "summary": [], "iterations": []}
+    """Scores and summaries of the runs with setting and seed; a rule's policy has the rule's name."""
+    parts: dict[str, list[pd.DataFrame]] = {"scores": [], "summary": []}
     for trial in trials:
         own = read_run(trial.folder)
         names = {PPO: own.config.rule, **{PPO + BY + rule: rule for rule in own.config.rules}}
         setting = {name: getattr(trial, name) for name in (*SETTING, "seed")}
-        for name in ("scores", "summary"):
+        for name, frames in parts.items():
             rows: pd.DataFrame = getattr(own, name)
-            parts[name].append(rows.assign(method=rows["method"].replace(names), **setting))
-        folders = (trial.folder / rule_folder(rule) for rule in own.config.rules[1:])
-        for run in (own, *map(read_run, folders)):
-            parts["iterations"].append(run.iterations.assign(method=run.config.rule, **setting))
+            frames.append(rows.assign(method=rows["method"].replace(names), **setting))
     return [pd.concat(frames, ignore_index=True) for frames in parts.values()]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from appa_flwr.config import Config, split_names
+from appa_flwr.config import Config
 from appa_flwr.config.sources import read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.flower import launch
@@ -29,12 +29,11 @@ def main(
         list[str] | None, typer.Argument(metavar="[FILE.toml] [KEY=VALUE]", help="Keys that come after the file's.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of runs and results; default runs/NAME.")] = None,
-    only: Annotated[str, typer.Option(help="Names, separated by commas, to which their axes are cut.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print trials, and run nothing.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="Write the results of what is done.")] = False,
 ) -> None:
     """Run every trial of a grid once, then write tables, intervals and pictures."""
-    grid = read_grid(grid_file, last=read_words(words or ()), only=split_names(only))
+    grid = read_grid(grid_file, last=read_words(words or ()))
     folder = output or Path("runs") / grid_file.stem
     here = Path.cwd()
     planned = trials(grid, folder, here=here)

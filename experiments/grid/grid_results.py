@@ -34,7 +34,7 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
     if not ended:
         return None
     scores, summary = _frames(ended)
-    results = pd.DataFrame([*_lines(scores, grid.rules, grid.baseline), *_formats(summary)])
+    results = pd.DataFrame([*_lines(scores, grid.rules), *_formats(summary)])
     # With keys from the command line the models differ from the paper's.
     results = results.merge(_paper()[:0] if grid.last else _paper(), how="left")
     replace_file(output / "results.csv", results.to_csv(index=False).encode())
@@ -64,10 +64,10 @@ def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:
     return [pd.concat(frames, ignore_index=True) for frames in parts.values()]
 
 
-def _lines(scores: pd.DataFrame, rules: Sequence[str], baseline: str) -> Iterator[dict[str, object]]:
+def _lines(scores: pd.DataFrame, rules: Sequence[str]) -> Iterator[dict[str, object]]:
     """Yield a line for each method, metric, kind of target and measure.
 
-    Other lines have the differences of each rule, paired by seed, to baseline rule, SFT, uniform answer and look-ups.
+    Other lines have the differences of each rule, paired by seed, to the first rule, SFT, uniform answer and look-ups.
     """
     by = [*SETTING, "metric", "against"]
     for at, of_setting in scores.groupby(by, sort=False):
@@ -78,7 +78,7 @@ def _lines(scores: pd.DataFrame, rules: Sequence[str], baseline: str) -> Iterato
             tables.setdefault(str(method), {})[int(str(seed))] = wide
         for method, of_seed in tables.items():
             yield from _measured([(wide.to_numpy(float),) for wide in of_seed.values()], {**names, "method": method})
-        others = [other for other in (baseline, "sft", "uniform", *LOOK_UPS) if other in tables]
+        others = [other for other in (rules[0], "sft", "uniform", *LOOK_UPS) if other in tables]
         for rule, other in product(filter(tables.__contains__, rules), others):
             both = [aligned(wide, tables[other][seed]) for seed, wide in tables[rule].items() if seed in tables[other]]
             pairs = [pair for pair in both if pair is not None and rule != other]

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -68,8 +68,7 @@ class Grid(BaseModel):
     """A grid file; `flatten` validates the keys in its tables.
 
     Attributes:
-        rules: rules, by each of which a run trains a policy.
-        baseline: the rule that others are compared with; by default the first.
+        rules: rules, by each of which a run trains a policy; the others are compared with the first.
         path: path of the file.
         last: keys from the command line, which override all others.
     """
@@ -77,7 +76,6 @@ class Grid(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
-    baseline: str = ""
     keys: dict[str, Any] = {}
     datasets: _Tables
     tasks: _Tables
@@ -92,31 +90,27 @@ class Grid(BaseModel):
         return {axis: getattr(self, axis) for axis in AXES}
 
 
-def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = ()) -> Grid:
+def read_grid(path: Path, *, last: Keys | None = None) -> Grid:
     """Read a grid file.
 
     Args:
         path: path of the file.
         last: keys that override the file's keys.
-        only: names of datasets, tasks, models and rules; an axis with names in `only` keeps only these.
 
     Raises:
         UserError: no such file, no TOML, a table or key that does not exist, or a value of the wrong kind.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = [name for name in Grid.model_fields if name not in ("path", "last")]
         for name in content:
-            _check("table", name, valid=Grid.model_fields.keys() - {"path", "last"})
+            if name not in tables:
+                raise unknown_name("table", name, valid=tables)
         grid = Grid.model_validate(content)
-        if grid.baseline:
-            _check("baseline", grid.baseline, valid=grid.rules)
-        for name in only:
-            _check("name", name, valid=[*grid.rules, *(name for table in grid.axes.values() for name in table)])
-        cut: dict[str, Any] = {
-            axis: {name: _keys(f"{axis}.{name}", keys) for name, keys in table.items() if _kept(name, table, only)}
+        flat: dict[str, Any] = {
+            axis: {name: _keys(f"{axis}.{name}", keys) for name, keys in table.items()}
             for axis, table in grid.axes.items()
         }
-        rules = [name for name in grid.rules if _kept(name, grid.rules, only)]
         keys = _keys("keys", grid.keys)
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}") from None
@@ -124,18 +118,8 @@ def read_grid(path: Path, *, last: Keys | None = None, only: Collection[str] = (
         raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    baseline = grid.baseline if grid.baseline in rules else rules[0]
-    own = {"path": path, "keys": keys, "rules": rules, "baseline": baseline, "last": on_its_preset(last or {})}
-    return grid.model_copy(update={**cut, **own})
-
-
-def _kept(name: str, axis: Collection[str], only: Collection[str]) -> bool:
-    return name in only or not {*axis} & {*only}
-
-
-def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
-    if name not in valid:
-        raise unknown_name(kind, name, valid=valid)
+    own = {"path": path, "keys": keys, "last": on_its_preset(last or {})}
+    return grid.model_copy(update={**flat, **own})
 
 
 def _keys(name: str, table: Mapping[str, object]) -> dict[str, Scalar]:
@@ -157,8 +141,8 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     Raises:
         UserError: the keys of a trial are invalid; the message names the trial.
     """
-    rule, *others = [name for name in grid.rules if name != grid.baseline] or [grid.baseline]
-    baselines = dict.fromkeys(name for name in (grid.baseline, *others) if name != rule)
+    rule = (grid.rules[1:] or grid.rules)[0]  # the first is the baseline
+    baselines = dict.fromkeys(name for name in grid.rules if name != rule)
     rules: dict[str, Scalar] = {"rule": rule, "baseline-rules": ",".join(baselines)}
     planned: list[Trial] = []
     for seed in grid.seeds:

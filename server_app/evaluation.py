@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
@@ -30,7 +29,6 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 SIDES = {TARGET_SIDE: PREDICTIONS, TRUTH_SIDE: SURVEY}
-CURVE_QUESTIONS = 48
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
@@ -65,12 +63,6 @@ def greedy_answers(
         texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
     return parse_answers(run.config.task, texts, question_J, run.catalogue)
-
-
-def curve_answers(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> Answers:
-    """Answers to the held-out questions of the learning curve, the same in all iterations."""
-    rng = np.random.default_rng(child_seed(run.config.seed, "eval.every"))
-    return greedy_answers(run, model, inputs, np.sort(rng.permutation(inputs.test_J)[:CURVE_QUESTIONS]))
 
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:

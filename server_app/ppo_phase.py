@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from appa_flwr import report
@@ -151,7 +150,6 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         prompts=inputs.prompts,
         order=order,
         num_iterations=iterations,
-        curve=partial(evaluation.curve_answers, run, models.policy(), inputs),
         finished=keep,
         done=done,
         state=None if checkpoint is None else rule.restored(checkpoint.rule),

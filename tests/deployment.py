@@ -24,7 +24,6 @@ REPO = Path(__file__).parents[1]
 # As small as the loop can be; every message costs a second or more here, since each starts a process.
 TINY_LOOP = {
     "eval.ceilings": False,
-    "eval.every": 0,
     "sft.steps": 2,
     "baseline-rules": "",
     "ppo.num-iterations": 4,

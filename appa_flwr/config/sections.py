@@ -211,7 +211,6 @@ class APPASection(Section):
 class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
-    every: int = key(10, "PPO iterations between points of the learning curve on held-out questions; 0 = none", ge=0)
     ceilings: bool = key(True, "find the best shared answers; the groups are asked for scores that tell their targets")
 
 

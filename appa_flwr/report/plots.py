@@ -29,13 +29,6 @@ HEALTH = {
     "clip_fraction": "Clipped tokens (share)",
 }
 """Column of a rule's rounds -> title."""
-CURVES = {
-    "avg_as": "Avg AS, predictions",
-    "min_as": "Min AS, predictions",
-    "survey_avg_as": "Avg AS, survey",
-    "survey_min_as": "Min AS, survey",
-}
-"""Score of the policy's greedy answers to a few held-out questions -> name."""
 
 
 @style.picture
@@ -98,16 +91,15 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
 
 @style.picture
 def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
-    """Panels over the rounds of a rule: scores, the groups' weights, and measures of the run's health.
+    """Panels over the rounds of a rule: the mean reward, the groups' weights, and measures of the run's health.
 
     Rounds in which the rule took the plain mean are grey. Groups with the highest last weights have colours and names.
     """
     by_number = rounds.set_index("iteration")
-    rewards_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)
-    scores = by_number.reindex(columns=[f"held_out/{column}" for column in CURVES]).set_axis([*CURVES.values()], axis=1)
+    reward_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)
     weights_IG = by_number.reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
     ranked = weights_IG.set_axis([*groups], axis=1).T.sort_values(by_number.index[-1], ascending=False, kind="stable").T
-    panels = {"Scores (0 to 1)": scores.assign(**{"training rewards, mean": rewards_I}), "Weight per group": ranked}
+    panels = {"Mean reward of the groups": reward_I.to_frame(), "Weight per group": ranked}
     panels |= {title: by_number[[column]] for column, title in HEALTH.items() if column in rounds}
     return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 

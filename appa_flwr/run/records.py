@@ -41,16 +41,6 @@ class Progress(Record):
     seconds_left: float | None
 
 
-class CurvePoint(Record):
-    """Scores of the policy's greedy answers to a few held-out questions, in [0, 1]; None where no group has answers."""
-
-    avg_as: float
-    min_as: float
-    survey_avg_as: float | None
-    survey_min_as: float | None
-    format_score: float
-
-
 class RuleRound(Record):
     """Result of a rule for one batch of answers; `reward` and `format_score` are means over the batch.
 
@@ -81,7 +71,6 @@ class Iteration(RuleRound):
 
     Attributes:
         seconds: seconds per part of the iteration.
-        held_out: scores of the policy after this iteration; None if it was not scored (`eval.every`).
     """
 
     num_iterations: int
@@ -93,7 +82,6 @@ class Iteration(RuleRound):
     entropy: float
     response_length: float
     seconds: dict[str, float]
-    held_out: CurvePoint | None = None
 
 
 class ServedRound(RuleRound):

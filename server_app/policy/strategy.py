@@ -19,15 +19,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
-from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
+from appa_flwr.protocol.asks import Ask, Catalogue
 from appa_flwr.protocol.messages import ASK
-from appa_flwr.run.records import CurvePoint, Iteration
+from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.ask import LostSum, Replies
 from server_app.federation.groups import Groups
 from server_app.federation.reward_rule import RewardRule, RuleState
-from server_app.federation.scores import scores
 from server_app.policy.base import Base
 from server_app.policy.ppo import PPOEngine, ReferencePass
 from server_app.policy.sample import Rollout
@@ -108,7 +106,6 @@ class AppaStrategy(Strategy):
         prompts: token ids of every question's prompt, by catalogue position.
         order: order of the training questions.
         num_iterations: PPO iterations of the whole run.
-        curve: returns the policy's answers to the questions of the learning curve.
         finished: called after each iteration with its line for metrics.jsonl and the rule's state.
         done: iterations completed before this process started.
         state: the rule's state after `done` iterations; None = the state before any iteration.
@@ -126,14 +123,13 @@ class AppaStrategy(Strategy):
         prompts: Sequence[Sequence[int]],
         order: QuestionOrder,
         num_iterations: int,
-        curve: Callable[[], Answers],
         finished: Callable[[Iteration, RuleState], None],
         done: int = 0,
         state: RuleState | None = None,
     ) -> None:
         self._groups, self._engine, self._rule, self._config = groups, engine, rule, config
         self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
-        self._num_iterations, self._curve, self._finished, self._done = num_iterations, curve, finished, done
+        self._num_iterations, self._finished, self._done = num_iterations, finished, done
         self._state = rule.first() if state is None else state
 
     def start(
@@ -217,7 +213,6 @@ class AppaStrategy(Strategy):
             num_iterations=self._num_iterations,
             **(fields | learned),
             seconds={name: round(value, 4) for name, value in now.seconds.items()},
-            held_out=self._curve_point() if self._is_evaluated(server_round) else None,
         )
         self._finished(line, self._state)
         return None, MetricRecord({"reward": line.reward, "fairness-index": line.fairness_index})
@@ -225,32 +220,11 @@ class AppaStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Unused: the policy's answers for the learning curve are scored in `aggregate_train`."""
+        """Unused: the policy is scored after its last iteration (`server_app.evaluation`)."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Unused."""
-
-    def _is_evaluated(self, server_round: int) -> bool:
-        every = self._config.eval.every
-        return bool(every) and (server_round % every == 0 or server_round == self._num_iterations)
-
-    def _curve_point(self) -> CurvePoint | None:
-        """Scores of the policy on a few held-out questions, without learning from them; None if groups give none."""
-        curve, metric = self._curve(), self._config.reward_metric
-        try:
-            by_side = scores(self._groups, curve.request([metric], sides=(TARGET_SIDE, TRUTH_SIDE)))
-        except UserError as error:
-            log.warning("iteration %d has no point of the learning curve: %s", self._done, error)
-            return None
-        predicted, survey = by_side[metric, TARGET_SIDE], by_side[metric, TRUTH_SIDE]
-        return CurvePoint(
-            avg_as=predicted.avg_as,
-            min_as=predicted.min_as,
-            survey_avg_as=survey.avg_as if survey.known else None,
-            survey_min_as=survey.min_as if survey.known else None,
-            format_score=float(curve.format_score_J.mean()),
-        )
 
     def summary(self) -> None:
         """Unused: the run's log has everything."""

@@ -36,7 +36,6 @@ def finished(appa_run: RealRuns) -> Finished:
         "ppo__answers_per_question": 2,
         "ppo__response_length": 20,
         "eval__ceilings": "false",
-        "eval__every": 0,
     }
     return appa_run("smollm2", **keys)
 

@@ -46,9 +46,9 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 13)"),
-        ({"schema": 13, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
-        ({"schema": 13, "task": ["dpa"]}, "{folder}/config.json: task."),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 14)"),
+        ({"schema": 14, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
+        ({"schema": 14, "task": ["dpa"]}, "{folder}/config.json: task."),
         ([], "{folder}/config.json: Input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],

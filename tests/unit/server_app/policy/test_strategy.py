@@ -19,7 +19,6 @@ from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
-from server_app.federation.answers import parse_answers
 from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.reward_rule import RewardRule
 from server_app.policy.ppo import ReferencePass
@@ -31,7 +30,6 @@ TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
 TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
 QUESTIONS = [0, 1, 3, 3, 1]  # the last text has too few numbers for its question
 SETTINGS = {"ppo.batch-size": 5, "ppo.num-mini-batches": 1, **VALUE_MODEL}
-CURVE_TEXTS = ["0.10,0.20,0.30,0.40", "what?"]  # to the one held-out question
 STATS = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
 LEARNED = {name: 0.1 * number for number, name in enumerate(STATS)}
 
@@ -87,7 +85,6 @@ def build(*, nodes=None, done=0, min_groups=2, order=None, **keys):
         prompts=[[q] for q in range(4)],
         order=order or GivenOrder(),
         num_iterations=3,
-        curve=lambda: parse_answers("dpa", CURVE_TEXTS, np.array([2, 2]), CATALOGUE),
         finished=lambda line, state: lines.append(line),
         done=done,
     )
@@ -182,27 +179,6 @@ def test_the_line_tells_the_iteration():
     assert last.format_score == pytest.approx((1 + 1 + 0 + 1 + 2 / 3) / 5)
 
 
-def test_the_learning_curve_has_a_point_every_so_many_iterations_and_at_the_end_and_teaches_nothing():
-    truths = random_tables(CATALOGUE.option_QK, GROUPS, seed=6)
-    nodes = {node: scoring_node({name: TABLES[name]}, {name: truths[name]}) for node, name in enumerate(GROUPS)}
-    plain, groups, engine, without = build()
-    run(plain, groups, 3)
-    strategy, groups, scored_engine, lines = build(nodes=nodes, eval__every=2)
-    run(strategy, groups, 3)
-    assert [line.held_out is None for line in lines] == [True, False, False]
-    assert [line.history for line in lines] == [line.history for line in without]
-    assert all(map(torch.equal, scored_engine.scores, engine.scores))
-    given_K, point = [0.1, 0.2, 0.3, 0.4], lines[1].held_out
-    predicted_G, survey_G = (
-        # the unreadable answer is worth 0
-        np.array([float(js(np.array(given_K), tables[name][2], [True] * 4)) / 2 for name in GROUPS])
-        for tables in (TABLES, truths)
-    )
-    assert (point.avg_as, point.min_as) == pytest.approx((predicted_G.mean(), predicted_G.min()))
-    assert (point.survey_avg_as, point.survey_min_as) == pytest.approx((survey_G.mean(), survey_G.min()))
-    assert point.format_score == 0.5
-
-
 def test_weights_history_and_scores_are_the_rule_s():
     strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
     run(strategy, groups, 2)
@@ -256,16 +232,6 @@ def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
     assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
-
-
-def test_a_learning_curve_without_groups_costs_its_point_alone(caplog):
-    nodes = scoring_nodes()
-    for node in (1, 2):  # they answer the rollouts of the first iteration, and not its held-out questions
-        nodes[node] = silent_after_joining(nodes[node], from_request=1)
-    strategy, groups, engine, lines = build(nodes=nodes, eval__every=1)
-    run(strategy, groups, 1)
-    assert (len(engine.scores), len(lines), lines[0].held_out) == (1, 1, None)
-    assert "iteration 1 has no point of the learning curve" in caplog.text
 
 
 @pytest.mark.parametrize("times", [1, TRIES])

@@ -47,7 +47,11 @@ class LocalModel:
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
-        """Yield the greedily decoded answer to each prompt."""
+        """Yield the greedily decoded answer to each prompt.
+
+        Raises:
+            UserError: a prompt and its answer do not fit into the model's context.
+        """
         for start in range(0, len(prompts), BATCH):
             ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
             yield from decode(self._base, self._model, ids, tokens=answer_tokens)

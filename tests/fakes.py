@@ -17,7 +17,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from in_process import request
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Phi3Config, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from appa_flwr.protocol import asks
 from appa_flwr.survey.types import Question
@@ -136,12 +136,12 @@ ROUNDING = {"rtol": 0, "atol": 2e-5}
 A logit of up to 7 comes of some twelve products of 32 to 64 terms, each wrong by up to sqrt(64) x 6e-8 of its size. If
 these errors are independent they come to sqrt(12) x 8 x 6e-8 x 7 = 1.2e-5; found were 4e-6.
 """
-SHORT_WINDOW, WIDE_WINDOW = 6, 64
-"""Shorter than prompt and answer, so that sliding layers are really cut; and long enough to share a prefix."""
+WINDOW = 64
+"""Longer than any prompt with its answer, as the product demands it."""
 
 
 def tiny_causal_lm(
-    architecture: str = "qwen3", *, seed: int = 0, vocabulary: int = VOCABULARY, window: int = SHORT_WINDOW
+    architecture: str = "qwen3", *, seed: int = 0, vocabulary: int = VOCABULARY, window: int = WINDOW
 ) -> PreTrainedModel:
     """A random causal LM with weights large enough for peaked answers; Gemma's sliding layers see `window` tokens."""
     ids = {"pad_token_id": PAD_ID, "eos_token_id": 1, "bos_token_id": None}
@@ -166,7 +166,7 @@ def random_lm(
     if architecture == "gemma2":
         sizes |= {"query_pre_attn_scalar": hidden_size // 4, "sliding_window": sliding_window}
     of_model = {key: settings.pop(key) for key in ("attn_implementation", "dtype") if key in settings}
-    configs = {"gemma2": Gemma2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "phi3": Phi3Config}
+    configs = {"gemma2": Gemma2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
     config = configs[architecture](**sizes, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

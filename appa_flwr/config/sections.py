@@ -71,6 +71,17 @@ LocalPath = Annotated[str, path_or()]
 """A path, or empty."""
 
 
+def _projections(value: str) -> str:
+    """Validate names of layers, separated by commas."""
+    if not {name.strip() for name in value.split(",")} <= {*ALL_PROJECTIONS.split(",")}:
+        raise ValueError(f"must be names among {ALL_PROJECTIONS}")
+    return value
+
+
+Projections = Annotated[str, AfterValidator(_projections)]
+"""Linear layers that LoRA adapts."""
+
+
 class RunSection(Section):
     """[run]: where a run writes, how far it goes, and how the server waits for the groups."""
 
@@ -153,8 +164,8 @@ class PolicySection(Section):
         "full", "train all weights, or adapters on a frozen base, which is in 4-bit nf4 with qlora (PPO table)"
     )
     lora_rank: int = key(16, "rank r of the adapters, which are scaled by 2 (SFT and PPO tables)", ge=1)
-    sft_targets: str = key(ALL_PROJECTIONS, "layers adapted in SFT (SFT table)", min_length=1)
-    ppo_targets: str = key(ATTENTION_PROJECTIONS, "layers adapted in PPO, of both models (PPO table)", min_length=1)
+    sft_targets: Projections = key(ALL_PROJECTIONS, "layers adapted in SFT (SFT table)")
+    ppo_targets: Projections = key(ATTENTION_PROJECTIONS, "layers adapted in PPO, of both models (PPO table)")
 
 
 class SFTSection(Section):

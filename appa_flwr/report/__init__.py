@@ -54,11 +54,7 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
     rules = {"training": run.iterations} | {f"served_{name}": run.served[name] for name in [*run.served][:MOST_SERVED]}
     for name, rounds in rules.items():
         if not rounds.empty:
-            yield (
-                name,
-                plots.training(rounds, run.groups),
-                "rewards, weights and measures of health over the iterations",
-            )
+            yield name, plots.training(rounds, run.groups), "rewards, weights and measures of health by iteration"
     card = run.pluralllm
     if card is not None and card.losses:
         yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"

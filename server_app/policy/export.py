@@ -34,7 +34,8 @@ def opened(source: str) -> tuple[Base, PreTrainedModel]:
     """
     adapter = Path(source) / ADAPTER
     whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
-    config = Config.load({"run.phases": "serve", "model": whole})  # without training no step size is checked
+    # Without training no step size is checked. The length of each prompt is checked when it is answered.
+    config = Config.load({"run.phases": "serve", "model": whole, "policy.max-sequence-length": 1})
     base = prepare(config, [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from Transformers, about PEFT

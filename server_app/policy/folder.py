@@ -1,15 +1,12 @@
-"""Locate a model's folder, load its weights, and check that LoRA can adapt its layers."""
+"""Locate a model's folder, and load its weights."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP library below it
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from appa_flwr.config import Config, split_names
 from appa_flwr.core.errors import UserError
 
 HUB_PAGES = "https://huggingface.co"
@@ -59,36 +56,3 @@ def load(folder: str, **how: Any) -> PreTrainedModel:
     if unfit:
         raise UserError(f"model folder {folder}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
     return model
-
-
-def check_layers(config: Config, model: PreTrainedModel) -> None:
-    """Check that the context window holds the longest sequence, and that LoRA targets are linear layers.
-
-    PEFT itself ignores a target without a layer if another target has one. An output head that shares its weights with
-    the embedding is refused: a merged adapter would change both, a separate adapter only the head, so the saved model
-    would differ from the trained one. Only shapes of the model are used.
-
-    Raises:
-        UserError: the window is shorter than `policy.max-sequence-length`, a target is not a linear layer with weights
-            of its own, or a key names no target.
-    """
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if window and window < config.policy.max_sequence_length:
-        raise UserError(
-            f"policy.max-sequence-length = {config.policy.max_sequence_length}: {config.model} reads {window} tokens "
-            f"at most; set it to {window} or less"
-        )
-    if config.policy.tuning == "full":
-        return
-    users: Counter[object] = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
-    modules = dict(model.named_modules())
-    own = {path for path, layer in modules.items() if isinstance(layer, nn.Linear) and users[layer.weight] == 1}
-    for key in ("policy.sft-targets", "policy.ppo-targets"):
-        for target in split_names(str(config.flat()[key])) or ("",):
-            matched = {path for path in modules if f".{path}".endswith(f".{target}")}  # as PEFT matches names
-            if not matched or not matched <= own:
-                layers = ", ".join(sorted({path.rpartition(".")[2] for path in own})) or "none of its layers"
-                raise UserError(
-                    f"{key}: {config.model} has no linear layer {target!r} with weights of its own; LoRA can adapt "
-                    f"{layers}"
-                )

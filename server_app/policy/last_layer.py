@@ -13,19 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def _position_wise(trunk: nn.Module) -> list[nn.Module]:
-    """Modules of the last layer that process each position alone; empty for a layer of unknown structure."""
-    layers = getattr(trunk, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        return []
-    attention, feed_forward = (getattr(layers[-1], name, None) for name in ("self_attn", "mlp"))
-    parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), feed_forward]
-    plain = hasattr(feed_forward, "down_proj")  # a mixture of experts may return more than one tensor
-    return [part for part in parts if isinstance(part, nn.Module)] if plain and None not in parts else []
-
-
 @contextmanager
-def computing_only(trunk: nn.Module, read_JL: Tensor) -> Iterator[None]:
+def computing_only(trunk: Any, read_JL: Tensor) -> Iterator[None]:
     """Within the block, the trunk's last hidden states are correct where `read_JL` is True, and arbitrary elsewhere."""
     places = read_JL.nonzero(as_tuple=True)  # computed once: each indexing by a mask waits for the GPU
 
@@ -36,8 +25,9 @@ def computing_only(trunk: nn.Module, read_JL: Tensor) -> Iterator[None]:
         full_JLH = result_SH.new_zeros(*read_JL.shape, result_SH.shape[-1])
         return full_JLH.index_put(places, result_SH)
 
+    last = trunk.layers[-1]
     with ExitStack() as hooks:
-        for part in _position_wise(trunk):
+        for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp):  # they process each position alone
             for handle in (part.register_forward_pre_hook(gather), part.register_forward_hook(scatter)):
                 hooks.callback(handle.remove)
         yield

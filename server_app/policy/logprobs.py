@@ -28,7 +28,7 @@ tokens of Gemma. With gradients a logit takes about 24 bytes.
 """
 TOKENS = "tokens (ppo.micro-batch-tokens)"
 FEWEST_TOKENS = 64  # smallest limit of a pass; if memory does not hold such a pass, the run ends
-PROBE_TOKENS = 6
+PROBE_TOKENS = 6  # of the row on which `finite_logits` looks
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, (1, N, C, D) each, by layer."""
@@ -120,7 +120,7 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
 
 
 def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
-    """Logits (S, V) from the last hidden states; `base.check_model` compares them with the model's own forward."""
+    """Logits (S, V) from the last hidden states, as the model's own forward computes them."""
     logits_SV: Tensor = model.get_output_embeddings()(hidden_SH)
     cap = getattr(model.config, "final_logit_softcapping", None)  # Gemma
     return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)
@@ -173,10 +173,5 @@ def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
 @torch.inference_mode()
 def finite_logits(model: PreTrainedModel) -> bool:
     """True if the logits of a few tokens are finite under the current weights."""
-    return bool(model(input_ids=probe(model), use_cache=False).logits.logsumexp(-1).isfinite().all())
-
-
-def probe(model: PreTrainedModel) -> Tensor:
-    """Token ids of one short test row, (1, L)."""
-    ids_L: Tensor = torch.arange(PROBE_TOKENS, device=model.device) % model.config.get_text_config().vocab_size
-    return ids_L[None]
+    ids_1L = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    return bool(model(input_ids=ids_1L, use_cache=False).logits.logsumexp(-1).isfinite().all())

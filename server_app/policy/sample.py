@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import Budget, logits, shared_prefix
-from server_app.policy.sequences import Sequences, split_prompts, window_of
+from server_app.policy.sequences import Sequences, split_prompts
 
 COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two checks for finished rows: a check waits for the GPU
@@ -90,6 +90,9 @@ def sample(
 
     A batch that does not fit into memory is sampled in halves, with other random numbers than the whole batch.
 
+    Raises:
+        UserError: a prompt and its answer may be longer than the model's `longest_row`.
+
     Returns:
         Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
     """
@@ -164,12 +167,10 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
             input_ids=prompt_QP.clamp(min=0), attention_mask=seen_QL, position_ids=position_QP, past_key_values=cache
         ).last_hidden_state[:, -1]
     cache.batch_select_indices(question_J)
-    capacity, window = seen_QL.shape[1] + new_tokens, window_of(model)
-    if window is None or capacity <= window:  # a layer with a window drops old keys; the buffer keeps all keys
-        states = [(layer.keys, layer.values) for layer in cache.layers]
-        cache = Cache(layers=[_BufferLayer(capacity) for _ in states])
-        for number, layer in enumerate(states):
-            cache.update(*layer, number)
+    states = [(layer.keys, layer.values) for layer in cache.layers]
+    cache = Cache(layers=[_BufferLayer(seen_QL.shape[1] + new_tokens) for _ in states])
+    for number, layer in enumerate(states):
+        cache.update(*layer, number)
     return cache, hidden_QH[question_J], seen_QL[question_J], position_QP[question_J, -1]
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from appa_flwr.core.errors import UserError
 
 MOST_PADDED = 1.25  # largest ratio of all tokens of a pass, padding included, to the real tokens
 MIN_TOKENS = 8  # shortest shared prefix: for a shorter one, a separate pass costs more than it saves
@@ -54,9 +56,8 @@ class Sequences:
     def common_prompt(self) -> int:
         """Number of prompt tokens after the prefix that one pass can serve for all rows.
 
-        0 for a single row, for rows with different prompts, or if these tokens are too few. Also 0 without a prefix,
-        since the model's window may then be too short for sharing. The last token of the prompt is not shared: its
-        hidden state predicts each row's first response token.
+        0 for a single row, for rows with different prompts, without a prefix, or if these tokens are too few. The last
+        token of the prompt is not shared: its hidden state predicts each row's first response token.
         """
         own = self.prompt_JP.shape[1]
         same = len(self.prompt_JP) > 1 and bool(
@@ -133,28 +134,27 @@ def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = Fal
 def split_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split prompts into the common prefix (C,) that rows can share, and the rest with its mask, both (J, P)."""
+    """Split prompts into the common prefix (C,) that rows can share, and the rest with its mask, both (J, P).
+
+    Raises:
+        UserError: the longest prompt with `response_length` more tokens is longer than the model's `longest_row`.
+    """
     longest = max(map(len, prompts)) + response_length
-    shared = common_length(prompts, window=window_of(model), longest=longest)
+    if longest > longest_row(model.config):
+        raise UserError(
+            f"a prompt with its answer has {longest} tokens; the model reads {longest_row(model.config)} at most"
+        )
+    shared = common_length(prompts)
     prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
     return prefix_C, *pad([prompt[shared:] for prompt in prompts], device=model.device, left=True)
 
 
-def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longest: int) -> int:
-    """Length in tokens of the common prefix of all prompts; 0 if sharing it is impossible or does not pay.
+def common_length(prompts: Sequence[Sequence[int]]) -> int:
+    """Length in tokens of the common prefix of all prompts, J non-empty token id lists.
 
-    Args:
-        prompts: J non-empty token id lists.
-        window: the model's sliding attention window; None = full attention.
-        longest: tokens of the longest prompt and the longest answer together.
-
-    Returns:
-        0, or at least `MIN_TOKENS` and less than the shortest prompt, whose last token predicts the first token of
-        the answer.
+    0 if sharing it does not pay, else at least `MIN_TOKENS`. Less than the shortest prompt, whose last token predicts
+    the first token of the answer.
     """
-    if window is not None and longest > window:
-        # Padding after the prefix would count as distance within the window, and a full window drops the prefix.
-        return 0
     first, last = (
         min(map(list, prompts)),
         max(map(list, prompts)),
@@ -164,7 +164,11 @@ def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longe
     return common if common >= MIN_TOKENS else 0
 
 
-def window_of(model: PreTrainedModel) -> int | None:
-    """The sliding attention window of a model that has one."""
-    window: int | None = getattr(model.config, "sliding_window", None)
-    return window
+def longest_row(config: PreTrainedConfig) -> int:
+    """Most tokens of a row that this package computes right: the context length, or a sliding window if it is shorter.
+
+    In a longer row padding would count as distance within the window, and a full window would drop the shared prefix.
+    """
+    length: int = config.max_position_embeddings
+    window: int | None = getattr(config, "sliding_window", None)
+    return min(length, window or length)

@@ -158,9 +158,16 @@ def load_or_build(
     return folder
 
 
-def architecture(recipe: TinyRecipe, **of_tokenizer: int) -> Qwen3Config:
-    """Config of the tiny model. Settings of the tokenizer can be left out where only the layers matter."""
-    return Qwen3Config(
+def build(
+    recipe: TinyRecipe,
+    questions: Sequence[Question],
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Train the tiny model from scratch on the format-only corpus, on the CPU in float32 and in eval mode."""
+    tokenizer = build_tokenizer(recipe, questions)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
         intermediate_size=3 * recipe.hidden_size,
         num_hidden_layers=recipe.num_layers,
@@ -170,22 +177,12 @@ def architecture(recipe: TinyRecipe, **of_tokenizer: int) -> Qwen3Config:
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
-        **of_tokenizer,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
-
-
-def build(
-    recipe: TinyRecipe,
-    questions: Sequence[Question],
-    *,
-    progress: Callable[[int, int], None] = lambda step, of: None,
-) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Train the tiny model from scratch on the format-only corpus, on the CPU in float32 and in eval mode."""
-    tokenizer = build_tokenizer(recipe, questions)
-    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = Qwen3ForCausalLM(architecture(recipe, vocab_size=len(tokenizer), **tokens)).eval()
+        model = Qwen3ForCausalLM(config).eval()
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))

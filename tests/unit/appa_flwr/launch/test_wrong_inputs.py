@@ -88,6 +88,8 @@ KEYS = [  # of a run
     ("ppo.num-mini-batches=7", "ppo.num-mini-batches = 7 .*384"),
     ("ppo.answers-per-question=1", "ppo.baseline.*ppo.answers-per-question"),
     ("policy.compute-dtype=bfloat16", "policy.tuning.*policy.compute-dtype"),
+    ("policy.sft-targets=q_proj,c_attn", "policy.sft-targets.*must be names among q_proj,k_proj,.*,down_proj"),
+    ("policy.ppo-targets=", "policy.ppo-targets.*must be names among q_proj,"),
     ("model=google/gemma-2-2b-it", "model.*preset=smollm2.*preset=paper.*policy.tuning"),
     ("run-name=../escape", "run-name"),
     ("run.min-groups=9", "run.min-groups = 9 .*8"),

@@ -151,7 +151,11 @@ def cut_short(folder):
         (lambda f: shutil.rmtree(f), "no such folder"),
         (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
-        (lambda f: edit_config(f, architectures=["Qwen3Model"]), "no causal language model but Qwen3Model"),
+        (
+            lambda f: edit_config(f, architectures=["Qwen3Model"]),
+            "is Qwen3Model .*; it can be Qwen3ForCausalLM, Llama",
+        ),
+        (lambda f: edit_config(f, model_type="granite"), r"is Qwen3ForCausalLM \(granite\); it can be "),
         (lambda f: weights_of(f).unlink(), "cannot be loaded .*no file named model.safetensors"),
         (cut_short, "cannot be loaded .*file not fully covered"),
         (
@@ -181,14 +185,12 @@ def test_a_check_reads_no_weights(folder, monkeypatch):
     assert devices == [{"device_map": "meta"}]
 
 
-def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_built(folder, monkeypatch):
-    monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
-    for keys in ({"model": str(folder), "policy.tuning": "qlora"}, {"policy.tuning": "lora"}):
-        bases.check(Config.load(keys))
-        for key in ("policy.sft-targets", "policy.ppo-targets"):
-            with pytest.raises(UserError, match=f"^{key}: .* has no linear layer 'c_attn'"):
-                bases.check(Config.load({**keys, key: "q_proj,c_attn"}))
-    bases.check(Config.load({"policy.ppo-targets": "c_attn"}))  # all weights are tuned
+@pytest.mark.parametrize("limit", [{"max_position_embeddings": 40}, {"sliding_window": 40, "use_sliding_window": True}])
+def test_a_model_that_reads_fewer_tokens_than_the_longest_sequence_is_refused(folder, limit):
+    edit_config(folder, **limit)
+    prepare(str(folder), **{"policy.max-sequence-length": 40})
+    with pytest.raises(UserError, match=r"policy\.max-sequence-length = 41: .* reads 40 tokens at most"):
+        prepare(str(folder), **{"policy.max-sequence-length": 41})
 
 
 # --- the hub --------------------------------------------------------------------------------------

@@ -4,28 +4,21 @@ Axis letters: C tokens that all prompts begin with, J rollouts, T response token
 one pass, V vocabulary.
 """
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from fakes import (
     ARCHITECTURES,
     PREFIX,
     PROMPTS,
-    SHORT_WINDOW,
     VOCABULARY,
-    WIDE_WINDOW,
     answer_rows,
     joined,
     ppo_models,
     scoring,
     tiny_causal_lm,
 )
-from transformers import GraniteConfig, GraniteForCausalLM, MambaConfig, MambaForCausalLM
 
-from appa_flwr.core.errors import UserError
 from server_app.policy import logprobs
-from server_app.policy.base import check_model
 from server_app.policy.last_layer import computing_only
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
@@ -44,7 +37,7 @@ BATCHES = [
 
 
 def build(tuning, architecture):
-    models = ppo_models(tuning, tiny_causal_lm(architecture, window=WIDE_WINDOW).double())
+    models = ppo_models(tuning, tiny_causal_lm(architecture).double())
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in models.policy_parameters + models.value_parameters:
@@ -129,18 +122,16 @@ def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "window", "longest", "expected"),
+    ("prompts", "expected"),
     [
-        ([[*range(9), 50], [*range(9), 51, 52]], 20, 20, 9),
-        ([[*range(9), 50], [*range(9), 51, 52]], 20, 21, 0),  # the answer would leave the window
-        ([[*range(12)], [*range(12)]], None, 99, 11),  # the last token is run for itself
-        ([[*range(MIN_TOKENS - 1), 50], [*range(MIN_TOKENS - 1), 51]], None, 99, 0),
-        ([[*range(9), 50], [*range(9), 51], [1, *range(9)]], None, 99, 0),  # in whatever order
+        ([[*range(9), 50], [*range(9), 51, 52]], 9),
+        ([[*range(12)], [*range(12)]], 11),  # the last token is run for itself
+        ([[*range(MIN_TOKENS - 1), 50], [*range(MIN_TOKENS - 1), 51]], 0),
+        ([[*range(9), 50], [*range(9), 51], [1, *range(9)]], 0),  # in whatever order
     ],
 )
-def test_common_length_by_hand(prompts, window, longest, expected):
-    assert common_length(prompts, window=window, longest=longest) == expected
-    assert common_length(prompts[::-1], window=window, longest=longest) == expected
+def test_common_length_by_hand(prompts, expected):
+    assert common_length(prompts) == common_length(prompts[::-1]) == expected
 
 
 def test_keys_and_values_that_training_drops_are_an_error():
@@ -194,23 +185,6 @@ def test_values_stand_before_their_tokens(sequences):
     torch.testing.assert_close(before_JT[0, :4], after_JT[0, :4])
     assert (before_JT[0, 4:] - after_JT[0, 4:]).abs().min() > 1e-4
     assert not before_JT[~sequences.mask_JT].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_papers_architectures_are_known(dtype):
-    for architecture in ARCHITECTURES:
-        for window in (SHORT_WINDOW, WIDE_WINDOW):
-            check_model(tiny_causal_lm(architecture, window=window).to(dtype))
-
-
-def test_a_model_that_computes_something_else_is_refused():
-    sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "pad_token_id": 0}
-    for scaling, says in ((1.0, nullcontext()), (8.0, pytest.raises(UserError, match=r"Granite.* makes its logits"))):
-        config = GraniteConfig(num_key_value_heads=1, intermediate_size=32, logits_scaling=scaling, **sizes)
-        with says:
-            check_model(GraniteForCausalLM(config).eval())
-    with pytest.raises(UserError, match="MambaForCausalLM shares no keys and values"):
-        check_model(MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2)).eval())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import torch
-from fakes import PREFIX, WIDE_WINDOW, answer_rows, ppo_models, save_adapter, scoring, tiny_causal_lm
+from fakes import PREFIX, answer_rows, ppo_models, save_adapter, scoring, tiny_causal_lm
 from peft import PeftModel
 
 from appa_flwr.config import Config
@@ -42,7 +42,7 @@ def learn(which, models, sequences, power=2):
 def case(request, tmp_path):
     """The models, and an untouched copy of what they were built on, with SFT's adapter where there is one."""
     tuning, architecture = request.param
-    model = tiny_causal_lm(architecture, window=WIDE_WINDOW)
+    model = tiny_causal_lm(architecture)
     untouched = copy.deepcopy(model)
     if tuning == "stacked":
         untouched = PeftModel.from_pretrained(untouched, save_adapter(model, tmp_path)).eval().get_base_model()

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from fakes import ARCHITECTURES, WIDE_WINDOW, tiny_causal_lm
+from fakes import ARCHITECTURES, tiny_causal_lm
 from peft import LoraConfig, get_peft_model
 
 from server_app.policy.one_product import round_once
@@ -14,7 +14,7 @@ IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
 
 def adapted(architecture="llama", *, size=0.1):
     """A model with two adapters in force on some layers and one on others, all factors random, and some biases."""
-    model = tiny_causal_lm(architecture, window=WIDE_WINDOW)
+    model = tiny_causal_lm(architecture)
     for layer in model.base_model.layers:
         projection = layer.self_attn.q_proj
         projection.bias = torch.nn.Parameter(torch.linspace(-1, 1, projection.out_features))

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from fakes import PREFIX, PROMPTS, WIDE_WINDOW, scoring, tiny_causal_lm
+from fakes import PREFIX, PROMPTS, scoring, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection
 from server_app.policy import ppo as engine_module
@@ -43,7 +43,7 @@ def make(tuning="full", *, vocabulary=61, **changes):
     num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
     assert changes.keys() <= PPOSection.model_fields.keys()
     settings = SETTINGS.model_copy(update=changes)
-    model = tiny_causal_lm(vocabulary=vocabulary, window=WIDE_WINDOW).double()
+    model = tiny_causal_lm(vocabulary=vocabulary).double()
     if tuning == "full":
         models = FullModels(model, value=settings.baseline == "value")
     else:
@@ -153,7 +153,7 @@ def test_answers_to_one_question_share_its_prompt():
 
 def in_bfloat16(**settings):
     torch.manual_seed(4)
-    model = tiny_causal_lm(window=WIDE_WINDOW).to(torch.bfloat16)
+    model = tiny_causal_lm().to(torch.bfloat16)
     models = LoraModels(model, rank=2, targets=["q_proj", "v_proj"])
     settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
     return PPOEngine(models, settings, num_iterations=10, stop_ids=STOPS, seed=7)

@@ -13,12 +13,11 @@ from fakes import (
     PREFIX,
     PROMPTS,
     ROUNDING,
-    SHORT_WINDOW,
-    WIDE_WINDOW,
     tiny_causal_lm,
 )
 from transformers import GenerationConfig
 
+from appa_flwr.core.errors import UserError
 from server_app.policy import sample as sampling
 from server_app.policy.logprobs import response_logprobs, shared_prefix
 from server_app.policy.sample import Decoding
@@ -29,7 +28,7 @@ LONG_PROMPTS = [PREFIX + prompt for prompt in PROMPTS]
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def model(request):
-    return tiny_causal_lm(request.param, window=WIDE_WINDOW)
+    return tiny_causal_lm(request.param)
 
 
 def draw(model, prompts, *, temperature=1.0, seed=0, max_new_tokens=9, stop_ids=STOPS):
@@ -108,14 +107,17 @@ def test_greedy_answers_are_those_of_generate(model):
         assert own.response_JT[j][own.mask_JT[j]].tolist() == written[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("window", [SHORT_WINDOW, 13, 24])
-@pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["short", "long"])
-def test_prompts_and_answers_beyond_a_window_are_sampled_and_scored_right(window, prompts):
-    model = tiny_causal_lm("gemma2", window=window)
-    sampled = draw(model, prompts, stop_ids=(1,))
-    assert not len(sampled.sequences.prefix_C)
-    assert_own_forward_agrees(model, prompts, sampled, temperature=1.0)
+@pytest.mark.parametrize("architecture", ["gemma2", "llama"])
+def test_answers_up_to_the_end_of_a_window_are_right_and_beyond_it_refused(architecture):
+    longest = max(map(len, LONG_PROMPTS)) + 9
+    model = tiny_causal_lm(architecture, window=longest)
+    model.config.max_position_embeddings = 1024 if architecture == "gemma2" else longest
+    sampled = draw(model, LONG_PROMPTS, stop_ids=())
+    assert sampled.sequences.mask_JT.all()
+    assert_own_forward_agrees(model, LONG_PROMPTS, sampled, temperature=1.0)
     torch.testing.assert_close(scores(model, sampled.sequences, temperature=1.0), sampled.logprob_JT, **ROUNDING)
+    with pytest.raises(UserError, match=f"has {longest + 1} tokens; the model reads {longest} at most"):
+        draw(model, LONG_PROMPTS, max_new_tokens=10)
 
 
 def uniform(monkeypatch, *numbers):

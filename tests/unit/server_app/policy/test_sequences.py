@@ -4,13 +4,11 @@ Axis letters: J rollouts, P prompt tokens, T response tokens, L tokens of a row 
 """
 
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DynamicCache, MistralConfig
 
-from server_app.policy.sequences import MIN_TOKENS, Sequences, pad, window_of
+from server_app.policy.sequences import MIN_TOKENS, Sequences, pad
 
 SEQUENCES = Sequences(
     torch.tensor([90, 91]),
@@ -95,9 +93,3 @@ def test_rows_follow_their_one_prompt_and_no_other():
     for others in ([0], [0, 1], [2, 5]):  # alone, of another length, too short to pay
         assert sequences.rows(torch.tensor(others)).common_prompt == 0
     assert asked(prefix=()).rows(torch.tensor([0, 3])).common_prompt == 0  # the model cannot share
-
-
-def test_a_window_counts_where_the_config_names_no_kinds_of_layers():
-    config = MistralConfig(sliding_window=7)
-    assert all(layer.is_sliding for layer in DynamicCache(config=config).layers)
-    assert window_of(SimpleNamespace(config=config)) == 7

@@ -1,8 +1,8 @@
 """PPO as pure functions on tensors (appendix "Complete PPO Objective and Reward Integration").
 
 Axis letters: J rollouts, T response tokens. Every mask is bool and True where a token counts: the response's tokens up
-to and including its end-of-sequence token. Results are 0 outside it. A tensor that is not floating point, or not of the
-shape in its name, raises a ValueError: broadcasting would silently give a wrong number.
+to and including its end-of-sequence token. Results are 0 outside it. Other tensors must be floating point and of the
+shape in their names: nothing checks this, and broadcasting would silently give a wrong number.
 """
 
 import torch
@@ -15,13 +15,11 @@ REWARD_CLAMP = 5.0  # appendix "Format Scoring"
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     """Mean of `value` over the True entries of `mask` (any shape, the same); 0 where there are none."""
-    _check(mask, value=value)
     return (value * mask).sum() / mask.sum().clamp(min=1)
 
 
 def whiten(value: Tensor, mask: Tensor) -> Tensor:
     """Scale the True entries of `mask` (same shape) to mean 0 and unit variance (unbiased); equal entries become 0."""
-    _check(mask, value=value)
     count = mask.sum().clamp(min=1)
     mean = masked_mean(value, mask)
     variance = ((value - mean).square() * mask).sum() / (count - 1).clamp(min=1)
@@ -43,8 +41,6 @@ def shaped_rewards(
 
     pi is the sampling policy, `kl_coefficient` the paper's beta; each row of the mask needs a True. Result (J, T).
     """
-    _check(mask_JT, axes=2, logprob_JT=logprob_JT, reference_logprob_JT=reference_logprob_JT)
-    _check(mask_JT[:, 0], score_J=score_J)
     reward_JT = -kl_coefficient * (logprob_JT - reference_logprob_JT) * mask_JT
     last_J = mask_JT.sum(1, keepdim=True) - 1
     return reward_JT.scatter_add(1, last_J, score_J.to(reward_JT.dtype).unsqueeze(1))
@@ -61,7 +57,6 @@ def gae(
     Returns:
         Advantages and returns (advantage + value), both (J, T).
     """
-    _check(mask_JT, axes=2, reward_JT=reward_JT, value_JT=value_JT)
     reward_JT, value_JT = reward_JT * mask_JT, value_JT * mask_JT
     advantage_JT = torch.zeros_like(reward_JT)
     running_J = torch.zeros_like(reward_JT[:, 0])
@@ -111,14 +106,6 @@ def policy_loss(
     Returns:
         Scalar sums over tokens: the loss; tokens with the larger loss on the clipped branch; 0.5 (log ratio)^2.
     """
-    _check(
-        mask_JT,
-        axes=2,
-        logprob_JT=logprob_JT,
-        old_logprob_JT=old_logprob_JT,
-        advantage_JT=advantage_JT,
-        weight_JT=weight_JT,
-    )
     log_ratio_JT = (logprob_JT - old_logprob_JT) * mask_JT
     ratio_JT = log_ratio_JT.exp()
     plain_JT = -advantage_JT * ratio_JT
@@ -138,7 +125,6 @@ def value_loss(
     The clipped value is V_t cut to at most `clip_range` from `old_value_JT`, the value at rollout time.
     The returns of `gae` replace the paper's sum of discounted rewards.
     """
-    _check(mask_JT, axes=2, value_JT=value_JT, old_value_JT=old_value_JT, return_JT=return_JT)
     near_JT = torch.maximum(torch.minimum(value_JT, old_value_JT + clip_range), old_value_JT - clip_range)
     error_JT = torch.maximum((value_JT - return_JT).square(), (near_JT - return_JT).square())
     return 0.5 * (error_JT * mask_JT).sum()
@@ -147,16 +133,3 @@ def value_loss(
 def entropy(logprob_JT: Tensor, mask_JT: Tensor) -> Tensor:
     """Equation 10, entropy -sum_x p(x) log p(x), estimated on the sampled tokens: their mean -log pi. Only reported."""
     return -masked_mean(logprob_JT, mask_JT)
-
-
-def _check(mask: Tensor, *, axes: int | None = None, **tensors: Tensor) -> None:
-    """Check shapes and types, without waiting for a GPU."""
-    if mask.dtype != torch.bool or (axes is not None and mask.ndim != axes):
-        raise ValueError(f"expected a bool mask{f' of {axes} axes' if axes else ''}, got {mask.dtype} {_shape(mask)}")
-    for name, tensor in tensors.items():
-        if tensor.shape != mask.shape or not tensor.is_floating_point():
-            raise ValueError(f"{name} must be floating point {_shape(mask)}, got {tensor.dtype} {_shape(tensor)}")
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)

@@ -162,7 +162,7 @@ def our_ppo(work: Workload) -> dict[str, float]:
     config = Config.load({**keys, "ppo.answers-per-question": 1, "ppo.batch-size": work.rollouts})
     models = ppo_models(config, load_model(config, work.folder, quantized=False))
     engine = PPOEngine(models, config.ppo, num_iterations=1 + work.updates, stop_ids=(EOS_ID,), seed=SEED)
-    sample = answer_lengths(models.policy(), ends=work.ends)(engine.rollout)
+    sample = answer_lengths(models.policy, ends=work.ends)(engine.rollout)
     prompts, recorder = [prompt for prompt, _ in work.rows()], Recorder()
     recorder.on_train_begin()
     for first in range(0, len(prompts), work.rollouts):

@@ -76,7 +76,7 @@ def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequ
         rows: earlier rows of summary.json, which are kept.
     """
     train_policy(run, models, inputs)
-    after = evaluation.evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
+    after = evaluation.evaluate(run, "ppo", models.policy, inputs, earlier=rows)
     rows = [*rows, *after.rows]
     run.folder.write(SUMMARY, tuple(rows))
     with replaced_folder(run.folder.path / POLICY) as beside:

@@ -139,7 +139,7 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     rows = start_policy(run, inputs, votes)
     gc.collect()  # trainer and model refer to each other, and the next models need the memory
     sft_model = run.folder.path / SFT_MODEL
-    rows += evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy(), inputs, earlier=rows).rows
+    rows += evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs, earlier=rows).rows
     rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:

@@ -202,7 +202,7 @@ def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
 @contextmanager
 def scoring(models: PolicyModels, which: str, prefix_C: torch.Tensor, *, temperature: float) -> Iterator[Score]:
     """Within the block, scores (J, T) of rows behind the prefix by "policy", "reference" or "value" model."""
-    block = nullcontext(models.policy()) if which == "policy" else getattr(models, which)()
+    block = nullcontext(models.policy) if which == "policy" else getattr(models, which)()
     with block as model:
         trunk = model if which == "value" else model.base_model
         with shared_prefix(trunk, prefix_C) as prefix:

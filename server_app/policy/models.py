@@ -1,10 +1,11 @@
 """The models of PPO: policy, reference and value, by LoRA on one frozen base or by full fine-tuning.
 
+PPO uses `FullModels` and `LoraModels` alike, and does not know which weights they share.
+
 Axis letters: J rollouts, T response tokens.
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -23,37 +24,6 @@ SAVED = "default"  # name of the adapter that PEFT saves and loads at the top of
 ALPHA_PER_RANK = 2  # adapters are scaled by alpha / rank (SFT and PPO tables)
 
 
-class PolicyModels(ABC):
-    """Policy, reference and value behind one interface, so that PPO does not know which weights they share.
-
-    Attributes:
-        head: maps hidden states of the value trunk to V; None without a value model.
-        policy_parameters: parameters that the policy loss trains.
-        value_parameters: parameters that the value loss trains; empty without a value model.
-    """
-
-    _policy: PreTrainedModel
-    head: nn.Linear | None
-    policy_parameters: list[nn.Parameter]
-    value_parameters: list[nn.Parameter]
-
-    def policy(self) -> PreTrainedModel:
-        """The policy's causal LM; its own weights are active outside the blocks of `reference` and `value`."""
-        return self._policy
-
-    @abstractmethod
-    def reference(self) -> AbstractContextManager[PreTrainedModel]:
-        """Yield the causal LM that PPO started from; backward passes must run within the block."""
-
-    @abstractmethod
-    def value(self) -> AbstractContextManager[nn.Module]:
-        """Yield the value model's trunk, the input of `head`; backward passes must run within the block."""
-
-    @abstractmethod
-    def save_policy(self, folder: Path) -> None:
-        """Write the policy as a folder that Transformers (full) or PEFT (LoRA) loads."""
-
-
 def value_head(hidden_size: int, device: torch.device) -> nn.Linear:
     """Linear head initialised to 0, so that at first the advantage equals the return."""
     head = nn.Linear(hidden_size, 1, device=device)
@@ -62,33 +32,42 @@ def value_head(hidden_size: int, device: torch.device) -> nn.Linear:
     return head
 
 
-class FullModels(PolicyModels):
-    """Full fine-tuning: the policy itself, a frozen copy as reference, a copy of the trunk for the value."""
+class FullModels:
+    """Full fine-tuning: the policy itself, a frozen copy as reference, a copy of the trunk for the value.
+
+    Attributes:
+        policy: the policy's causal LM; its own weights are active outside the blocks of `reference` and `value`.
+        head: maps hidden states of the value trunk to V; None without a value model.
+        policy_parameters: parameters that the policy loss trains.
+        value_parameters: parameters that the value loss trains; empty without a value model.
+    """
 
     def __init__(self, model: PreTrainedModel, *, value: bool = True) -> None:
         self._reference = copy.deepcopy(model).eval().requires_grad_(False)
         self._trunk = copy.deepcopy(model.base_model).eval().requires_grad_(True) if value else None
-        self._policy = model.eval().requires_grad_(True)
+        self.policy = model.eval().requires_grad_(True)
         self.head = value_head(model.config.hidden_size, model.device) if value else None
-        self.policy_parameters = list(self._policy.parameters())
+        self.policy_parameters = list(self.policy.parameters())
         self.value_parameters = [p for part in (self._trunk, self.head) if part is not None for p in part.parameters()]
 
     def reference(self) -> AbstractContextManager[PreTrainedModel]:
-        """See base class."""
+        """Yield the causal LM that PPO started from; backward passes must run within the block."""
         return nullcontext(self._reference)
 
     def value(self) -> AbstractContextManager[nn.Module]:
-        """See base class."""
+        """Yield the value model's trunk, the input of `head`; backward passes must run within the block."""
         assert self._trunk is not None
         return nullcontext(self._trunk)
 
     def save_policy(self, folder: Path) -> None:
-        """See base class."""
-        self._policy.save_pretrained(folder)
+        """Write the policy as a folder that Transformers loads."""
+        self.policy.save_pretrained(folder)
 
 
-class LoraModels(PolicyModels):
+class LoraModels:
     """LoRA adapters for policy and value on one frozen base, over SFT's own adapter where there is one.
+
+    The attributes are those of `FullModels`.
 
     The reference is the base with SFT's adapter alone. SFT's adapter stays separate and frozen: merged into weights of
     16 bits or fewer, most of its update would be rounded away.
@@ -118,7 +97,7 @@ class LoraModels(PolicyModels):
             self._peft.add_adapter(VALUE, adapter)
         self._peft.eval()
         round_once(self._peft)
-        self._policy = self._peft.get_base_model()
+        self.policy = self._peft.get_base_model()
         self.head = value_head(model.config.hidden_size, model.device) if value else None
         self.policy_parameters, of_value, frozen = (self._of_adapter(name) for name in (POLICY, VALUE, SFT))
         self.value_parameters = [*of_value, *(self.head.parameters() if self.head is not None else ())]
@@ -139,30 +118,33 @@ class LoraModels(PolicyModels):
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
-        """See base class."""
+        """See `FullModels.reference`."""
         self._switch()
         try:
-            yield self._policy
+            yield self.policy
         finally:
             self._switch(POLICY)
 
     @contextmanager
     def value(self) -> Iterator[nn.Module]:
-        """See base class."""
+        """See `FullModels.value`."""
         self._switch(VALUE)
         try:
-            yield self._policy.base_model
+            yield self.policy.base_model
         finally:
             self._switch(POLICY)
 
     def save_policy(self, folder: Path) -> None:
-        """Write SFT's and the policy's adapter as one: concatenated along the rank, the two add up."""
+        """Write a folder that PEFT loads: SFT's adapter and the policy's add up, concatenated along the rank."""
         both = [*self._start, POLICY]
         self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), SAVED, combination_type="cat")
         try:
             self._peft.save_pretrained(folder, selected_adapters=[SAVED], save_embedding_layers=False)
         finally:
             self._peft.delete_adapter(SAVED)
+
+
+PolicyModels = FullModels | LoraModels
 
 
 def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:

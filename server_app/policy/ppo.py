@@ -95,7 +95,7 @@ class PPOEngine:
         self.models, self.settings = models, settings
         self._budget = Budget(TOKENS, settings.micro_batch_tokens)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
-        self._generator = torch.Generator(models.policy().device).manual_seed(seed)
+        self._generator = torch.Generator(models.policy.device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])
         trained = [parameters for parameters in (models.policy_parameters, models.value_parameters) if parameters]
         self._optimizer = torch.optim.AdamW(
@@ -110,7 +110,7 @@ class PPOEngine:
 
     def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
         """Sample one answer per prompt at the training temperature."""
-        return sample(self.models.policy(), prompts, self._decoding, generator=self._generator)
+        return sample(self.models.policy, prompts, self._decoding, generator=self._generator)
 
     @torch.no_grad()
     def reference_pass(self, sequences: Sequences) -> ReferencePass:
@@ -124,8 +124,8 @@ class PPOEngine:
             with models.value() as trunk:
                 value_JT = self._scored(sequences, trunk, partial(response_values, trunk, models.head))
         # In 16 bits, sampling token by token rounds differently from a pass over whole rows.
-        if models.policy().dtype.itemsize < torch.float32.itemsize:
-            policy_JT = self._scored(sequences, models.policy().base_model, partial(logprobs, models.policy()))
+        if models.policy.dtype.itemsize < torch.float32.itemsize:
+            policy_JT = self._scored(sequences, models.policy.base_model, partial(logprobs, models.policy))
         return ReferencePass(reference_JT, value_JT, policy_JT)
 
     def _scored(self, sequences: Sequences, trunk: torch.nn.Module, score: Callable[..., Tensor]) -> Tensor:
@@ -176,7 +176,7 @@ class PPOEngine:
             "entropy": float(losses.entropy(targets.old_JT, mask_JT)),
             "response_length": float(mask_JT.sum(1).float().mean()),
         }
-        if not (all(map(math.isfinite, stats.values())) and finite_logits(self.models.policy())):
+        if not (all(map(math.isfinite, stats.values())) and finite_logits(self.models.policy)):
             raise NotFinite("ppo.learning-rate")
         return stats
 
@@ -222,9 +222,9 @@ class PPOEngine:
             parts.append((part, targets.rows(rows, part.mask_JT.shape[1])))
         sums = torch.zeros(4, dtype=torch.float64, device=mini_batch.device)
         # The backward passes of a model run while its adapter is active, one graph at a time.
-        with shared_prefix(models.policy().base_model, batch.prefix_C) as prefix:
+        with shared_prefix(models.policy.base_model, batch.prefix_C) as prefix:
             for part, target in parts:
-                logprob_JT = response_logprobs(models.policy(), part, temperature=s.temperature, prefix=prefix)
+                logprob_JT = response_logprobs(models.policy, part, temperature=s.temperature, prefix=prefix)
                 policy, clipped, kl = losses.policy_loss(
                     logprob_JT,
                     target.old_JT,

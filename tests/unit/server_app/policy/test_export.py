@@ -49,9 +49,9 @@ def as_sampled_and_saved(config, folder):
     learn(trained)
     with models.value():
         pass  # the value's adapter was the last one in use
-    sampled_JT = logprobs(models.policy())
+    sampled_JT = logprobs(models.policy)
     models.save_policy(policy := folder / "policy")
-    assert torch.equal(logprobs(models.policy()), sampled_JT)  # and the models go on as they were
+    assert torch.equal(logprobs(models.policy), sampled_JT)  # and the models go on as they were
     assert all(parameter.requires_grad for parameter in trained)
     assert len(list(policy.rglob("*.safetensors"))) == 1  # the value model is not saved
     loader = AutoPeftModelForCausalLM if lora else AutoModelForCausalLM

@@ -95,7 +95,7 @@ def test_without_a_prefix_scores_and_gradients_are_those_of_the_models_own_forwa
     weight_JT = torch.randn(sequences.mask_JT.shape, generator=torch.Generator().manual_seed(4))
     for j, prompt in enumerate(PROMPTS):
         answer = sequences.response_JT[j][sequences.mask_JT[j]].tolist()
-        logits_LV = models.policy()(torch.tensor([PREFIX + prompt + answer])).logits[0] / TEMPERATURE
+        logits_LV = models.policy(torch.tensor([PREFIX + prompt + answer])).logits[0] / TEMPERATURE
         before = len(PREFIX + prompt) - 1
         own_T = torch.stack([logits_LV[before + t].log_softmax(-1)[token] for t, token in enumerate(answer)])
         (own_T * weight_JT[j, : len(answer)]).sum().backward()
@@ -115,7 +115,7 @@ def test_without_a_prefix_scores_and_gradients_are_those_of_the_models_own_forwa
 )
 def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
     models, widths = build("full", "qwen3"), []
-    hook = models.policy().get_input_embeddings().register_forward_hook(lambda _, __, out: widths.append(out.shape[:2]))
+    hook = models.policy.get_input_embeddings().register_forward_hook(lambda _, __, out: widths.append(out.shape[:2]))
     passed(models, answer_rows(prompts, shared=len(PREFIX)), "policy", split=split)
     hook.remove()
     assert widths == [(1, len(PREFIX)), *expected]

@@ -77,7 +77,7 @@ def test_policy_and_reference_begin_as_the_untouched_base_which_the_reference_st
     assert torch.equal(found("reference", models, sequences), expected_JT)
     policy_JT = found("policy", models, sequences)
     assert ((policy_JT - expected_JT).abs()[sequences.mask_JT] > 1e-3).all()
-    assert torch.equal(base_logprobs(models.policy(), sequences), policy_JT)  # what samples
+    assert torch.equal(base_logprobs(models.policy, sequences), policy_JT)  # what samples
     assert torch.equal(found("reference", models, sequences), expected_JT)
     assert torch.equal(found("policy", models, sequences), policy_JT)
 
@@ -119,9 +119,8 @@ def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case,
     before_JT = found("policy", models, sequences)
 
     passes = [functools.partial(found, which, models, sequences) for which in ("value", "reference", "policy")]
-    calls = (*passes, models.policy)
-    for first in calls:
-        for second in calls:
+    for first in passes:
+        for second in passes:
             first()
             second()
             assert all(p.requires_grad for p in trained)
@@ -132,7 +131,7 @@ def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case,
         assert torch.equal(found("policy", models, sequences), before_JT)
     if isinstance(models, LoraModels):
         mine = {id(p) for p in trained}
-        frozen = [p for p in models.policy().parameters() if id(p) not in mine]
+        frozen = [p for p in models.policy.parameters() if id(p) not in mine]
         assert frozen
         assert not any(p.requires_grad for p in frozen)
 

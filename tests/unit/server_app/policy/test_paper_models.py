@@ -109,7 +109,7 @@ def test_sft_s_adapter_reaches_ppo_on_four_bits_as_it_was_saved(prepared, tmp_pa
     save_adapter(bases.load_model(config, base.source, quantized=False), tmp_path)
     packed = bases.load_model(config, base.source, quantized=True)
     ids = prompt_tensor(base, config)
-    policy = export.load_policy(config, base, tmp_path).policy()
+    policy = export.load_policy(config, base, tmp_path).policy
     assert_rounds_once(policy)
     with torch.no_grad():
         found, without = policy(ids).logits, packed(ids).logits

@@ -142,7 +142,7 @@ def test_answers_to_one_question_share_its_prompt():
     tokens = {}
     for answers in (1, 3):
         engine, seen = make("lora", answers_per_question=answers), []
-        embedding = engine.models.policy().get_input_embeddings()
+        embedding = engine.models.policy.get_input_embeddings()
         hook = embedding.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.shape[:2].numel()))
         iterate(engine, some_scores(), times=2, prompts=prompts)
         hook.remove()
@@ -255,7 +255,7 @@ FEW_PROMPTS = [[3, 4, 2], [6], [7, 2]]
 def next_logprobs(engine):
     """Of every token after each of the few prompts, at the training temperature."""
     with torch.no_grad():
-        rows = [engine.models.policy()(torch.tensor([prompt])).logits[0, -1] for prompt in FEW_PROMPTS]
+        rows = [engine.models.policy(torch.tensor([prompt])).logits[0, -1] for prompt in FEW_PROMPTS]
     return torch.stack(rows).div(SETTINGS.temperature).log_softmax(-1)
 
 

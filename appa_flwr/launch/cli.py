@@ -39,12 +39,12 @@ app.add_typer(export, name="export")
 app.add_typer(group, name="group")
 
 
-Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, by its folder.")]
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of a stopped run, to continue it.")]
 
 
 @app.command()
 def run(words: Words = None, resume: Resume = None) -> None:
-    """Align a policy: the whole loop, in a local Flower simulation."""
+    """Align a policy with the groups of a survey, in a Flower simulation on this machine."""
     written = (folder := _launched(words, resume)) / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
 
@@ -64,22 +64,22 @@ def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
 
 @app.command()
 def serve(words: Words = None, resume: Resume = None) -> None:
-    """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
+    """Score the answers of other trainers over HTTP, until Ctrl-C."""
     folder = _launched(words, resume, "run.phases=serve")
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
 
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Option(help="What the endpoint calls it; without one, a folder or a hub id.")],
-    name: Annotated[str, typer.Option(help="The model's name in the tables.")],
-    endpoint: Annotated[str, typer.Option(help="OpenAI-compatible address, up to /v1; its key: APPA_EVAL_KEY.")] = "",
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder of the scores.")] = Path("eval"),
+    model: Annotated[str, typer.Option(help="A folder or hub id; with --endpoint, the model's name there.")],
+    name: Annotated[str, typer.Option(help="Name of the model in the tables.")],
+    endpoint: Annotated[
+        str, typer.Option(help="URL of an OpenAI-compatible server, ending in /v1; its key is in APPA_EVAL_KEY.")
+    ] = "",
+    plain: Annotated[bool, typer.Option("--plain", help="Send prompts as plain text, not as a chat.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the scores.")] = Path("eval"),
 ) -> None:
-    """Have a model's greedy held-out answers scored by the groups of appa serve, at APPA_URL with APPA_TOKEN."""
+    """Score a model's answers to the held-out questions by the groups of `appa serve` (at APPA_URL, by APPA_TOKEN)."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
@@ -101,7 +101,7 @@ def evaluate(
 
 @app.command()
 def pluralllm(words: Words = None) -> None:
-    """Pretrain the preference predictor alone, and show its errors."""
+    """Pretrain only the preference predictor, and show its scores."""
     folder = _launched(words, None, "run.phases=pluralllm")
     from appa_flwr.report import predictor, tables
 
@@ -113,13 +113,13 @@ def pluralllm(words: Words = None) -> None:
 
 @app.command()
 def deploy(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parties' folders go.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the parties' folders.")],
     words: Words = None,
-    local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
-    host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65000, help="The server's.")] = PORT,
+    local: Annotated[bool, typer.Option("--local", help="Start all parties on this machine, and run once.")] = False,
+    host: Annotated[str, typer.Option(help="Host name or IP address of the server, as groups reach it.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65000, help="Port of the server.")] = PORT,
 ) -> None:
-    """Make a folder for each party of a deployment, to be copied to the party's machine."""
+    """Make a folder for the server and for each group, to be copied to their machines."""
     if local and (host, port) != (LOOPBACK, PORT):
         raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
@@ -138,10 +138,11 @@ def deploy(
 @app.command()
 def doctor(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="A party's, as appa deploy made it.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="Folder of a party, made by `appa deploy`.", show_default=False),
     ] = None,
 ) -> None:
-    """Check what keeps this machine, or a party, from working."""
+    """Check this machine, and a party's folder if it is named, for problems."""
     from appa_flwr.launch import doctor as looks
 
     of_party = [] if folder is None else [*looks.party(folder)]  # first, since it rejects a wrong folder at once
@@ -159,7 +160,7 @@ def doctor(
 def report(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN]...", help="Folders of runs.")],
 ) -> None:
-    """Rebuild a run's report; with several runs of one survey, compare them with the first instead."""
+    """Rebuild the report of a run, or compare several runs of one survey with the first."""
     if len(run_folders) == 1:
         from appa_flwr.report import build
 
@@ -178,10 +179,10 @@ def report(
 @app.command()
 def ask(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
-    options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question's text.")],
+    options: Annotated[str, typer.Option(help="The answer options, separated by semicolons or commas.")],
 ) -> None:
-    """Ask a run's policy a question."""
+    """Ask the policy of a run a question."""
     from appa_flwr.public import load_run
 
     opened = load_run(run_folder)
@@ -201,7 +202,7 @@ def ask(
 
 @app.command()
 def config(words: Words = None) -> None:
-    """Show every key with its value, what it may be and what it does, as a TOML file."""
+    """Print all config keys, as a TOML file: value, meaning and possible values."""
     values = assemble(words or [], folder=None).flat()
     typer.echo(f"# set SECTION.KEY=VALUE, or preset=NAME: {', '.join(PRESETS)}")
     for section in ("", *settings.SECTIONS):

@@ -29,22 +29,24 @@ FEW = 5  # most questions that are named
 OPENED = "query.open"
 """Kind of the message to which a group replies with the seed of its own mask."""
 
-app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
+app = typer.Typer(
+    help="For the owner of a group's data: check the data, set limits, list what has left.", no_args_is_help=True
+)
 
-LedgerFile = Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")]
+LedgerFile = Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger of the node, beside its data file.")]
 
 
 @app.command()
 def check(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The group's private data file, as `appa survey` writes it.")
+        Path, typer.Argument(metavar="FILE", help="Private data file of the group, written by `appa survey`.")
     ],
-    questions: Annotated[Path, typer.Option(help="The run's public questions.")],
+    questions: Annotated[Path, typer.Option(help="Public questions of the run.")],
     owner_policy: Annotated[
-        Path | None, typer.Option("--policy", help="Your owner's policy, checked too.", show_default=False)
+        Path | None, typer.Option("--policy", help="Your owner's policy, to be checked too.", show_default=False)
     ] = None,
 ) -> None:
-    """Show which answers of a data file a run could use, before anything runs."""
+    """Show which answers of a data file a run could use."""
     least = 1 if owner_policy is None else read_owner_policy(owner_policy).least_answers
     survey = store.read(file)
     asked = {question.question_id: question for question in store.read(questions).questions}
@@ -64,37 +66,38 @@ def check(
 
 @app.command("policy")
 def print_owner_policy() -> None:
-    """Print an owner's policy, every key at its default: change it, and name it in --node-config as policy="FILE"."""
+    """Print an owner's policy with all keys at their defaults. Edit it, and name the file in --node-config."""
     print(owner_policy_file(), end="")
 
 
 @app.command()
 def bundle(
-    checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
+    checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="Checkout of this repository that you trust.")],
 ) -> None:
-    """Print the hash of a checkout's app bundle; a node whose owner's policy has it as `bundle` runs no other app."""
+    """Print the hash of a checkout's app bundle, for the key `bundle` of an owner's policy."""
     print(bundle_hash(checkout.resolve()))
 
 
 @app.command()
 def key(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Your group's private key for secure sums; made if none.")
+        Path,
+        typer.Argument(metavar="FILE", help="Private key of your group for secure sums; created if it does not exist."),
     ],
-    group: Annotated[str, typer.Option(help="Your group's name, as --node-config will say.")],
+    group: Annotated[str, typer.Option(help="Name of your group, as in --node-config.")],
 ) -> None:
-    """Print your group's line of the roster, with the public key; the private one never leaves this machine."""
+    """Print your group's line for the roster, with its public key."""
     print(roster_file({group: public_key(own_key(file))}), end="")
 
 
 @app.command()
 def pin(
-    file: Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster, a line for each group.")],
+    file: Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster, with one line for each group.")],
     owner_policy: Annotated[Path, typer.Option("--policy", help="Your owner's policy, beside your data file.")],
-    group: Annotated[str, typer.Option(help="Your group's name, which has to stand there.")],
-    key: Annotated[Path, typer.Option(help="Your group's private key, whose public one has to stand there.")],
+    group: Annotated[str, typer.Option(help="Name of your group; the roster must have it.")],
+    key: Annotated[Path, typer.Option(help="Private key of your group; the roster must have its public key.")],
 ) -> None:
-    """Pin a roster in your owner's policy: numbers then leave only in secure sums of its groups, and as own scores."""
+    """Pin a roster in your owner's policy: numbers then leave only in secure sums, or as own scores."""
     pinned = pin_roster(file, owner_policy, group=group, key=key)
     show(f"{owner_policy}: pins the roster {pinned.sha256} of {', '.join(pinned.names)}")
 
@@ -131,14 +134,14 @@ def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path) -> Rost
 
 @app.command()
 def audit(file: LedgerFile) -> None:
-    """Show what has left this node, in sums with which groups, and how often questions were used."""
+    """List what has left this node, the groups of each secure sum, and how often each question was used."""
     releases = Ledger(file).releases()
     show(_by_kind(releases), *_sums(releases), _used(Ledger(file)))
 
 
 @app.command()
 def forget(file: LedgerFile) -> None:
-    """Delete this node's memory of runs; the ledger stays."""
+    """Delete what this node remembers of runs; the ledger stays."""
     folder = file.with_suffix(MEMORY_SUFFIX)
     if not (file.exists() or folder.exists()):
         raise UserError(f"{file}: no such ledger; it is beside the group's data file")

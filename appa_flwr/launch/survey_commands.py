@@ -17,9 +17,9 @@ from appa_flwr.survey import store
 from appa_flwr.survey.sources import read_run
 from appa_flwr.survey.types import Survey
 
-export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
+export = typer.Typer(help="Write a survey in the formats of other programs.", no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or: generated.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
 
 
 def _surveyed(source: str, words: list[str] | None) -> tuple[Config, Survey]:
@@ -32,15 +32,19 @@ def survey(
     words: Words = None,
     write: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Write all groups' answers in our own format.", show_default=False),
+        typer.Option(metavar="FILE.jsonl", help="Write all answers in this package's format.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write a file a group, and public questions.", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="Write one private file per group, and the public questions.", show_default=False
+        ),
     ] = None,
-    diagnose: Annotated[bool, typer.Option("--diagnose", help="Say whether it can tell rules apart.")] = False,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Show how far the rules can differ on this survey.")
+    ] = False,
 ) -> None:
-    """Convert a survey from any source to our own format, and say what was read, decided and left out."""
+    """Read a survey, show what was read and left out, and convert it to this package's format."""
     config, survey = _surveyed(source, words)
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
     written: list[str] = []
@@ -87,9 +91,9 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
 def lm_eval(
     source: Source,
     words: Words = None,
-    out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
+    out: Annotated[Path, typer.Option(help="Folder for the task.")] = Path("lm-eval"),
 ) -> None:
-    """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
+    """Write the held-out questions, with all groups' answers, as a task of lm-evaluation-harness."""
     config, survey = _surveyed(source, words)
     from appa_flwr.launch.lm_eval import export_task
 
@@ -101,10 +105,10 @@ def lm_eval(
 def prompts(
     source: Source,
     words: Words = None,
-    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("prompts"),
-    plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("prompts"),
+    plain: Annotated[bool, typer.Option("--plain", help="Write prompts as plain text, not as a chat.")] = False,
 ) -> None:
-    """Write a survey's prompts as TRL, OpenRLHF, verl and slime read them (docs/engines.md)."""
+    """Write the prompts of a survey for TRL, OpenRLHF, verl and slime (docs/engines.md)."""
     chosen = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     # Imported by name, since a group has this package without the server's code.
     written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)

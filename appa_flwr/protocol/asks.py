@@ -102,14 +102,14 @@ class Ask:
         """Return a setting; raises ValueError if it is missing or not an integer in this range."""
         value = int(self.setting(name, int))
         if not least <= value <= most:
-            raise ValueError(f"{name}: not between {least} and {most}")
+            raise ValueError(f"{name} must be between {least} and {most}")
         return value
 
     def array(self, name: str, dtype: type[_Scalar], *, axes: int) -> npt.NDArray[_Scalar]:
         """Return an array; raises ValueError if it is missing, or of another type or number of axes."""
         value = self.arrays.get(name)
         if value is None or value.dtype != dtype or value.ndim != axes:
-            raise ValueError(f"{name}: no array of {np.dtype(dtype)} with {axes} axes")
+            raise ValueError(f"{name} must be an array of {np.dtype(dtype)} with {axes} axes")
         return value
 
 
@@ -174,10 +174,10 @@ class ScoreRequest:
         """Read the answers of such a request; raises ValueError if they are malformed or too many."""
         question_J, prediction_JK = ask.array("question", np.int64, axes=1), ask.array("prediction", np.float64, axes=2)
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:
-            raise ValueError("not one question an answer, or too many answers")
+            raise ValueError("questions and answers differ in number, or there are too many answers")
         sides, metrics = tuple(ask.setting("sides", (str,))), tuple(ask.setting("metrics", (str,)))
         if not set(sides) <= {TARGET_SIDE, TRUTH_SIDE} or len({*sides}) + len({*metrics}) < len(sides) + len(metrics):
-            raise ValueError("an unknown side, or a side or metric named twice")
+            raise ValueError("a side is unknown, or a side or metric appears twice")
         return cls(question_J, prediction_JK, metrics, sides, ask.count("draw"))
 
 
@@ -241,15 +241,15 @@ def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], 
     """
     parts = []
     if values.keys() != numbers.keys():
-        raise ValueError(f"numbers {', '.join(values)} where {', '.join(numbers)} are asked for")
+        raise ValueError(f"the numbers are {', '.join(values)}; the request asks for {', '.join(numbers)}")
     for name, number in numbers.items():
         array = np.asarray(values[name], dtype=np.float64)
         if array.shape != number.shape:
-            raise ValueError(f"{name} of shape {array.shape}, not {number.shape}")
+            raise ValueError(f"{name} has shape {array.shape} instead of {number.shape}")
         if cut:
             array = np.clip(np.nan_to_num(array), number.least, number.most)
         elif not ((array >= number.least) & (array <= number.most)).all():
-            raise ValueError(f"{name} outside [{number.least:g}, {number.most:g}]")
+            raise ValueError(f"{name} is outside [{number.least:g}, {number.most:g}]")
         parts.append(array.ravel())
     return np.concatenate(parts)
 
@@ -262,7 +262,7 @@ def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArr
     """
     sizes = [math.prod(number.shape) for number in numbers.values()]
     if flat.shape[-1] != sum(sizes):
-        raise ValueError(f"{flat.shape[-1]} numbers where {sum(sizes)} are asked for")
+        raise ValueError(f"the row has {flat.shape[-1]} numbers; the request asks for {sum(sizes)}")
     parts = np.split(flat, np.cumsum(sizes)[:-1], axis=-1)
     return {
         name: part.reshape(*flat.shape[:-1], *number.shape)
@@ -299,5 +299,5 @@ def typed(value: object, kind: type[Any] | tuple[type[Any]]) -> Any:
     if isinstance(kind, tuple):
         return [typed(item, kind[0]) for item in typed(value, list)]
     if type(value) is not kind:
-        raise ValueError(f"no {kind.__name__}")
+        raise ValueError(f"a value is not of type {kind.__name__}")
     return value

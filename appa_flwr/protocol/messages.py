@@ -93,19 +93,19 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
             for key, text, options, ordinal in json.loads(str(content.config_records[_HEAD]["questions"]))
         )
         if {train_Q.shape, unanswered_Q.shape, embedding_QKE.shape[:1]} != {(len(questions),)}:
-            raise ValueError("questions and arrays of different length")
+            raise ValueError("questions and arrays differ in length")
         # Ids must be unique and the mask of options is computed here. Otherwise a server could ask for sums that hold
         # one answer only: one question at many positions, or several options in one question only.
         if len({question.question_id for question in questions}) < len(questions):
-            raise ValueError("a question twice")
+            raise ValueError("a question appears twice")
         size_Q = np.array([len(question.options) for question in questions])
         if size_Q.max() > embedding_QKE.shape[1]:
-            raise ValueError("more options than features of options")
+            raise ValueError("a question has more options than the embedding")
         option_QK = np.arange(embedding_QKE.shape[1]) < size_Q[:, None]
         if (train_Q & unanswered_Q).any():
-            raise ValueError("a training question that nobody answered")
+            raise ValueError("a training question is marked as unanswered")
         if not all(q.question_id.isprintable() and len(q.question_id) <= LONGEST_ID for q in questions):
-            raise ValueError("an id with control characters, or too long an id")
+            raise ValueError("an id has control characters or is too long")
         return Catalogue(questions, train_Q, embedding_QKE, option_QK, unanswered_Q)
 
 
@@ -132,7 +132,7 @@ def unpack_ask(content: RecordDict) -> tuple[Ask, Task]:
         settings: Mapping[str, Any] = dict(content.config_records[_SETTINGS])
         kind = typed(content.config_records[_HEAD]["kind"], str)
         if kind not in KINDS:
-            raise ValueError("an unknown kind")
+            raise ValueError("the kind is unknown")
         return Ask(kind, _arrays(content).arrays, settings), _task(content)
 
 
@@ -194,7 +194,7 @@ def unpack_reply(
         head = content.config_records[_HEAD]
         groups = tuple(typed(head["groups"], (str,)))
         if len(set(groups)) < len(groups):
-            raise ValueError("a group twice")
+            raise ValueError("a group appears twice")
         read = {name: typed(head[name], kind) for name, kind in fields.items()}
         array = None if numbers is None else _arrays(content).array(_NUMBERS, numbers[0], axes=numbers[1])
         return Reply(groups, read, array)
@@ -214,7 +214,7 @@ def split_weights(weight_P: npt.NDArray[np.float32], shapes: Mapping[str, Sequen
     """Undo `join_weights`: arrays in the order of `shapes`; raises ValueError if the sizes do not fit."""
     sizes = {name: math.prod(shapes[name]) for name in sorted(shapes)}
     if weight_P.shape != (sum(sizes.values()),):
-        raise ValueError("another number of weights")
+        raise ValueError("the number of weights differs from the shapes")
     parts = dict(zip(sizes, np.split(weight_P, np.cumsum(list(sizes.values()))[:-1]), strict=True))
     return ArrayRecord({name: Array(parts[name].reshape(shape)) for name, shape in shapes.items()})
 

@@ -46,7 +46,7 @@ class Served:
     ) -> None:
         self._url, token = (url or os.environ.get(URL, "")).rstrip("/"), token or os.environ.get(TOKEN, "")
         if not self._url or not token:
-            raise UserError(f"where the served run is and its token: give url and token, or set {URL} and {TOKEN}")
+            raise UserError(f"the served run's URL or token is missing: pass url and token, or set {URL} and {TOKEN}")
         self._headers, self._patience = {"Authorization": f"Bearer {token.strip()}"}, patience
         self._timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
 
@@ -72,15 +72,15 @@ class Served:
                         raise UserError(f"{url}: {why}")
                     wait = min(LONGEST_PAUSE, retry_after(reply, pause))
                 except ValueError:
-                    raise UserError(f"{url}: answers without a JSON object: {reply.text[:MOST_SHOWN]}") from None
+                    raise UserError(f"{url}: the answer is not a JSON object: {reply.text[:MOST_SHOWN]}") from None
                 except httpx.TransportError as error:
                     why = f"{type(error).__name__}: {error}"
                     if isinstance(error, httpx.ReadTimeout):  # the round waits for other processes
                         wait = 0.0
                 if time.monotonic() + wait > started + self._patience:
-                    raise UserError(f"{url}: no answer in {self._patience:.0f} s; the last: {why}")
+                    raise UserError(f"{url}: no answer in {self._patience:.0f} s; last failure: {why}")
                 if time.monotonic() > started + SILENCE_SECONDS:  # Python shows the same warning only once
-                    warnings.warn(f"{self._url} does not answer ({why}); it is asked again", stacklevel=2)
+                    warnings.warn(f"{self._url} does not answer ({why}); the request is repeated", stacklevel=2)
                 await asyncio.sleep(wait)
                 pause = min(LONGEST_PAUSE, 2 * pause)
 
@@ -93,7 +93,7 @@ def _client(url: str) -> httpx.AsyncClient:
     """
     try:
         if (address := httpx.URL(url)).scheme not in ("http", "https"):
-            raise UserError(f"{url}: an address begins with http:// or https://")
+            raise UserError(f"{url}: the address must begin with http:// or https://")
         here = address.host == "localhost"
         with suppress(ValueError):
             here = ip_address(address.host).is_loopback

@@ -48,7 +48,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     (query,), (prompt,), (question_id,) = queries, prompts, labels
     _, there, answer = query.partition(prompt)
     if not there:
-        raise UserError("the query does not hold its prompt; was that cut, by a max_len that is too short?")
+        raise UserError("the query does not contain its prompt; if the prompt was cut, raise max_len")
     reward, components = asyncio.run(_reward("openrlhf", question_id, _ENDS.sub("", answer)))
     return {"rewards": reward, "scores": reward, "extra_logs": components}
 

@@ -68,7 +68,7 @@ class RemoteGroupRewards:
             UserError: no column `question_id`, or the service refuses the request or does not answer.
         """
         if question_id is None:
-            raise UserError("the data set has no column question_id, which says which question each prompt asks")
+            raise UserError("the data set has no column question_id, which names the question of each prompt")
         number = self._next_round(getattr(trainer_state, "global_step", None))
         if self._first is None:
             self._first = number

@@ -128,7 +128,7 @@ class Members:
             UserError: a deployment names no groups, two nodes speak for the same group, or too few groups joined.
         """
         if not (expected or self.simulated):
-            raise UserError("groups: name those that take part; in a deployment nobody else may join")
+            raise UserError("groups: name the groups that take part; no other group may join a deployment")
         self.names = tuple(expected)
         now = time.monotonic()
         deadline = now + patience
@@ -149,9 +149,9 @@ class Members:
             raise UserError(
                 f"{len(self._node_of)} groups joined ({', '.join(self.present) or 'none'}); "
                 f"run.min-groups = {self.config.run.min_groups}"
-                + ("" if self.plain else f", and secure sums are over at least {LEAST_GROUPS}")
+                + ("" if self.plain else f", and secure sums need at least {LEAST_GROUPS}")
                 + (f"; missing: {', '.join(missing)}" if missing else "")
-                + (f"; there, but not in `groups`: {listed(others)}" if others else "")
+                + (f"; joined, but not in `groups`: {listed(others)}" if others else "")
             )
         if missing:
             log.warning("groups that did not join: %s", ", ".join(missing))
@@ -176,7 +176,7 @@ class Members:
                     continue
                 if not self._setup:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
-                log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
+                log.warning("group '%s' has a node already; another node that speaks for it is left out", name)
 
     def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
         """Ask nodes for their groups: node -> groups that it may speak for, empty if it cannot take part."""
@@ -188,9 +188,9 @@ class Members:
             known.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
             known.roster, groups_of[node] = reply.fields["roster"], known.groups
             if strange := sorted(set(reply.groups) - set(known.groups)):
-                log.warning("node %s speaks for %s without its key; it is left out", node, listed(strange))
+                log.warning("node %s speaks for %s without its key; that claim is ignored", node, listed(strange))
             if last_round >= MOST_ROUNDS:
-                log.warning("node %s says to have masked more rounds than there are; it is left out", node)
+                log.warning("node %s reports an impossible number of masked rounds; the node is left out", node)
                 groups_of[node] = ()
             elif self._roster and known.roster != self._roster:
                 _warn_of_roster(known.groups)
@@ -209,7 +209,7 @@ class Members:
             return dict.fromkeys(joining)
         keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
         for node in sorted(node for node, names in keyed.items() if not names):
-            log.warning("node %s has the key of no group; it is left out", node)
+            log.warning("node %s has no group's key; the node is left out", node)
             self._nodes[node].out = True
         return {node: names for node, names in keyed.items() if names}
 
@@ -286,18 +286,18 @@ class Members:
     def _read(self, content: RecordDict, numbers: tuple[type[Any], int] | None, fields: Mapping[str, Any]) -> Reply:
         reply = messages.unpack_reply(content, numbers=numbers, **fields)
         if not self.simulated and len(reply.groups) > MOST_NAMES:
-            raise ValueError(f"it names {len(reply.groups)} groups, at most {MOST_NAMES} are read")
+            raise ValueError(f"the reply names {len(reply.groups)} groups; the limit is {MOST_NAMES}")
         if len(reply.fields.get("answered", reply.groups)) != len(reply.groups):
-            raise ValueError("it does not count the answers of each of its groups")
+            raise ValueError("the reply does not count the answers of each group")
         if reply.numbers is not None and reply.numbers.ndim == 2 and len(reply.numbers) != len(reply.groups):
-            raise ValueError("it has not a row of numbers for each of its groups")
+            raise ValueError("the reply does not have a row of numbers for each group")
         return reply
 
     def _own(self, node: int, reply: Reply) -> Iterator[tuple[int, str]]:
         """The groups of a reply that its node hosts, with their places in the reply."""
         # otherwise any node could speak for another node's group, or silence the group by sending faulty numbers
         if away := [name for name in reply.groups if self._node_of.get(name) != node]:
-            log.warning("node %s answers for %s and does not host it; that is left out", node, listed(away))
+            log.warning("node %s answers for %s, which it does not host; that answer is ignored", node, listed(away))
         return ((place, name) for place, name in enumerate(reply.groups) if self._node_of.get(name) == node)
 
     @property
@@ -315,15 +315,15 @@ class Members:
         )
         lost = codes[refusals.OTHER_COHORT]
         raise (LostSum if lost else TooFew)(
-            f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}, and "
-            f"{self._least} must (run.min-groups). {refused or 'Their own logs say why'}"
+            f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}; "
+            f"at least {self._least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
         )
 
 
 def _warn_of_roster(names: Collection[str]) -> None:
     if names:
         log.warning(
-            "%s: no pinned roster, or not the one of most groups; left out of this run. Give its owner the roster's "
-            "file, and run `appa group pin` there",
+            "%s: left out, since no roster is pinned or it differs from that of most groups. Send the owner "
+            "the roster's file; the owner pins it with `appa group pin`",
             listed(names),
         )

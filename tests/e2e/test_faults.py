@@ -136,7 +136,7 @@ def test_an_impostor_an_unregistered_node_and_a_second_node_of_one_key(tmp_path)
         assert impostor.poll() is None
         for refused in (unregistered, second):
             assert refused.wait(timeout=60) != 0
-        assert "has the key of no group; it is left out" in warnings(deployment)
+        assert "has no group's key; the node is left out" in warnings(deployment)
         assert all(line["missing_groups"] == [] for line in deployment.iterations)
         for name in ("unregistered", "second"):
             assert "could not establish a connection to the SuperLink" in (tmp_path / f"{name}.log").read_text()

@@ -174,9 +174,9 @@ def _no_tokenizer(folder: Path) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
-        (_one_layer_more, "16 weights are missing, encoder.layer.2"),
+        (_one_layer_more, "16 weights are missing; the first is encoder.layer.2"),
         (_not_finite, "not finite"),
-        (_no_tokenizer, "tokenizer knows no words"),
+        (_no_tokenizer, "tokenizer has no vocabulary"),
         (lambda folder: (folder / "modules.json").write_text("?"), "cannot be loaded"),
     ],
 )

@@ -96,7 +96,7 @@ def test_weights_arrive_as_they_were_sent_in_one_array_in_the_order_of_their_nam
     assert list(arrays) == list(WEIGHTS)
     assert all((arrays[name] == WEIGHTS[name]).all() and arrays[name].shape == SHAPES[name] for name in WEIGHTS)
     for shapes in ({**SHAPES, "bias": (3,)}, {**SHAPES, "more": (1,)}, {"bias": (2,)}):
-        with pytest.raises(ValueError, match="another number"):
+        with pytest.raises(ValueError, match="number of weights"):
             messages.split_weights(got, shapes)
     with pytest.raises(TypeError):  # numbers that would be rounded
         messages.join_weights(messages.arrays_record({"w": np.zeros(2)}))
@@ -139,7 +139,7 @@ def test_other_names_or_shapes_are_no_answer():
     for values in ({}, {"b": [0, 0]}, {"a": [0]}, {"a": [0, 0], "b": [0]}):
         with pytest.raises(ValueError, match=r"numbers|shape"):
             asks.flatten(values, shapes)
-    with pytest.raises(ValueError, match="3 numbers where 2"):
+    with pytest.raises(ValueError, match="3 numbers; the request asks for 2"):
         asks.split(np.zeros(3), shapes)
 
 

@@ -81,7 +81,7 @@ def test_engines_that_ask_for_one_answer(service, monkeypatch):
     monkeypatch.setenv(client.RUN, "mine")
     openrlhf = engines.reward_func([f"<pad>{prompt}{TWO[0]}<|im_end|>\n<pad><pad>"], [prompt], ["Q0"])
     assert openrlhf == {"rewards": reward, "scores": reward, "extra_logs": parts}
-    with pytest.raises(UserError, match="does not hold its prompt"):
+    with pytest.raises(UserError, match="does not contain its prompt"):
         engines.reward_func([TWO[0]], [prompt], ["Q0"])
     assert [sum(line.size for line in kept(service, run)) for run in ("verl", "slime", "openrlhf", "mine")] == [
         3,
@@ -190,7 +190,7 @@ def test_too_few_groups_are_waited_for(service, monkeypatch):
         ({}, None, "no column question_id"),
         ({}, ["Q0", "Q7"], "422: .*answer '1/000001': no question_id 'Q7'"),
         ({"token": "wrong"}, TWO_QUESTIONS, "401"),
-        ({"url": "http://127.0.0.1:1", "patience": 0.1}, TWO_QUESTIONS, "no answer in 0 s; the last: ConnectError"),
+        ({"url": "http://127.0.0.1:1", "patience": 0.1}, TWO_QUESTIONS, "no answer in 0 s; last failure: ConnectError"),
         ({"run": "a/b"}, TWO_QUESTIONS, r'422: .*"run".*String should match'),
     ],
 )

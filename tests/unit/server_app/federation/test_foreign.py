@@ -98,7 +98,7 @@ def test_names_that_nobody_asked_for_are_few_in_the_error_too():
 def test_a_node_that_says_too_many_names_is_not_read(more, joined, caplog):
     groups = gathered({1: replying("A"), 2: replying("B", *MANY[:more])}, ("A", "B"))
     assert ("B" in groups.present) == joined
-    assert (f"node 2: it names {MOST_NAMES + 1} groups, at most {MOST_NAMES} are read" in caplog.messages) != joined
+    assert (f"node 2: the reply names {MOST_NAMES + 1} groups; the limit is {MOST_NAMES}" in caplog.messages) != joined
 
 
 def test_many_groups_that_are_missing_for_one_reason_are_one_line(run_log):

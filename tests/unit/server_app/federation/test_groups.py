@@ -71,7 +71,7 @@ def test_no_node_can_answer_for_a_group_that_lives_elsewhere(warnings):
     groups = three(scorer("B", GOOD / 2))
     groups.grid._grid.nodes[11] = replying("A", "B", rewards={KEY: np.ones(3)})
     np.testing.assert_array_equal(rewards(groups), [np.ones(3), GOOD / 2, GOOD / 3])
-    assert any("does not host it" in text for text in warnings())
+    assert any("which it does not host" in text for text in warnings())
 
 
 def test_on_the_truth_side_an_unknown_answer_is_no_fault():
@@ -112,7 +112,7 @@ def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():
     code = refusals.MAY_NOT_LEAVE["rewards"]
     refusing = answering("B", lambda message: Message(Error(code, refusals.REFUSALS[code]), reply_to=message))
     with pytest.raises(
-        TooFew, match=r"2 of 3 groups \(A, C\) could give rewards, and 3 must.*1 nodes refused: its own"
+        TooFew, match=r"2 of 3 groups \(A, C\) could give rewards; at least 3 must.*1 nodes refused: its own"
     ):
         rewards(three(refusing, min_groups=3))
 

@@ -15,7 +15,7 @@ from server_app.federation import members
     ("nodes", "expected", "min_groups", "message"),
     [
         ({1: replying("A", "B"), 2: replying("B")}, ("A", "B"), 1, "two nodes speak for group 'B'"),
-        ({1: lambda message: None}, (), 1, "^groups: name those"),
+        ({1: lambda message: None}, (), 1, "^groups: name the groups"),
         ({}, ("A",), 1, r"0 groups joined \(none\); run\.min-groups = 1; missing: A$"),
         (
             {1: replying("C"), 2: replying("A")},
@@ -27,7 +27,7 @@ from server_app.federation import members
             {1: replying("Kenya"), 2: replying("Pero")},
             ("Kenya", "Peru"),
             2,
-            r"1 groups joined \(Kenya\); .* = 2; missing: Peru; there, but not in `groups`: Pero$",
+            r"1 groups joined \(Kenya\); .* = 2; missing: Peru; joined, but not in `groups`: Pero$",
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none(warnings):
         np.testing.assert_array_equal(reward_GJ[0], GOOD)
         assert np.isnan(reward_GJ[1]).all()
     assert groups.names == ("A", "B")
-    assert "another node speaks for group 'A', whose own is there; it is left out" in warnings()
+    assert "group 'A' has a node already; another node that speaks for it is left out" in warnings()
     assert unrelated == [messages.HELLO]
     assert messages.ASK not in thief
 

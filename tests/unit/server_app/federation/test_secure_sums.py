@@ -175,7 +175,7 @@ def test_a_group_that_leaves_no_room_for_rounds_takes_no_part(parties, warnings)
         parties[0].facts[masks.fact("round", "run")] = str(last).encode()
         groups = met(parties)
         assert groups.present == names
-    assert "node 1 says to have masked more rounds than there are; it is left out" in warnings()
+    assert "node 1 reports an impossible number of masked rounds; the node is left out" in warnings()
     assert groups.ask(fresh()).groups == NAMES
 
 

@@ -19,7 +19,6 @@ from appa_flwr.owner.ledger import Release, ledger_of
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.protocol.refusals import FAILED, Refused
-from appa_flwr.secure.roster import LEAST_GROUPS
 from client_app.numbers import KINDS
 from client_app.party import Group, Party
 
@@ -139,9 +138,6 @@ def _check(ask: Ask, task: Task, party: Party) -> None:
     appa = ask.kind == asks.TERMS and ask.setting("rule", str) == "appa"
     if appa and party.config.appa.temperature < policy.least_temperature:
         raise Refused(refusals.LOW_TEMPERATURE)
-    trains = set(task.cohort) - set(party.config.unseen_group_names)
-    if masked and ask.kind in (asks.UPDATE, asks.VALIDATION) and len(trains) < LEAST_GROUPS:
-        raise Refused(refusals.FEW_OWN)
     if task.request != asks.request_digest(ask, party.world):
         raise Refused(refusals.OTHER_WORLD)
     if key == "training" and deployed:
@@ -153,7 +149,7 @@ def _check_training(group: Group, ask: Ask, task: Task) -> None:
     """Refuse an update that would be nearly a sum over single answers, and more replies than the owner allows."""
     party, settings = group.party, group.party.config.pluralllm
     weak = settings.local_steps < LEAST_STEPS
-    if ask.kind == asks.UPDATE and weak and not task.cohort and not group.unseen:
+    if ask.kind == asks.UPDATE and weak and not task.cohort:
         raise Refused(refusals.WEAK_TRAINING)
     public, limit = party.public, party.policy.training_replies
     limit = limit if ask.kind == asks.UPDATE else -(-limit // TENTH)

@@ -18,7 +18,6 @@ from appa_flwr.protocol import asks, refusals, rewards, votes
 from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
-from appa_flwr.secure.roster import LEAST_GROUPS
 from client_app.party import Group, Party
 from pluralllm.scores import COUNT, local_sums, mean_of_groups, summed
 
@@ -67,7 +66,7 @@ def _update(group: Group, ask: Ask, task: Task) -> Numbers:
     from client_app import predictor
 
     party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
-    data = group.data.first(0) if group.unseen else group.data
+    data = group.data
     if not len(data):
         return {"step": np.zeros(len(weight_P)), "answers": np.zeros(1), "loss": np.zeros(1)}
     after_P, loss = predictor.train(
@@ -86,32 +85,27 @@ def _update(group: Group, ask: Ask, task: Task) -> Numbers:
 def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
     from client_app import predictor
 
-    party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
-    truth = group.held_out.first(0) if group.unseen else group.held_out
+    party, weight_P, truth = group.party, ask.array("weights", np.float32, axes=1), group.held_out
     ours = predictor.load(party.config, weight_P, party.public)
     error_V = _rounded(predictor.errors(ours, group.data, truth, party.config.pluralllm.architecture), party)
     return {"answers": np.array([float(len(truth))]), "error": np.minimum(error_V, len(truth) * asks.LARGEST_ERROR)}
 
 
 def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
-    """PluralLLM's scores, see `pluralllm.scores.local_sums`: a row for groups that train, a row for unseen groups."""
+    """PluralLLM's scores, see `pluralllm.scores.local_sums`."""
     party, others_QK = group.party, None
     if party.ledger is None:
         others_QK = mean_of_groups(party.held_out, party.public, without=group.name)
     sums = local_sums(
         group.targets(), truth=group.held_out, known=group.data, public=party.public, mean_of_others=others_QK
     )
-    score_2L = np.zeros((2, len(summed())))
+    score_L = np.zeros(len(summed()))
     for place, (name, measure) in enumerate(summed()):
         if measures := sums.get(name):
             value = np.array(measures[measure])
             rounded = value if measure == COUNT else np.minimum(_rounded(value, party), measures[COUNT])
-            score_2L[int(group.unseen), place] = rounded
-    if task.cohort:
-        unseen = set(task.cohort) & set(party.config.unseen_group_names)
-        few_2 = np.array([len(task.cohort) - len(unseen), len(unseen)]) < LEAST_GROUPS
-        score_2L[few_2] = 0.0
-    return {"scores": score_2L}
+            score_L[place] = rounded
+    return {"scores": score_L}
 
 
 def _rewards(group: Group, ask: Ask, task: Task) -> Numbers:

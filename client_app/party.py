@@ -108,11 +108,11 @@ class Party:
 
     @cached_property
     def held_out(self) -> list[GroupData]:
-        """The held-out answers of all groups that train PluralLLM, which only nodes of a simulation can read."""
-        unseen, survey = self.config.unseen_group_names, self.survey.answers
-        seen = [name for name in self.config.group_names or survey if name in survey and name not in unseen]
+        """The held-out answers of all groups of the run, which only nodes of a simulation can read."""
+        survey = self.survey.answers
+        names = [name for name in self.config.group_names or survey if name in survey]
         held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
-        return [group_data(name, self.answers(name, held_out), public=self.public) for name in seen]
+        return [group_data(name, self.answers(name, held_out), public=self.public) for name in names]
 
     # --- what it remembers of the run -------------------------------------------------------------------------------
 
@@ -174,11 +174,6 @@ class Group:
 
     party: Party
     name: str
-
-    @property
-    def unseen(self) -> bool:
-        """True if the group does not train PluralLLM."""
-        return self.name in self.party.config.unseen_group_names
 
     @cached_property
     def truth_QK(self) -> FloatArray:

@@ -138,7 +138,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         if validates:
             totals = np.r_[numbers["answers"], numbers["answers"] - numbers["error"]]
         else:
-            totals = numbers["scores"][0, place : place + 1 + len(MEASURES)]
+            totals = numbers["scores"][place : place + 1 + len(MEASURES)]
         if not totals[0]:
             break  # fewer answers than the owner's policy requires
         reply_R += [*totals[1:] / totals[0]]

@@ -80,8 +80,8 @@ def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> N
     """Refuse a checkpoint that this run cannot use or must not use; `weights` is its path, for messages.
 
     Raises:
-        UserError: the features differ or belong to another table, the network has another architecture, a held-out
-            question was trained on, or an unseen group has trained the weights.
+        UserError: the features differ or belong to another table, the network has another architecture, or a held-out
+            question was trained on.
     """
     own, trained = config.pluralllm, set(card.survey.training)
     if table_hash(public.questions) != card.survey.table:
@@ -107,8 +107,6 @@ def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> N
             f"{weights}: was trained with pluralllm.architecture = {card.architecture}, and this run has "
             f"{own.architecture}; use the same"
         )
-    if both := sorted(set(config.unseen_group_names) & card.survey.groups.keys()):
-        raise UserError(f"{weights}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")
 
 
 def _sha256(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The PluralLLM phase: train the weights, let groups compute their targets, and write the card with scores.
 
-The scores come from the groups' sums, which are added up separately over seen and unseen groups.
+The scores come from the groups' sums.
 
 Axis letters: L sums of `pluralllm.scores.summed`.
 """
@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.cards import Card
-from appa_flwr.run.records import PartScores
+from appa_flwr.run.records import PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
 from pluralllm.scores import COUNT, MEAN_OF_OTHERS, PREDICTORS, summed
@@ -29,7 +28,6 @@ from server_app.predictor.pretraining import pretrain
 
 FloatArray = npt.NDArray[np.float64]
 
-SEEN, UNSEEN = "seen", "unseen"
 ROUNDING = 1e-6
 """The sum of rewards that are all 1 may be slightly above their number."""
 
@@ -55,14 +53,13 @@ def train(
     phase = run.folder.phase("targets")
     run.groups.send_targets(weights)
     try:
-        agreement = scores(run.groups, run.catalogue, run.config.unseen_group_names)
+        agreement = scores(run.groups, run.catalogue)
     except TooFew:
         phase.step(1, 1, "NO SCORES OF PLURALLLM: too few groups let them leave")
     else:
         card = card.model_copy(update=agreement)
-        for part, predictors in card.scores.items():
-            shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
-            phase.step(1, 1, f"JS against survey answers, {part} groups: {shown}")
+        shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in card.scores.items())
+        phase.step(1, 1, f"JS against survey answers: {shown or 'none'}")
     cards.write(path, card)
 
 
@@ -81,8 +78,6 @@ def _pretraining(
         return load(path, config, run.catalogue, start)
     if checkpoint is not None:
         phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
-    elif not set(run.groups.present) - set(config.unseen_group_names):
-        raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
     else:
         weights, losses = pretrain(
             run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
@@ -92,61 +87,51 @@ def _pretraining(
     return checkpoint
 
 
-def scores(groups: Groups, catalogue: Catalogue, unseen: tuple[str, ...]) -> dict[str, Any]:
-    """The tables of a `Card`, separately for seen and unseen groups.
-
-    Args:
-        groups: the groups to ask.
-        catalogue: the public questions.
-        unseen: groups that did not train.
+def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
+    """The tables of a `Card`, from the groups' answers to the catalogue's held-out questions.
 
     Returns:
-        The fields "scores", with means over all answers of the seen or unseen groups, and "groups", which is empty if
-        single groups' sums are not known.
+        The fields "scores", with means over all answers, and "groups", which is empty if single groups' sums are not
+        known.
 
     Raises:
         UserError: too few groups answered.
     """
     replies = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
     if not groups.plain:
-        return {"scores": tables(replies.sum("scores")), "groups": {}}
+        return {"scores": means(replies.sum("scores")), "groups": {}}
     size = int(catalogue.held_out_Q.sum())
     usable: dict[str, FloatArray] = {}
-    for name, score_2L in zip(replies.groups, replies.each("scores"), strict=True):
-        if why := fault(score_2L, size, unseen=name in unseen):
+    for name, score_L in zip(replies.groups, replies.each("scores"), strict=True):
+        if why := fault(score_L, size):
             log.warning("group %s: its scores of PluralLLM are left out: %s", name, why)
         else:
-            usable[name] = score_2L
-    total_2L = np.sum([*usable.values()], axis=0) if usable else np.zeros((2, len(summed())))
-    return {"scores": tables(total_2L), "groups": {name: tables(score_2L) for name, score_2L in usable.items()}}
+            usable[name] = score_L
+    total_L = np.sum([*usable.values()], axis=0) if usable else np.zeros(len(summed()))
+    return {"scores": means(total_L), "groups": {name: means(score_L) for name, score_L in usable.items()}}
 
 
-def fault(score_2L: FloatArray, size: int, *, unseen: bool) -> str | None:
+def fault(score_L: FloatArray, size: int) -> str | None:
     """Fault in a group's sums over at most `size` held-out questions, in words; None if they can be used."""
-    by_measure = score_2L.reshape(2, len(PREDICTORS), -1)
-    if by_measure[int(not unseen)].any():
-        return "they are not those of an unseen group" if unseen else "they are those of an unseen group"
-    own = by_measure[int(unseen)]
-    count, measures, alone = own[..., 0], own[..., 1:], PREDICTORS.index(MEAN_OF_OTHERS)
+    by_measure = score_L.reshape(len(PREDICTORS), -1)
+    count, measures, alone = by_measure[:, 0], by_measure[:, 1:], PREDICTORS.index(MEAN_OF_OTHERS)
     if (count != np.round(count)).any() or (count > size).any():
         return "more answers than there are questions, or a part of one"
     # Scores are compared with each other, so they must be of the same answers.
     if (count[:alone] != count[0]).any() or (count[alone:] != count[alone]).any():
         return "predictors scored on different answers"
-    if (measures > count[..., None] + ROUNDING).any():
+    if (measures > count[:, None] + ROUNDING).any():
         return "sums above the number of answers"
     return None
 
 
-def tables(score_2L: FloatArray) -> PartScores:
-    """Compute means from sums over answers, of seen and of unseen groups; a predictor without answers is left out."""
-    parts: PartScores = {}
-    for kind, sum_L in zip((SEEN, UNSEEN), score_2L, strict=True):
-        count = 0.0
-        for (name, measure), value in zip(summed(), sum_L.tolist(), strict=True):
-            if measure == COUNT:
-                count = float(round(value))  # a masked sum has a rounding error
-            if count:
-                means = parts.setdefault(kind, {}).setdefault(name, {})
-                means[measure] = count if measure == COUNT else value / count
-    return parts
+def means(score_L: FloatArray) -> PredictorScores:
+    """Compute means from sums over answers; a predictor without answers is left out."""
+    by_predictor: PredictorScores = {}
+    count = 0.0
+    for (name, measure), value in zip(summed(), score_L.tolist(), strict=True):
+        if measure == COUNT:
+            count = float(round(value))  # a masked sum has a rounding error
+        if count:
+            by_predictor.setdefault(name, {})[measure] = count if measure == COUNT else value / count
+    return by_predictor

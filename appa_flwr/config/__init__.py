@@ -112,11 +112,6 @@ class Config(Section):
         return split_names(self.groups)
 
     @property
-    def unseen_group_names(self) -> tuple[str, ...]:
-        """Names of the groups that never train PluralLLM."""
-        return split_names(self.pluralllm.unseen_groups)
-
-    @property
     def reward_metric(self) -> str:
         """`metric` with `auto` and `auto-ordinal` resolved for the task."""
         return AUTO_METRICS[self.metric][self.task] if self.metric in AUTO_METRICS else self.metric
@@ -183,21 +178,11 @@ def _hint(name: str) -> str:
 
 
 def check_groups(config: Config, groups: Sequence[str]) -> None:
-    """Check that the keys about groups fit the groups of a run.
-
-    Raises:
-        UserError: an unseen group is not in the run, there are too few groups, or none trains the predictor.
-    """
-    for name in config.unseen_group_names:
-        if name not in groups:
-            there = ", ".join(groups)
-            raise UserError(f"pluralllm.unseen-groups names {to_toml(name)}, which is not in this run; it has: {there}")
+    """Raise a UserError if a run has fewer groups than `run.min-groups`."""
     if config.run.min_groups > len(groups):
         raise UserError(
             f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
         )
-    if len(config.unseen_group_names) >= len(groups):
-        raise UserError("pluralllm.unseen-groups names all groups; at least one must train the predictor")
 
 
 def _check_keys(config: Config) -> None:
@@ -211,10 +196,9 @@ def _check_keys(config: Config) -> None:
         raise UserError(
             f'run-name = {name} must be letters, digits, ".", "_" and "-", and begin with a letter or digit'
         )
-    for name, groups in {"groups": config.group_names, "pluralllm.unseen-groups": config.unseen_group_names}.items():
-        for group in groups:
-            if groups.count(group) > 1:
-                raise UserError(f"{name} names {to_toml(group)} twice; each group must be named once")
+    for group in config.group_names:
+        if config.group_names.count(group) > 1:
+            raise UserError(f"groups names {to_toml(group)} twice; each group must be named once")
     if "alpha" in config.rules and config.appa.alpha == 0:
         raise UserError(
             'rule = "alpha" needs an appa.alpha below 0, towards the minimum, or above 0, towards the maximum; '

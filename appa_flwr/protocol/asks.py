@@ -209,7 +209,7 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
     if ask.kind in (VALIDATION, SCORES):
         size = ask.count("size", least=1, most=MOST_MEASURES)
         if ask.kind == SCORES:
-            return {"scores": Number((2, size), 0.0, len(catalogue.questions))}
+            return {"scores": Number((size,), 0.0, len(catalogue.questions))}
         return {"answers": Number((1,), 0.0, held_out), "error": Number((size,), 0.0, LARGEST_ERROR * held_out)}
     request = ScoreRequest.of(ask)
     several, single = Number((len(request.question_J),), 0.0, 1.0), Number((1,), 0.0, 1.0)

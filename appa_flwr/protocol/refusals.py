@@ -7,7 +7,7 @@ from appa_flwr.core.errors import UserError
 
 FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(111, 117)
-ONLY_SUMS, NO_ROSTER, OTHER_WORLD, LOW_TEMPERATURE, FEW_OWN, BAD_REQUEST = range(117, 123)
+ONLY_SUMS, NO_ROSTER, OTHER_WORLD, LOW_TEMPERATURE, BAD_REQUEST = range(117, 122)
 MAY_NOT_LEAVE = {
     name: code for code, name in enumerate(("votes", "training", "rewards", "predictions", "answers"), 130)
 }
@@ -31,7 +31,6 @@ REFUSALS = {
     OTHER_WORLD: "the request is of another catalogue, other target tables or another config than it was sent",
     LOW_TEMPERATURE: "appa.temperature is under the least that its owner's policy allows (least-temperature): the sum"
     " would be nearly the worst-off group's own",
-    FEW_OWN: "fewer than three groups might have numbers of their own in the sum (pluralllm.unseen-groups)",
     BAD_REQUEST: "the request does not follow the protocol",
     **{code: f"its owner's policy lets no {name} leave (may-leave)" for name, code in MAY_NOT_LEAVE.items()},
     OTHER_ROSTER: "secure sum: the roster is not the one that its owner's policy names (roster)",

@@ -173,8 +173,7 @@ def groups(run: RunFiles) -> pd.DataFrame:
         columns["", "Iterations missed"] = missed.astype(int)
     wide = pd.DataFrame(columns, index=[*run.groups])
     ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
-    unseen = {group: f"{group} (unseen)" for group in run.config.unseen_group_names}
-    named = ordered.rename(index=unseen).rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
+    named = ordered.rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
     return named.rename_axis("Group").reset_index()
 
 

@@ -25,27 +25,24 @@ CAPTION = (
 
 
 def scores(card: Card) -> pd.DataFrame:
-    """Scores with one row per predictor, for seen and for unseen groups."""
+    """Scores with one row per predictor."""
     rows = [
-        {"Groups": part, "Predictor": name}
+        {"Predictor": name}
         | {shown: means[measure] for measure, shown in MEASURES.items()}
         | {"Answers": f"{means['answers']:.0f}"}
-        for part, predictors in card.scores.items()
-        for name, means in _ordered(predictors)
+        for name, means in _ordered(card.scores)
     ]
     return pd.DataFrame(rows)
 
 
 def by_group(card: Card) -> pd.DataFrame:
-    """JS on held-out questions, one row per group and one column per predictor; worst first, unseen groups last."""
+    """JS on held-out questions, one row per group and one column per predictor; worst first."""
     rows = [
-        {"Group": f"{group} (unseen)" if (unseen := part == "unseen") else group, "unseen": unseen}
-        | {name: means["js"] for name, means in _ordered(predictors)}
-        for group, parts in card.groups.items()
-        for part, predictors in parts.items()
+        {"Group": group} | {name: means["js"] for name, means in _ordered(predictors)}
+        for group, predictors in card.groups.items()
+        if predictors
     ]
-    by = ["unseen", *(name for name in (PREDICTORS[ALONE],) if rows and name in rows[0])]
-    return pd.DataFrame(rows).sort_values(by, kind="stable").drop(columns="unseen") if rows else pd.DataFrame()
+    return pd.DataFrame(rows).sort_values(PREDICTORS[ALONE], kind="stable") if rows else pd.DataFrame()
 
 
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:

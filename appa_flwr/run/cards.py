@@ -6,9 +6,9 @@ from pydantic import AfterValidator, Field
 
 from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
-from appa_flwr.run.records import PartScores, Record
+from appa_flwr.run.records import PredictorScores, Record
 
-CARD_FORMAT = 10
+CARD_FORMAT = 11
 """Version of PluralLLM's card and of the inputs that its weights expect; both may be copied out of a run's folder."""
 
 
@@ -65,5 +65,5 @@ class Card(Record):
     survey: SurveySummary
     training: dict[str, Scalar]
     losses: tuple[float, ...] = ()
-    scores: PartScores = Field({})
-    groups: dict[str, PartScores] = Field({})
+    scores: PredictorScores = Field({})
+    groups: dict[str, PredictorScores] = Field({})

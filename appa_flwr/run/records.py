@@ -21,8 +21,8 @@ MODEL = "model:"
 """Prefix of the method's name for a model from outside the run (`appa eval`)."""
 
 Means = dict[str, float]
-PartScores = dict[str, dict[str, Means]]
-"""Groups, "seen" or "unseen" in training -> predictor -> measure -> mean; measure "answers" is a number of answers."""
+PredictorScores = dict[str, Means]
+"""Predictor -> measure -> mean over answers; measure "answers" is a number of answers."""
 
 
 class Record(BaseModel):

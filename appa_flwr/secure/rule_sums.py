@@ -43,8 +43,7 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
         return
     for rule in config.rules:
         check_rule(rule, config.appa)
-    trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
-    unseen, number = len(config.unseen_group_names), MOST_GROUPS if groups is None else groups
+    number = MOST_GROUPS if groups is None else groups
     if config.sft.target == "mean":
         what = "sft.target=mean: it is made of training answers themselves; predicted-mean is of predictions"
     elif config.task == "opa" and config.sft.target == "majority":
@@ -53,8 +52,6 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
         what = "run.phases=serve: the service gives other trainers single groups' rewards"
     elif not LEAST_GROUPS <= number <= MOST_GROUPS:
         what = f"{number} groups: sums are over {LEAST_GROUPS} to {MOST_GROUPS}"
-    elif trains and unseen > 0 and number - unseen < LEAST_GROUPS:
-        what = f"{unseen} pluralllm.unseen-groups of {number}: fewer than {LEAST_GROUPS} would be left that train"
     else:
         return
     raise UserError(f"run.sums=secure cannot be with {what}; change it, or choose run.sums=plain")

@@ -5,7 +5,7 @@ Axis letters: G groups that trained (1 if only their sum is known); N numbers, P
 
 import logging
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from statistics import median_low
@@ -45,7 +45,7 @@ def pretrain(
 ) -> tuple[ArrayRecord, list[float]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    After the last round the shares of the views are chosen by the training groups' errors on held-out questions. The
+    After the last round the shares of the views are chosen by the groups' errors on held-out questions. The
     groups must hold the catalogue. `progress` is called with (round, rounds, mean loss).
 
     Returns:
@@ -54,11 +54,11 @@ def pretrain(
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
     """
-    rounds, unseen = config.pluralllm.rounds, config.unseen_group_names
+    rounds = config.pluralllm.rounds
     weights, losses = start, list[float]()
     for number in range(1, rounds + 1):
         replies = _ask(groups, Ask(asks.UPDATE, {"weights": join_weights(weights)}, {"round": number}))
-        names, rows = _training_rows(replies, unseen)
+        names, rows = _training_rows(replies)
         if not names:
             raise UserError(f"PluralLLM round {number}: no group trained; the groups' own logs say why")
         weights, loss = federated_average(weights, names, rows)
@@ -67,7 +67,7 @@ def pretrain(
     if rounds:
         mixes = choices(config.pluralllm.architecture)
         replies = _ask(groups, Ask(asks.VALIDATION, {"weights": join_weights(weights)}, {"size": len(mixes)}))
-        names, rows = _training_rows(replies, unseen)
+        names, rows = _training_rows(replies)
         if names and (shares := mixes[int(rows["error"].sum(axis=0).argmin())]) is not None:
             weights[SHARES_KEY] = Array(np.array(shares, np.float32))
     return weights, losses
@@ -84,13 +84,13 @@ def _ask(groups: Groups, ask: Ask) -> Replies:
     return groups.ask(ask)
 
 
-def _training_rows(replies: Replies, unseen: Collection[str]) -> tuple[list[str], dict[str, FloatArray]]:
-    """Names and arrays (G, ...) of groups that train and have answers; one row if only the sum is known."""
+def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
+    """Names and arrays (G, ...) of groups that have answers; one row if only the sum is known."""
     single = replies.data.ndim > 1
     names, data_GN = (replies.groups, replies.data) if single else (("the sum",), replies.data[None])
     arrays = asks.split(data_GN, replies.numbers)
     arrays["answers"] = arrays["answers"].round()  # a masked sum has a rounding error
-    kept = [g for g, name in enumerate(names) if name not in unseen and arrays["answers"][g] > 0]
+    kept = np.flatnonzero(arrays["answers"][:, 0] > 0)
     return [names[g] for g in kept], {name: rows[kept] for name, rows in arrays.items()}
 
 

@@ -1,4 +1,4 @@
-"""The predictor by itself: `phases = "pluralllm"`, its checkpoint in another run, and groups that never train.
+"""The predictor by itself: `phases = "pluralllm"`, and its checkpoint in another run.
 
 The groups' real ClientApp answers the real server in one process, as bytes.
 """
@@ -32,7 +32,6 @@ SMALL = {
     "run.phases": "pluralllm",
 }
 GROUPS = ("Avaria", "Belmora", "Castria", "Dorvane")
-UNSEEN = {"pluralllm.unseen-groups": "Castria"}
 FILE = "pluralllm.safetensors"
 
 
@@ -61,13 +60,13 @@ def rows(grid: InProcessGrid) -> Iterator[tuple[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Config, InProcessGrid]:
-    return run(tmp_path_factory.mktemp("alone"), "first", reported=True, **UNSEEN)
+    return run(tmp_path_factory.mktemp("alone"), "first", reported=True)
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> tuple[Config, InProcessGrid]:
     """The same with two groups on each of two nodes."""
-    return run(tmp_path_factory.mktemp("together"), "together", num_nodes=2, **UNSEEN)
+    return run(tmp_path_factory.mktemp("together"), "together", num_nodes=2)
 
 
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
@@ -81,21 +80,9 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     found_card, found = card(config), read_run(config.run_folder)
     assert [*missing(found)] == []
     assert len(found.pluralllm.losses) == 3
-    assert found.pluralllm.scores.keys() == {"seen", "unseen"}
     predictors = {"pluralllm", "uniform", "nearest-question", "mean-of-others", "pluralllm-shared"}
-    assert all(scores.keys() == predictors for scores in found.pluralllm.scores.values())
-    assert found_card["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
-
-
-def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
-    config, _ = alone
-    others, _ = run(tmp_path, "others", groups="Avaria,Belmora,Dorvane", num_nodes=3)
-    everyone, _ = run(tmp_path, "everyone")
-    found, without, with_it = map(weights, (config, others, everyone))
-    assert all((found[key] == without[key]).all() for key in found)
-    assert any((found[key] != with_it[key]).any() for key in found)
-    # it has targets and scores all the same, which those who never met it cannot change
-    assert "unseen" in card(config)["groups"]["Castria"]
+    assert found.pluralllm.scores.keys() == predictors
+    assert found_card["survey"]["groups"].keys() == found_card["groups"].keys() == set(GROUPS)
 
 
 def test_who_shares_a_node_moves_not_a_bit(alone, together):
@@ -106,7 +93,7 @@ def test_who_shares_a_node_moves_not_a_bit(alone, together):
 
 @pytest.mark.parametrize(("architecture", "shares"), [("residual", SHARES), ("attention", ((),))])
 def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture, shares, alone, tmp_path):
-    keys = {"pluralllm.architecture": architecture, **UNSEEN}
+    keys = {"pluralllm.architecture": architecture}
     first, before = alone if architecture == "residual" else run(tmp_path, "first", **keys)
     assert not any(reply.message.has_error() for reply in before.replies)
     assert card(first)["architecture"] == architecture

@@ -27,7 +27,7 @@ def test_few_held_out_answers_count_as_none(tmp_path):
         enough = held_out == 4
         assert validation["answers"] == 4 * enough
         assert (validation["error"].max() > 0) == enough
-        score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"][0]
+        score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"]
         assert score_L.max() == 4 * enough
 
 

@@ -5,7 +5,7 @@ Axis letters: Q public questions, J scored answers, K options.
 
 import numpy as np
 import pytest
-from client_node import asked_of, prepared_node, uniform_request
+from client_node import prepared_node, uniform_request
 
 from appa_flwr.protocol import asks, rewards
 from appa_flwr.protocol.asks import Ask, ScoreRequest
@@ -131,15 +131,3 @@ def test_answers_hold_no_held_out_answer_and_predictions_no_answer_at_all(kind):
         own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q & (kind == asks.ANSWERS)
         np.testing.assert_array_equal(own["votes"], np.where(own_Q[:, None], truth_QK, table_QK))
         assert own_Q.any() == (kind == asks.ANSWERS)
-
-
-def test_an_unseen_group_trains_nothing_and_is_scored_apart():
-    node, catalogue = prepared_node(pluralllm__unseen_groups="Avaria")
-    config = node.config
-    updates = node.numbers(asked_of(asks.UPDATE, catalogue, config))
-    assert updates["Avaria"]["answers"] == 0
-    assert not updates["Avaria"]["step"].any()
-    assert node.numbers(asked_of(asks.VALIDATION, catalogue, config))["Avaria"]["answers"] == 0
-    for group, own in node.numbers(asked_of(asks.SCORES, catalogue, config)).items():
-        seen, unseen = own["scores"].any(axis=1)
-        assert (seen, unseen) == (group != "Avaria", group == "Avaria")

@@ -160,9 +160,3 @@ def test_another_rule_metric_or_side_is_no_term(tmp_path):
         asked = circle.terms(0.0)
         asked.settings.update(change)
         assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == refusals.BAD_REQUEST
-
-
-def test_where_too_few_train_there_is_no_step(tmp_path):
-    circle = Circle(tmp_path, pluralllm__unseen_groups=", ".join(EVERYBODY[:3]))
-    asked = asked_of(asks.UPDATE, circle.catalogue, circle.config)
-    assert circle.mask(asked, circle.task(asked), EVERYBODY[4]) == refusals.FEW_OWN

@@ -22,7 +22,7 @@ TRAIN = (True,) * 4 + (False,) * 2
 CATALOGUE = replace(
     catalogue_of([2] * 6, train=TRAIN), embedding_QKE=np.arange(36, dtype=np.float32).reshape(6, 2, 3) - 17.5
 )
-KEYS = {"seed": 7, "data.test-fraction": 0.3, "pluralllm.unseen-groups": "Castria"}
+KEYS = {"seed": 7, "data.test-fraction": 0.3}
 CONFIG = Config.load(KEYS)
 
 
@@ -30,7 +30,7 @@ def record(**arrays):
     return ArrayRecord({name: Array(np.asarray(array, np.float32)) for name, array in arrays.items()})
 
 
-ANSWERED = {"Avaria": 4, "Belmora": 3, "Castria": 2}
+ANSWERED = {"Avaria": 4, "Belmora": 3}
 SCORES = Card.model_validate_json(json.dumps(predictor_card())).scores
 CARD = new_card(CONFIG, CATALOGUE, ANSWERED, ()).model_copy(update={"scores": SCORES})
 
@@ -57,14 +57,13 @@ def fits(weights, catalogue=CATALOGUE, **keys):
 
 def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     assert cards.read(weights).model_copy(update={"weights": ""}) == CARD
-    assert CARD.survey.groups == {"Avaria": 4, "Belmora": 3}
+    assert CARD.survey.groups == ANSWERED
     assert (CARD.survey.num_questions, len(CARD.survey.training)) == (6, 4)
     assert [path.name for path in weights.parent.iterdir() if path.suffix == ".json"] == ["best.json"]
     fits(weights)
     fits(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature
     fits(weights, by([*range(6)], embedding_QKE=CATALOGUE.embedding_QKE + 1e-4))  # another machine
     fits(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
-    fits(weights, **{"pluralllm.unseen-groups": "Castria,Dorvane"})
 
 
 def test_weights_are_read_as_they_were_written_and_others_are_refused(weights):
@@ -104,7 +103,6 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
             r"1 of this run's 3 held-out questions, such as 'Q3'; use its seed = 7 a",
         ),
         (replace(CATALOGUE, questions=OTHER_ID, train_Q=np.arange(6) > 0), {}, "such as 'new Q0'"),
-        (CATALOGUE, {"pluralllm.unseen-groups": "Belmora"}, "group 'Belmora' has trained it, so pluralllm.unseen-g"),
     ],
 )
 def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, catalogue, keys, says):
@@ -119,7 +117,7 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ca
     [
         (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
-        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 10"),
+        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 11"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
     ],
 )

@@ -95,9 +95,6 @@ KEYS = [  # of a run
     ("run.min-groups=9", "run.min-groups = 9 .*8"),
     ("groups=A,B,A", 'groups names "A" twice'),
     ("groups=Avaria,Atlantis", "Atlantis"),
-    ("pluralllm.unseen-groups='A;B;A'", "pluralllm.unseen-groups.*twice"),
-    ("pluralllm.unseen-groups=Atlantis", 'unseen-groups names "Atlantis".*Avaria'),
-    ("survey=two.jsonl pluralllm.unseen-groups='North;South'", "names all groups"),
     ("run.sums=secure rule=min", "rule=min"),
 ]
 PATHS = [  # of a run

@@ -111,7 +111,7 @@ def test_names_shapes_and_bounds_follow_from_the_request():
     assert asks.numbers_of(Ask(asks.VOTES), PUBLIC) == {"votes": Number((3, 3), 0.0, 3.0)}
     update = asks.numbers_of(Ask(asks.UPDATE, weights), PUBLIC)
     assert (update["step"], update["answers"]) == (Number((5,), -32.0, 32.0), Number((1,), 0.0, 2))
-    assert asks.numbers_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Number((2, 8), 0.0, 3.0)}
+    assert asks.numbers_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Number((8,), 0.0, 3.0)}
     assert list(asks.numbers_of(ANSWERS.ask(asks.OWN_SCORES), PUBLIC)) == ["js targets", "cosine targets"]
     for bad in (Ask(asks.UPDATE), Ask(asks.SCORES, {}, {"size": 10**9}), Ask(asks.REWARDS)):
         with pytest.raises(ValueError, match=r"."):

@@ -109,8 +109,8 @@ def test_all_text_is_escaped(tmp_path):
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         pluralllm=predictor_card(
-            scores={evil: {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
-            groups={evil: {f"seen{evil}": {evil: predictor_scores(0.5)}}},
+            scores=(means := {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}),
+            groups={evil: means},
         ),
     )
     page = page_of(tmp_path)
@@ -160,12 +160,6 @@ def test_questions_that_were_left_out_are_counted_and_intervals_over_few_are_cal
         assert ("too narrow" in page) == (held_out < 30)
 
 
-def test_unseen_groups_are_marked(tmp_path):
-    fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)
-    marked = page_of(write_run(tmp_path, config={**CONFIG, "pluralllm.unseen-groups": "b"}))
-    assert (marked.count("<td>b (unseen)</td>"), marked.count("<td>c (unseen)</td>")) == (1, 0)
-
-
 def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting.
     lines = [line(i, planned=4, fell_back=fell_back) for i, fell_back in enumerate((True, True, False, True), 1)]
@@ -181,27 +175,23 @@ def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
     card = json.loads((whole / "pluralllm.json").read_text())
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, pluralllm=card))] == []
-    assert ">seen<" in page_of(tmp_path / "part")
+    assert ">Own nearest question<" in page_of(tmp_path / "part")
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]
 
 
-def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
+def test_groups_stand_worst_predicted_first(tmp_path):
     scores = predictor.by_group(read_card(tmp_path, ("a", "b", "c"))).set_index("Group")["PluralLLM"]
-    assert scores.to_dict() == {"c": 0.88, "b": 0.89, "a (unseen)": 0.9}
-    assert [*scores.index] == ["c", "b", "a (unseen)"]
+    assert [*scores.items()] == [("c", 0.88), ("b", 0.89), ("a", 0.9)]
 
 
 def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path):
     scores = predictor.scores(read_card(tmp_path))
-    assert scores[["Groups", "Predictor", "JS", "Answers"]].to_numpy().tolist() == [
-        ["seen", "PluralLLM", 0.93, "240"],
-        ["seen", "Own nearest question", 0.88, "240"],
-        ["seen", "Uniform answer", 0.79, "240"],
-        ["seen", "Mean of the other groups", 0.94, "240"],
-        ["unseen", "PluralLLM", 0.71, "240"],
-        ["unseen", "Uniform answer", 0.69, "240"],
-        ["unseen", "Mean of the other groups", 0.76, "180"],
-        ["unseen", "PluralLLM, same answers", 0.72, "180"],
+    assert scores[["Predictor", "JS", "Answers"]].to_numpy().tolist() == [
+        ["PluralLLM", 0.93, "240"],
+        ["Own nearest question", 0.88, "240"],
+        ["Uniform answer", 0.79, "240"],
+        ["Mean of the other groups", 0.94, "180"],
+        ["PluralLLM, same answers", 0.92, "180"],
     ]
 
 

@@ -138,10 +138,9 @@ def test_how_much_a_view_counts_is_no_group_s_to_change():
     assert weights["w"].numpy()[0] != 0
 
 
-def test_unseen_groups_and_those_without_an_answer_are_left_out_and_one_must_have_some():
-    for changes in ({"counts_G": (0, 10)}, {"unseen_groups": "A"}):
-        weights, *_ = pretrained(rounds=1, **changes)
-        np.testing.assert_allclose(weights["w"].numpy(), STEPS[1])
+def test_groups_without_an_answer_are_left_out_and_one_must_have_some():
+    weights, *_ = pretrained(rounds=1, counts_G=(0, 10))
+    np.testing.assert_allclose(weights["w"].numpy(), STEPS[1])
     for plain in (True, False):
         with pytest.raises(UserError, match="round 1: no group trained"):
             pretrained(counts_G=(0, 0), plain=plain)
@@ -175,13 +174,6 @@ def test_the_kept_weights_say_how_much_each_view_counts(errors_G, shares, plain)
     chosen = weights[SHARES_KEY].numpy()
     assert (chosen.dtype, chosen.tolist()) == (np.float32, shares)
     assert weights["w"].numpy().tolist() == [2, 2]
-
-
-def test_unseen_groups_have_no_say_in_it():
-    errors_G = [(20, (0.3, 0.1)), (10, (0.1, 0.3))]
-    start = record(**{"w": [0, 0], SHARES_KEY: [0.25, 0.25]})
-    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, errors_G=errors_G, start=start, unseen_groups="A")
-    assert weights[SHARES_KEY].numpy().tolist() == [0.0, 0.0]
 
 
 def test_a_network_without_choices_has_none():

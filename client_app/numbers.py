@@ -19,7 +19,7 @@ from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
 from client_app.party import Group, Party
-from pluralllm.scores import COUNT, local_sums, mean_of_groups, summed
+from pluralllm.scores import COUNT, local_sums, summed
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -93,19 +93,12 @@ def _validation(group: Group, ask: Ask, task: Task) -> Numbers:
 
 def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """PluralLLM's scores, see `pluralllm.scores.local_sums`."""
-    party, others_QK = group.party, None
-    if party.ledger is None:
-        others_QK = mean_of_groups(party.held_out, party.public, without=group.name)
-    sums = local_sums(
-        group.targets(), truth=group.held_out, known=group.data, public=party.public, mean_of_others=others_QK
-    )
-    score_L = np.zeros(len(summed()))
-    for place, (name, measure) in enumerate(summed()):
-        if measures := sums.get(name):
-            value = np.array(measures[measure])
-            rounded = value if measure == COUNT else np.minimum(_rounded(value, party), measures[COUNT])
-            score_L[place] = rounded
-    return {"scores": score_L}
+    party, truth = group.party, group.held_out
+    sums = local_sums(group.targets(), truth=truth, known=group.data, public=party.public)
+    score_L = np.array([sums[name][measure] for name, measure in summed()])
+    most_L = np.array([sums[name][COUNT] for name, _ in summed()])
+    # Counts are multiples of `SUM_ROUNDING`, and the minimum undoes the error of their product with it.
+    return {"scores": np.minimum(_rounded(score_L, party), most_L)}
 
 
 def _rewards(group: Group, ask: Ask, task: Task) -> Numbers:

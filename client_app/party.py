@@ -26,7 +26,7 @@ from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_k
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_array
-from pluralllm.data import BoolArray, FloatArray, GroupData, group_data
+from pluralllm.data import BoolArray, FloatArray, GroupData
 
 Answers = Mapping[str, FloatArray]
 
@@ -105,14 +105,6 @@ class Party:
         if others := len(shared) - len(same):
             log.warning("%d questions are left out: text or options differ from the server's public ones", others)
         return {key: shares for key, shares in self.survey.answers[group].items() if key in same}
-
-    @cached_property
-    def held_out(self) -> list[GroupData]:
-        """The held-out answers of all groups of the run, which only nodes of a simulation can read."""
-        survey = self.survey.answers
-        names = [name for name in self.config.group_names or survey if name in survey]
-        held_out = [q for q, out in zip(self.public.questions, self.public.held_out_Q, strict=True) if out]
-        return [group_data(name, self.answers(name, held_out), public=self.public) for name in names]
 
     # --- what it remembers of the run -------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from experiments.federation import LocalGroups
 from pluralllm.data import BoolArray, FloatArray, GroupData, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.prediction import Predictor
-from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, UNIFORM, mean_of_groups, nearest_question
+from pluralllm.scores import NEAREST, UNIFORM, nearest_question
 from server_app.predictor.pretraining import initial_weights, pretrain
 
 SETTINGS, PAPER = (
@@ -166,12 +166,16 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     uniform_QK = public.option_QK / public.option_QK.sum(axis=1, keepdims=True)
     means, groups = [], [data for part in problem.parts[SEEN] for data in part]
     for data in part.truth:
-        mean_QK = mean_of_groups(groups, public, without=data.group, min_groups=1)
-        means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
+        sum_QK = np.zeros(public.option_QK.shape)
+        for other in groups:
+            if other.group != data.group:
+                sum_QK[other.question_N] += other.answer_NK
+        total_Q1 = sum_QK.sum(axis=1, keepdims=True)
+        means.append(np.divide(sum_QK, total_Q1, out=uniform_QK.copy(), where=total_Q1 > 0.0))
     return {
         UNIFORM: [uniform_QK] * len(part.truth),
         NEAREST: [nearest_question(data, public) for data in part.context],
-        MEAN_OF_OTHERS: means,
+        "mean-of-others": means,
     }
 
 

@@ -5,8 +5,6 @@ A group computes `local_sums` from its own answers, and only these sums may leav
 Axis letters: Q questions, R chosen questions, K options, N answered questions, F features.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,14 +13,9 @@ from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray
 
 MEASURES = ("js", "js_distance", "wasserstein")
-PREDICTOR, SHARED = "pluralllm", "pluralllm-shared"
-MEAN_OF_OTHERS = "mean-of-others"
-UNIFORM, NEAREST = "uniform", "nearest-question"
-PREDICTORS = (PREDICTOR, UNIFORM, NEAREST, MEAN_OF_OTHERS, SHARED)
+PREDICTORS = PREDICTOR, UNIFORM, NEAREST = "pluralllm", "uniform", "nearest-question"
 COUNT = "answers"
 """Name of the number of scored answers, among the sums of the measures."""
-# with fewer groups, the mean of the others would be the answer of a single group
-MIN_GROUPS = 3
 
 
 def summed() -> list[tuple[str, str]]:
@@ -31,12 +24,7 @@ def summed() -> list[tuple[str, str]]:
 
 
 def local_sums(
-    prediction_QK: FloatArray,
-    *,
-    truth: GroupData,
-    known: GroupData,
-    public: Catalogue,
-    mean_of_others: FloatArray | None = None,
+    prediction_QK: FloatArray, *, truth: GroupData, known: GroupData, public: Catalogue
 ) -> dict[str, dict[str, float]]:
     """Score one group's predictions, and trivial predictions, against its own answers; returns only sums.
 
@@ -47,28 +35,19 @@ def local_sums(
         truth: the answers to score against.
         known: the answers that a predictor may know, for the nearest question.
         public: the questions.
-        mean_of_others: (Q, K) mean answer of the other groups, rows of 0 where unknown; None if unknown everywhere.
 
     Returns:
         Predictor -> "answers", the number of scored answers, and the sums of `MEASURES` over them, all in [0, answers],
-        with the natural Jensen-Shannon distance. "mean-of-others" is scored where it is known; "pluralllm-shared" is
-        PluralLLM scored on the same answers.
+        with the natural Jensen-Shannon distance.
     """
-    rows, option_QK = truth.question_N, public.option_QK
-    uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
-
-    def measured(table_NK: FloatArray, kept_N: IntArray | slice = slice(None)) -> dict[str, float]:
-        return measure_sums(table_NK[kept_N], truth.answer_NK[kept_N], option_QK[rows[kept_N]])
-
-    sums = {
-        PREDICTOR: measured(prediction_QK[rows]),
-        UNIFORM: measured(uniform_QK[rows]),
-        NEAREST: measured(nearest_question(known, public, rows)),
+    rows = truth.question_N
+    option_NK = public.option_QK[rows]
+    by_predictor = {
+        PREDICTOR: prediction_QK[rows],
+        UNIFORM: option_NK / option_NK.sum(axis=1, keepdims=True),
+        NEAREST: nearest_question(known, public, rows),
     }
-    if mean_of_others is not None and len(kept_N := np.flatnonzero(mean_of_others[rows].any(axis=1))):
-        sums[MEAN_OF_OTHERS] = measured(mean_of_others[rows], kept_N)
-        sums[SHARED] = measured(prediction_QK[rows], kept_N)
-    return sums
+    return {name: measure_sums(table_NK, truth.answer_NK, option_NK) for name, table_NK in by_predictor.items()}
 
 
 def measure_sums(
@@ -109,28 +88,3 @@ def nearest_question(data: GroupData, public: Catalogue, rows: IntArray | None =
     sum_RK = (data.answer_NK[nearest_RC] * valid_RC[..., None]).sum(axis=1)
     table_RK[any_R] = sum_RK[any_R] / valid_RC[any_R].sum(axis=1, keepdims=True)
     return table_RK
-
-
-def mean_of_groups(
-    groups: Iterable[GroupData], public: Catalogue, *, without: str, min_groups: int = MIN_GROUPS
-) -> FloatArray:
-    """Mean answer of groups to each question, without the answers of one group.
-
-    Args:
-        groups: the groups' answers; a group may appear several times, with other questions.
-        public: the questions.
-        without: name of the group that is left out.
-        min_groups: fewest groups that must have answered a question, the one left out included; >= 1.
-
-    Returns:
-        (Q, K) distributions; a row of zeros where there is no mean.
-    """
-    sum_QK, count_Q1 = np.zeros(public.option_QK.shape), np.zeros((len(public.option_QK), 1))
-    for data in groups:
-        count_Q1[data.question_N] += 1
-        if data.group != without:
-            sum_QK[data.question_N] += data.answer_NK
-    total_Q1 = sum_QK.sum(axis=1, keepdims=True)
-    known_Q1 = (total_Q1 > 0.0) & (count_Q1 >= min_groups)
-    mean_QK: FloatArray = np.divide(sum_QK, total_Q1, out=np.zeros_like(sum_QK), where=known_Q1)
-    return mean_QK

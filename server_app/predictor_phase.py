@@ -19,7 +19,7 @@ from appa_flwr.run.cards import Card
 from appa_flwr.run.records import PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
-from pluralllm.scores import COUNT, MEAN_OF_OTHERS, PREDICTORS, summed
+from pluralllm.scores import COUNT, PREDICTORS, summed
 from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
@@ -114,11 +114,11 @@ def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
 def fault(score_L: FloatArray, size: int) -> str | None:
     """Fault in a group's sums over at most `size` held-out questions, in words; None if they can be used."""
     by_measure = score_L.reshape(len(PREDICTORS), -1)
-    count, measures, alone = by_measure[:, 0], by_measure[:, 1:], PREDICTORS.index(MEAN_OF_OTHERS)
+    count, measures = by_measure[:, 0], by_measure[:, 1:]
     if (count != np.round(count)).any() or (count > size).any():
         return "more answers than there are questions, or a part of one"
     # Scores are compared with each other, so they must be of the same answers.
-    if (count[:alone] != count[0]).any() or (count[alone:] != count[alone]).any():
+    if (count != count[0]).any():
         return "predictors scored on different answers"
     if (measures > count[:, None] + ROUNDING).any():
         return "sums above the number of answers"

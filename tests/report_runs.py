@@ -45,7 +45,7 @@ def predictor_scores(js: float, answers: float = 240.0) -> dict[str, float]:
 
 
 def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict[str, Any]:
-    """A pluralllm.json: the mean of the others is known for 180 of 240 answers; there were 30 rounds."""
+    """A pluralllm.json of 240 answers and 30 rounds."""
     card = {
         "architecture": "residual",
         "embedding": {"encoder": "ngrams", "probe": [0.5]},
@@ -57,8 +57,6 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
             "uniform": predictor_scores(0.79),
             "pluralllm": predictor_scores(0.93),
             "nearest-question": predictor_scores(0.88),
-            "mean-of-others": predictor_scores(0.94, 180),
-            "pluralllm-shared": predictor_scores(0.92, 180),
         },
         "groups": {group: {"pluralllm": predictor_scores(0.9 - 0.01 * g)} for g, group in enumerate(groups)},
     }

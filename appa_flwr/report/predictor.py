@@ -8,19 +8,15 @@ from appa_flwr.run.cards import Card
 from appa_flwr.run.records import Means
 
 MEASURES = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was."}
-ALONE, SHARED = "pluralllm", "pluralllm-shared"
 PREDICTORS = {
-    ALONE: "PluralLLM",
+    "pluralllm": "PluralLLM",
     "nearest-question": "Own nearest question",
     "uniform": "Uniform answer",
-    "mean-of-others": "Mean of the other groups",
-    SHARED: "PluralLLM, same answers",
 }
-"""In the order of tables. The last is PluralLLM on answers for which the mean of the other groups is known."""
+"""In the order of tables."""
 CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
-    "themselves and sent sums. The mean of the other groups knows the very answers that these gave to the question; it "
-    "is there in simulations only."
+    "themselves and sent sums."
 )
 
 
@@ -42,12 +38,11 @@ def by_group(card: Card) -> pd.DataFrame:
         for group, predictors in card.groups.items()
         if predictors
     ]
-    return pd.DataFrame(rows).sort_values(PREDICTORS[ALONE], kind="stable") if rows else pd.DataFrame()
+    return pd.DataFrame(rows).sort_values("PluralLLM", kind="stable") if rows else pd.DataFrame()
 
 
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:
-    """Names and scores in the order of tables; PluralLLM on the same answers only if these are fewer than all."""
-    twice = predictors.get(SHARED, {}).get("answers") == predictors.get(ALONE, {}).get("answers")
+    """Names and scores in the order of tables."""
     for name in dict.fromkeys((*PREDICTORS, *predictors)):
-        if name in predictors and not (twice and name == SHARED):
+        if name in predictors:
             yield PREDICTORS.get(name, name), predictors[name]

@@ -80,8 +80,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     found_card, found = card(config), read_run(config.run_folder)
     assert [*missing(found)] == []
     assert len(found.pluralllm.losses) == 3
-    predictors = {"pluralllm", "uniform", "nearest-question", "mean-of-others", "pluralllm-shared"}
-    assert found.pluralllm.scores.keys() == predictors
+    assert found.pluralllm.scores.keys() == {"pluralllm", "uniform", "nearest-question"}
     assert found_card["survey"]["groups"].keys() == found_card["groups"].keys() == set(GROUPS)
 
 

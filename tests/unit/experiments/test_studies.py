@@ -2,14 +2,17 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from public_questions import public_questions
 from torch import nn
 
 from appa_flwr.analysis.rules import make
 from appa_flwr.core.errors import UserError
 from experiments import beside_trl, predictor, rules
+from pluralllm.data import GroupData
 
 
 def cells(line: str) -> list[str]:
@@ -51,6 +54,16 @@ def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
     assert float(rows[0][2][:5]) > float(rows[2][2][:5])  # the uniform answer's
     with pytest.raises(UserError, match="did you mean 'gss'"):
         predictor.main("gs")
+
+
+def test_the_mean_of_the_others_by_hand():
+    """The group itself does not count; a question that no other group has answered gets the uniform answer."""
+    table = public_questions(np.zeros((2, 2, 5)), np.ones((2, 2), np.bool_))
+    first, second = (np.array([[share, 1.0 - share]] * 2, np.float32) for share in (1.0, 0.25))
+    groups = (GroupData("A", np.arange(2), first), GroupData("B", np.arange(1), second[:1]))
+    part = predictor.Part(groups, groups)
+    means = predictor.baselines(predictor.Problem(table, {predictor.SEEN: part}), part)["mean-of-others"]
+    assert [mean_QK.tolist() for mean_QK in means] == [[[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""PluralLLM's scores: what a group computes at home, the mean of the others, and the nearest question.
+"""PluralLLM's scores: what a group computes at home, and the nearest question.
 
 Axis letters: Q questions, K options, N answered questions.
 """
@@ -11,7 +11,7 @@ from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.protocol.asks import Catalogue
 from pluralllm.data import GroupData
-from pluralllm.scores import local_sums, mean_of_groups, nearest_question
+from pluralllm.scores import local_sums, nearest_question
 
 
 def world(seed: int = 0) -> tuple[Catalogue, GroupData, GroupData, np.ndarray]:
@@ -72,32 +72,3 @@ def test_the_nearest_question_by_hand():
     # of two, never itself: b has both, a and c only the other
     both = [[0.2, 0.8, 0.0], [0.55, 0.45, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
     np.testing.assert_allclose(nearest_question(known, table, count=2), both, atol=1e-7)
-
-
-# --- the mean answer of the other groups, worked out by hand ---
-
-TABLE = public_questions(np.zeros((3, 2, 5)), np.ones((3, 2), np.bool_))
-
-
-def group(name: str, **answers: float) -> GroupData:
-    rows = ["abc".index(question_id) for question_id in answers]
-    shares = [[first, 1.0 - first] for first in answers.values()]
-    return GroupData(name, np.array(rows, dtype=np.int64), np.array(shares, dtype=np.float32).reshape(-1, 2))
-
-
-HERE, THERE, AWAY = group("Here", a=1.0, b=0.25), group("There", a=0.5, b=0.75), group("Away", a=0.0)
-
-
-def mean(*groups: GroupData, without: str = "", least: int = 1) -> list[list[float]]:
-    return mean_of_groups(groups, TABLE, without=without, min_groups=least).tolist()
-
-
-def test_the_mean_of_the_other_groups_by_hand() -> None:
-    everyone = (HERE, THERE, AWAY)
-    for least in (1, 2):
-        assert mean(*everyone, least=least) == [[0.5, 0.5], [0.5, 0.5], [0, 0]]
-        assert mean(*everyone, without="Here", least=least) == [[0.25, 0.75], [0.75, 0.25], [0, 0]]
-    # question b was answered by two groups only, whoever asks
-    assert mean(*everyone, least=3) == [[0.5, 0.5], [0, 0], [0, 0]]
-    assert mean(*everyone, without="Here", least=3) == [[0.25, 0.75], [0, 0], [0, 0]]
-    assert mean(*everyone, without="Away", least=3) == [[0.75, 0.25], [0, 0], [0, 0]]

@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import escape_output
 from appa_flwr.owner.ledger import Release, ledger_of
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Task
@@ -49,6 +50,7 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
     """
 
     def handle(message: Message, context: Context) -> Message:
+        escape_output()
         name = action.__name__
         try:
             leaving = action(message.content, Party.of(context))

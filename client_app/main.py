@@ -6,13 +6,11 @@ Axis letters: Q public questions, K options.
 import logging
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import escape_output
-from appa_flwr.protocol import messages, refusals
-from appa_flwr.protocol.refusals import Refused
+from appa_flwr.protocol import messages
 from appa_flwr.secure.masks import last_round
 from client_app import leave
 from client_app.leave import Leaving
@@ -21,22 +19,11 @@ from client_app.party import Party
 
 log = logging.getLogger("appa.client")
 
-
-class GroupApp(ClientApp):
-    """Flower's ClientApp, which also refuses messages of an unknown kind through `client_app.leave`."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
-        escape_output()
-        handle = HANDLERS.get(message.metadata.message_type, _unknown)
-        return handle(message, context)
+app = ClientApp()
+"""A message of another kind never reaches a group: Flower answers it with an error that names only the kind."""
 
 
-@leave.guarded
-def _unknown(content: RecordDict, party: Party) -> Leaving:
-    raise Refused(refusals.UNKNOWN_MESSAGE)
-
-
+@app.query("hello")
 @leave.guarded
 def hello(content: RecordDict, party: Party) -> Leaving:
     """Reply with the groups of this node; a simulated node stores the path of the run's survey."""
@@ -48,6 +35,7 @@ def hello(content: RecordDict, party: Party) -> Leaving:
     return Leaving(messages.pack_reply(party.hosted, roster=party.policy.roster, round=last))
 
 
+@app.query("catalogue")
 @leave.guarded
 def catalogue(content: RecordDict, party: Party) -> Leaving:
     """Store the public questions, and the groups' private answers to these questions."""
@@ -82,6 +70,7 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     return Leaving(messages.pack_reply(list(answered), answered=counts, may=may))
 
 
+@app.query("targets")
 @leave.guarded
 def targets(content: RecordDict, party: Party) -> Leaving:
     """Write every group's target table from the final PluralLLM; scoring is then a look-up and a metric.
@@ -103,6 +92,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
     return Leaving(messages.pack_reply([group.name for group in groups]))
 
 
+@app.query("ask")
 @leave.guarded
 def ask(content: RecordDict, party: Party) -> Leaving:
     """Reply with the groups' numbers of the requested kind."""
@@ -110,18 +100,9 @@ def ask(content: RecordDict, party: Party) -> Leaving:
     return leave.numbers(request, task, party)
 
 
+@app.query("open")
 @leave.guarded
 def open_sum(content: RecordDict, party: Party) -> Leaving:
     """Reply with the seed of the group's own mask, to open a sum for which all of the cohort have sent numbers."""
     task, member = messages.unpack_open(content), party.member()
     return Leaving(messages.pack_reply([member.name], seed=member.open(task)), messages.OPEN, task.cohort)
-
-
-HANDLERS = {
-    messages.HELLO: hello,
-    messages.CATALOGUE: catalogue,
-    messages.TARGETS: targets,
-    messages.ASK: ask,
-    messages.OPEN: open_sum,
-}
-app = GroupApp()

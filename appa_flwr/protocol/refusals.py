@@ -5,7 +5,7 @@ The messages are the same for every group, so they reveal nothing about a group'
 
 from appa_flwr.core.errors import UserError
 
-FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102
+FAILED, FORGOTTEN = 100, 101
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(111, 117)
 ONLY_SUMS, NO_ROSTER, OTHER_WORLD, LOW_TEMPERATURE, BAD_REQUEST = range(117, 122)
 MAY_NOT_LEAVE = {
@@ -16,7 +16,6 @@ OTHER_REFERENCE, PAST, NOT_ON_ROSTER = range(147, 150)
 
 REFUSALS = {
     FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
-    UNKNOWN_MESSAGE: "it knows no such message",
     SPENT: "it has given as many scores of a question as its owner's policy allows (scores-per-question)",
     REPLIES_SPENT: "as many of its replies rest on a question as its owner's policy allows (training-replies,"
     " own-score)",

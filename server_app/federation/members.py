@@ -240,7 +240,7 @@ class Members:
                 node = self._nodes[number]
                 if (reply := replies.get(number)) is None:
                     node.held, node.failures = 0, node.failures + 1
-                    node.out = node.error > refusals.UNKNOWN_MESSAGE or node.failures >= MOST_FAILURES
+                    node.out = node.error > refusals.FORGOTTEN or node.failures >= MOST_FAILURES
                     continue
                 node.held, own = place + 1, list(self._own(number, reply))
                 node.failures = node.failures if place < len(self._setup) else 0

@@ -24,7 +24,7 @@ from client_node import (
     uniform_request,
     weights,
 )
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from in_process import FEW, deployed, flower_task, simulated
 
 from appa_flwr.owner.ledger import Ledger
@@ -32,9 +32,8 @@ from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
-from client_app import main
-from client_app.main import app
 from client_app.memory import KEPT_SECONDS
+from client_app.party import Party
 
 
 def deployed_node(**node_config):
@@ -46,9 +45,9 @@ def deployed_node(**node_config):
 
 def test_letters_that_stdout_lacks_end_no_action(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    monkeypatch.setattr(main, "_unknown", lambda message, context: print("México", flush=True))
+    monkeypatch.setattr(Party, "of", lambda context: print("México", flush=True))
     with flower_task():
-        app(Message(RecordDict(), 1, "query.of_nobody"), deployed_node().context)
+        deployed_node().send(messages.HELLO)
     assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
 
 

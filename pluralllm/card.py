@@ -80,10 +80,9 @@ def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> N
     """Refuse a checkpoint that this run cannot use or must not use; `weights` is its path, for messages.
 
     Raises:
-        UserError: the features differ or belong to another table, the network has another architecture, or a held-out
-            question was trained on.
+        UserError: the features differ or belong to another table, or a held-out question was trained on.
     """
-    own, trained = config.pluralllm, set(card.survey.training)
+    trained = set(card.survey.training)
     if table_hash(public.questions) != card.survey.table:
         raise UserError(
             f"{weights}: was trained on another table of {card.survey.num_questions} questions, and this run has "
@@ -100,12 +99,7 @@ def check_fit(card: Card, weights: Path, config: Config, public: Catalogue) -> N
     if not np.allclose(probe(public.embedding_QKE, public.questions), card.embedding.probe, atol=PROBE_TOLERANCE):
         raise UserError(
             f"{weights}: the features of its questions are others than this run's, which has pluralllm.encoder = "
-            f"{own.encoder}; it was trained with {card.embedding.encoder}"
-        )
-    if own.architecture != card.architecture:
-        raise UserError(
-            f"{weights}: was trained with pluralllm.architecture = {card.architecture}, and this run has "
-            f"{own.architecture}; use the same"
+            f"{config.pluralllm.encoder}; it was trained with {card.embedding.encoder}"
         )
 
 

@@ -47,7 +47,6 @@ def predictor_scores(js: float, answers: float = 240.0) -> dict[str, float]:
 def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict[str, Any]:
     """A pluralllm.json of 240 answers and 30 rounds."""
     card = {
-        "architecture": "residual",
         "embedding": {"encoder": "ngrams", "probe": [0.5]},
         "survey": dict.fromkeys(("num_questions", "split_seed"), 7)
         | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}},

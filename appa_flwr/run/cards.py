@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from appa_flwr.config import Scalar
-from appa_flwr.config.sections import Architecture
 from appa_flwr.run.records import PredictorScores, Record
 
 CARD_FORMAT = 11
@@ -60,7 +59,6 @@ class Card(Record):
 
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
     weights: str = ""
-    architecture: Architecture
     embedding: EmbeddingSummary
     survey: SurveySummary
     training: dict[str, Scalar]

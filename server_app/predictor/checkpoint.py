@@ -42,7 +42,9 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
     if {name: array.shape for name, array in arrays.items()} != {name: value.shape for name, value in start.items()}:
-        raise UserError(f"{path}: holds other weights than PluralLLM's of this config")
+        raise UserError(
+            f"{path}: holds other weights than pluralllm.architecture = {config.pluralllm.architecture} has"
+        )
     return ArrayRecord({name: Array(arrays[name]) for name in start}), card
 
 
@@ -51,7 +53,6 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
     probe = cards.probe(catalogue.embedding_QKE, catalogue.questions)
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        architecture=config.pluralllm.architecture,
         embedding=EmbeddingSummary(encoder=config.pluralllm.encoder, probe=probe),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),

@@ -95,7 +95,7 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
     keys = {"pluralllm.architecture": architecture}
     first, before = alone if architecture == "residual" else run(tmp_path, "first", **keys)
     assert not any(reply.message.has_error() for reply in before.replies)
-    assert card(first)["architecture"] == architecture
+    assert card(first)["training"]["pluralllm.architecture"] == architecture
     assert tuple(weights(first).get(SHARES_KEY, np.zeros(0)).tolist()) in shares
     path = first.run_folder / FILE
     second, grid = run(tmp_path, "second", **{"pluralllm.checkpoint": str(path)}, **keys)

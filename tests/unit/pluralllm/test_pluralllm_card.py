@@ -74,7 +74,7 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(weights):
         assert read[name].numpy().dtype == np.float32
         np.testing.assert_array_equal(read[name].numpy(), WEIGHTS[name].numpy())
     for other in ({"z": WEIGHTS["z"]}, {**WEIGHTS, "a": Array(np.zeros(3, np.float32))}):
-        with pytest.raises(UserError, match=r"best\.safetensors: holds other weights than"):
+        with pytest.raises(UserError, match=r"best\.safetensors: holds other weights than .* = residual has"):
             load(weights, CONFIG, CATALOGUE, ArrayRecord(other))
     whole = weights.read_bytes()
     for spoilt in (whole[:-3], b""):
@@ -95,7 +95,6 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
             {"pluralllm.encoder": "minilm"},
             "features of its questions are other.* pluralllm.encoder = minilm; it was trained with ngrams",
         ),
-        (CATALOGUE, {"pluralllm.architecture": "attention"}, "architecture = residual, and this run has att"),
         (by([*range(5)]), {}, "another table of 6 questions, and this run has 5"),
         (
             by([*range(6)], train_Q=np.arange(6) < 3),
@@ -112,17 +111,10 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ca
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
-        (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
-        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 11"),
-        (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_in_one_line(weights, damage, says):
-    damage(weights)
-    with pytest.raises(UserError, match=says) as refused:
+def test_a_card_without_its_weights_is_refused_and_weights_without_their_card(weights):
+    weights.write_bytes(b"other")
+    with pytest.raises(UserError, match=r"best\.json belongs to other weights"):
         cards.read(weights)
-    assert "\n" not in str(refused.value)
+    weights.with_suffix(".json").unlink()
+    with pytest.raises(UserError, match=r"there is no file .*best\.json; give"):
+        cards.read(weights)

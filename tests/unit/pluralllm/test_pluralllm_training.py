@@ -62,22 +62,6 @@ def test_context_and_targets_are_disjoint_distinct_and_the_groups_own():
     assert both == (set(data.question_N),) * 2  # each takes both parts
 
 
-def test_half_of_the_questions_get_noise_and_a_tenth_of_the_views_is_plain():
-    batches = [drawn(random_group(20), seed) for seed in range(200)]
-    for part, count in ((0, 6), (1, 14)):
-        moved = torch.cat([batch.noise[part] for batch in batches])
-        assert moved.shape == (800, count, EMBEDDING_DIM)
-        amount = moved.std(-1)
-        assert float((amount == 0).float().mean()) == pytest.approx(0.5, abs=0.05)
-        # uniform up to 0.3 for the other half: a mean square of 0.3^2 / 3
-        assert float(moved[amount > 0].square().mean()) == pytest.approx(0.03, rel=0.1)
-    view_B3 = torch.cat([batch.view_B3 for batch in batches]).long()
-    place_B = torch.where(view_B3[:, 2] == 1, 4, 2 * view_B3[:, 0] + view_B3[:, 1])
-    # binomials of 800, of four times .225 and of .1: standard deviations 11.8 and 8.5
-    off = torch.bincount(place_B, minlength=5) - torch.tensor([180, 180, 180, 180, 80])
-    assert (off.abs() < torch.tensor([48, 48, 48, 48, 34])).all()
-
-
 @torch.no_grad()
 def test_noise_moves_all_options_of_a_question_alike_and_the_loss_sees_it(attention):
     """Features moved the other way and then by the noise are where they were."""

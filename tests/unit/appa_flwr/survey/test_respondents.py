@@ -2,7 +2,6 @@
 
 import pandas as pd
 import pyreadstat
-import pytest
 from surveys import refused
 
 from appa_flwr.survey.sources import read_survey
@@ -68,21 +67,6 @@ def test_stata_letters_are_no_answers(tmp_path):
     assert survey.answers["F"]["happy"].tolist() == [1.0, 0.0]
     assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
     assert "as the file declares: 'Inapplicable', 'Do not know'" in notes(survey)
-
-
-def test_a_wave_of_the_world_values_survey(tmp_path):
-    labels = {1: "Happy", 2: "Sad", -1: "Don´t know", -2: "No answer", -4: "Not asked in survey", -5: "Missing; Other"}
-    table = pd.DataFrame({"country": ["AND"] * 6 + ["ARG"] * 2, "Q46": [1, 2, 2, -1, -4, -5, 1, -2]})
-    pyreadstat.write_sav(table, str(tmp_path / "w.sav"), variable_value_labels={"Q46": labels})
-    survey = read_survey(tmp_path / "w.sav", group_by="country")
-    # A refusal is kept as an option, behind the others; -4 and -5 never are.
-    assert survey.questions[0].options == ("Happy", "Sad", "No answer", "Don´t know")
-    assert survey.answers["AND"]["Q46"].tolist() == [0.25, 0.5, 0.0, 0.25]
-    assert survey.respondents["AND"] == {"Q46": 3.0}
-    table.to_csv(tmp_path / "w.csv", index=False)
-    refused("w.csv.*Q46=-5,-4,-2,-1", read_survey, tmp_path / "w.csv", group_by="country")
-    bare = read_survey(tmp_path / "w.csv", group_by="country", missing="-5..-1")
-    assert bare.answers["AND"]["Q46"].tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_one_weight_several_or_none(tmp_path):

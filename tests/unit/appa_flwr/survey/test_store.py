@@ -78,9 +78,6 @@ def test_a_wrong_line_is_an_error_with_its_number(tmp_path, line, message):
 
 def test_what_is_not_our_format(tmp_path):
     refused("appa survey .*x.sav --write", store.read, tmp_path / "x.sav")
-    refused("No such file", store.read, tmp_path / "none.jsonl")
-    (tmp_path / "empty.jsonl").write_text("")
-    refused("holds no survey rows", store.read, tmp_path / "empty.jsonl")
     # A line ends at a line feed alone.
     source = write(tmp_path / "x.jsonl", [json.dumps(row(question="One\u2028two\u0085?"), ensure_ascii=False)])
     assert store.read(source).questions[0].text == "One\u2028two\u0085?"

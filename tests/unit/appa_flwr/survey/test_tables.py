@@ -174,7 +174,6 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
     case("f.parquet", "PAR1 no", "not a readable .parquet file")
     case("g.xlsx", "no", "not a readable .xlsx file")
     case("h.sav", "no", "not a readable .sav file")
-    case("j.ods", "x", "unknown survey format")
     case("k.csv", b"question,group,option,count\nQ\x81,A,Yes,1\n", "line 2 is neither UTF-8 nor cp1252")
     refused("refusal: ", read_survey, tmp_path / "c.csv", refusal="drop")
     utf_16 = "question;group;option;count\nQ?;Ägypten;Yes;1\nQ?;Ägypten;No;3\n".encode("utf-16")

@@ -1,0 +1,213 @@
+"""The grid's plan, runs and numbers, and each study at a tiny size."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import report_runs
+
+from appa_flwr.analysis.aggregation import make
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock
+from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
+from appa_flwr.run import pair_scores
+from appa_flwr.run.resume import claim
+from appa_flwr.run.run_files import write_config
+from experiments import beside_trl, predictor, rules
+from experiments.grid import __main__ as command
+from experiments.grid import grid_results, plan, runner
+from server_app.ppo_phase import baseline_config
+
+TEXT = """
+seeds = [0, 1]
+rules = ["average", "appa"]
+keys = { ppo.num-iterations = 7 }
+datasets = { globalqa = { data.num-questions = 40 } }
+tasks = { dpa = { task = "dpa" } }
+models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
+"""
+ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}\n'
+# What made-up runs score: method or rule -> reward of each group on each question.
+REWARDS = {"sft": 0.6, "uniform": 0.65, "average": 0.7, "appa": 0.75}
+
+
+def write_run(config) -> None:
+    folder = config.run_folder
+    report_runs.write_run(folder, metrics=[report_runs.line(i, planned=2, fell_back=None) for i in (1, 2)])
+    write_config(folder, config)
+    (folder / "progress.jsonl").write_text(ENDED)
+    as_rows = partial(pair_scores.as_rows, groups=("a", "b"), questions=[f"q{n}" for n in range(20)])
+    values = {"ppo": REWARDS[config.rule], **{name: REWARDS[name] for name in ("sft", "uniform")}}
+    scores = []
+    for method, value in values.items():
+        # group b is .1 worse, all is .02 better in seed 1; the last half b has not answered, and a is better at
+        reward_GQ = value + 0.02 * config.seed - np.array([[0.0], [0.1]]) * np.ones((2, 20))
+        scores.append(as_rows(method, "js", pair_scores.PREDICTIONS, reward_GQ))
+        reward_GQ = reward_GQ - 0.1
+        reward_GQ[:, 10:] = [[0.9], [np.nan]]
+        scores.append(as_rows(method, "js", pair_scores.SURVEY, reward_GQ))
+    pair_scores.put(folder, pd.concat(scores))
+    report_runs.write_run(folder, summary=[report_runs.row(name, at - 0.05, at - 0.1) for name, at in values.items()])
+    for rule in config.rules[1:]:
+        write_run(baseline_config(config, rule, folder / rule))
+
+
+def planned(folder, text=TEXT, **given):
+    (folder / "grid.toml").write_text(text)
+    return plan.trials(plan.read_grid(folder / "grid.toml", **given), folder / "out", here=folder)
+
+
+def test_trials_share_their_predictor_and_are_named_by_all_that_decides_their_numbers(tmp_path, monkeypatch):
+    def changed(old="", new=""):
+        names = {(one.model, one.seed): one.name for one in planned(tmp_path, TEXT.replace(old, new))}
+        return {model for model, seed in names if names[model, seed] != first[model, seed]}
+
+    # PluralLLM is trained once for a dataset and seed; each trial trains a policy by every rule.
+    trials = planned(tmp_path)
+    first = {(one.model, one.seed): one.name for one in trials}
+    assert [one.needs and one.needs.name for one in trials] == [None, trials[0].name, None, trials[2].name]
+    config = trials[3].config
+    assert (config.rules, config.seed) == (("appa", "average"), 1)
+    assert (config.data.num_questions, config.sft.steps, config.ppo.num_iterations) == (40, 30, 7)
+    assert config.pluralllm.checkpoint == str(trials[2].folder / "pluralllm.safetensors")
+    apart = planned(tmp_path, TEXT.replace("other = { sft", "other = { pluralllm.rounds = 3, sft"))
+    assert not any(one.needs for one in apart)
+
+    assert changed() == set()
+    assert changed("sft.steps = 30", "sft.steps = 31") == {"other"}
+    assert changed("sft.steps = 20", "sft.steps = 21") == {"gemma-2-2b", "other"}  # which takes its PluralLLM
+    with monkeypatch.context() as patched:
+        patched.setattr(plan, "code_version", lambda: "another")
+        assert changed() == {"gemma-2-2b", "other"}
+    for old, new, says in (
+        ("rules", "rule", "unknown table 'rule': did you mean 'rules'"),
+        ("num-questions = 40", "num-questions = -1", "trial globalqa-dpa-gemma-2-2b-s0: "),
+        ("[0, 1]", '["0"]', r"seeds\.0: "),
+    ):
+        with pytest.raises(UserError, match=rf"grid\.toml: {says}"):
+            planned(tmp_path, TEXT.replace(old, new))
+    assert {(one.model, one.config.rules) for one in planned(tmp_path, only=["other", "appa"])} == {
+        ("other", ("appa",))
+    }
+    assert {one.config.ppo.num_iterations for one in planned(tmp_path, last={"ppo.num-iterations": 9})} == {9}
+    monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
+    for name, count in {"tiny": 2, "default": 5, "blocs": 10, "paper": 12}.items():
+        file = Path(plan.__file__).parents[1] / f"{name}.toml"
+        assert len(plan.trials(plan.read_grid(file), tmp_path / "out", here=tmp_path)) == count
+
+
+def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("appa_flwr.core.files.sync", lambda file: None)  # a disk takes a second for a run's files
+    monkeypatch.setattr("appa_flwr.core.files.sync_folder", lambda folder: None)
+    trials, out, started = planned(tmp_path), tmp_path / "out", list[tuple[str, bool]]()
+    names = [one.name for one in trials]
+    failing = [names[2]]
+
+    def launch(config, **_):  # in Flower's place
+        started.append((config.run_name, config.run.resume))
+        claim(config).release()
+        if len(started) == 1:  # before its server has begun
+            raise KeyboardInterrupt
+        if config.run_name in failing:
+            raise RunFailed("the disk is full\nand more")
+        write_run(config)
+
+    def main(**how):
+        command.main(tmp_path / "grid.toml", output=out, **how)
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(command, "launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    # It goes on with what it was in; a failed trial stops only those that need it, and is tried again.
+    with monkeypatch.context() as patched:
+        patched.setattr(grid_results.pictures, "pictures", lambda *_, **__: ())  # they take long to draw
+        with pytest.raises(SystemExit, match=f"^{RUN_FAILED}$"):
+            main()
+    failed = [line.split(": ", 2)[1:] for line in capsys.readouterr().err.splitlines()]
+    assert failed == [[names[2], "the disk is full"], [names[3], f"needs {names[2]}"]]
+    assert main(dry_run=True).count(": to do") == 2
+    failing.clear()
+    held = lock(out / runner.LOCKS / names[3])  # another process runs it, and ends while this one waits
+
+    def pause(seconds):
+        write_run(trials[3].config)
+        held.release()
+
+    monkeypatch.setattr(runner.time, "sleep", pause)
+    main()
+    resumed = [False, True, False, False, True]
+    assert started == list(zip([names[0], *names[:3], names[2]], resumed, strict=True))
+
+    # Groups have .7 and .6 by `average` in seed 0, .02 more in seed 1; differences are alike in all questions.
+    frame = pd.read_csv(out / "results.csv").query("model == 'gemma-2-2b' and metric == 'js'")
+    found = frame.fillna({"less": ""}).set_index(["method", "less", "against", "measure"])[["value", "low", "high"]]
+    for at, numbers in {
+        ("average", "", "predictions", "Avg AS"): (0.66, 0.65, 0.67),
+        ("sft", "", "survey", "Min AS"): (0.41, 0.40, 0.42),
+        ("appa", "average", "predictions", "Min AS"): (0.05, 0.05, 0.05),
+        ("appa", "uniform", "predictions", "Min AS"): (0.10, 0.10, 0.10),
+    }.items():
+        assert tuple(found.loc[at]) == pytest.approx(numbers), at
+    text = (out / "results.md").read_text()
+    assert "| appa | average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text.replace("\xa0", " ")
+    assert "| 2 | 0.839 | 0.9" in text  # AVERAGE in the paper's table, with FI to four decimals
+    assert len(list((out / "plots").iterdir())) == 4 * 2  # two groups are too few for a spider plot
+
+
+def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeypatch, tmp_path):
+    tried = {"average": make("average"), "mix": make("mix", worst_share=1.0)}
+    for name, value in {"DISAGREEMENT": (2.0,), "RULES": tried, "QUESTIONS": 16, "GROUPS": 4}.items():
+        monkeypatch.setattr(rules, name, value)
+    rules.main(seeds=2, output=tmp_path)
+    frame = pd.read_csv(tmp_path / "rules.csv")
+    lowest, mean = (frame.pivot_table(index="seed", columns="rule", values=of) for of in ("min_as", "avg_as"))
+    assert (lowest.drop(columns=rules.BEST).max(axis=1) <= lowest[rules.BEST] + 0.01).all()
+    pair = lowest["mix"] - lowest["average"]
+    assert pair.min() > 0.005 > 0.0 > (mean["mix"] - mean["average"]).max()
+    half = 12.7062 * pair.std() / 2**0.5  # of two pairs Student's t has one degree of freedom
+    assert (
+        f"{pair.mean():+.3f} ({pair.mean() - half:+.3f} to {pair.mean() + half:+.3f})"
+        in (tmp_path / "rules.md").read_text()
+    )
+    rules.main(seeds=1, liars=True, output=tmp_path)
+    liar = pd.read_csv(tmp_path / "liars.csv").set_index(["rule", "lie"])["liar"]
+    gain = {name: liar[name, "half"] - liar[name, rules.HONEST] for name in tried}
+    assert gain["mix"] > 0.02 > 0.0 > gain["average"]  # half the reward is half the weight
+
+
+def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
+    for name, value in {"SETTINGS": ("pluralllm.rounds=2",), "SIZES": (4,), "ROWS": {"residual": ()}}.items():
+        monkeypatch.setattr(predictor, name, value)
+    predictor.main("generated", seeds=1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    names = ["residual", "4 context questions", "uniform", "nearest-question", "mean-of-others"]
+    assert [row[:2] for row in rows] == [[part, name] for part in ("seen", "unseen") for name in names]
+    assert float(rows[0][2][:5]) > float(rows[2][2][:5])  # the uniform answer's
+
+
+@pytest.mark.parametrize("case", ["sft", "tiny"])
+def test_sides_do_the_same_work_and_are_not_compared_where_they_do_not(case, monkeypatch):
+    """They run here, our PPO in the place of TRL's too, which wants an environment of its own."""
+    measured = []
+
+    def run_side(python, side, work, **more):
+        side = beside_trl.our_ppo if side is beside_trl.trl_ppo else side
+        measured.append({**side(work, **more), "MiB added": 1.0})  # this process held more before
+        return measured[-1]
+
+    work = {"prefix": 20, "rollouts": 4} if case == "sft" else {"prefix": 4, "longest": 9, "rollouts": 8, "ends": True}
+    monkeypatch.setattr(beside_trl, "CASES", {case: beside_trl.Workload(vocabulary=64, shortest=3, **work)})
+    monkeypatch.setattr(beside_trl, "run_side", run_side)
+    beside_trl.main("python")
+    ours, trl = measured
+    assert ours["steps"] == trl["steps"] == (2 if case == "sft" else 2 * beside_trl.PPO_EPOCHS)
+    if case == "sft":
+        assert 0 < ours["loss"] == pytest.approx(trl["loss"], abs=1e-4)  # apart by dropout in a hardly trained adapter
+    sides = iter([{"CPU s": 1.0, "MiB added": 1.0, "steps": steps} for steps in (2, 4)])
+    monkeypatch.setattr(beside_trl, "run_side", lambda *_, **__: next(sides))
+    with pytest.raises(RuntimeError, match=case):
+        beside_trl.main("python")

@@ -1,23 +1,16 @@
-import json
-import subprocess
-from contextlib import nullcontext
+import math
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
-from small import CHOSEN
 from surveys import refused, row, write
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
-from appa_flwr.launch.terminal import USER_ERROR, RunFailed
 from appa_flwr.run.resume import claim, resumable
 from appa_flwr.run.run_files import ERROR_FILE, SURVEY_FILE
 from appa_flwr.survey import store
-
-REPO = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
@@ -39,25 +32,6 @@ def test_a_resumed_run_takes_the_survey_that_it_has_kept_unless_the_source_has_c
     assert len(checks.read_survey(begun).groups) == 3
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "text"),
-    [(0, None, ""), (USER_ERROR, UserError, "no such model"), (1, RunFailed, f"the server's code in {REPO} cannot be")],
-)
-def test_what_the_server_s_code_finds_wrong_is_said_before_the_run(code, error, text, monkeypatch):
-    asked = []
-
-    def run(command, **given):
-        asked.append((command[1:], json.loads(given["input"])["model"]))
-        return subprocess.CompletedProcess(command, code, stdout="no such model\n")
-
-    monkeypatch.setattr(checks.subprocess, "run", run)
-    with nullcontext() if error is None else pytest.raises(error, match=f"^{text}"):
-        checks.check_server(Config.load({**CHOSEN, "model": "a/model"}))
-    assert asked == [(["-m", "server_app.preflight"], "a/model")]
-    checks.check_server(Config.load({}))
-    assert len(asked) == 1  # the tiny one is built by the run
-
-
 def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_path):
     (tmp_path / "home").touch()
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -71,7 +45,7 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_
 
 @pytest.fixture
 def config(tmp_path):
-    return Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
+    return Config.load({"run.output-dir": str(tmp_path), "run-name": "mine", "rule": "alpha", "appa.alpha": -math.inf})
 
 
 def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(config):

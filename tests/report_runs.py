@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
 from appa_flwr.config.ranges import TASK_METRICS
-from appa_flwr.report import build, frames, style
+from appa_flwr.report import build, frames
 from appa_flwr.report.page import page
-from appa_flwr.run.cards import Card
 from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
@@ -163,15 +160,3 @@ def cells(page: str, first: str) -> list[str]:
         if texts[0] == first:
             return texts
     raise AssertionError(f"no row starts with {first!r}")
-
-
-def read_card(folder: Path, groups: Sequence[str] = COUNTRIES, **changed: object) -> Card:
-    card = read(folder, pluralllm=predictor_card(groups, **changed)).pluralllm
-    assert card is not None
-    return card
-
-
-def figure_of(picture: Any, *args: Any, **keywords: Any) -> Any:
-    """The figure behind a picture's PNG, so that what is drawn can be asked for."""
-    with mpl.rc_context(style.STYLE):
-        return picture.__wrapped__(*args, **keywords)

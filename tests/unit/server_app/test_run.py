@@ -12,7 +12,6 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from server_app import run
 from server_app.inputs import answer_tokens
-from server_app.ppo_phase import num_iterations
 from server_app.questions import fitting_questions
 
 LENGTHS = Config.load({"policy.max-sequence-length": 30, "ppo.response-length": 10})
@@ -75,11 +74,3 @@ def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):
         run_server(SimulatedGrid(simulated(config, 2)), config)
     assert len(steps) < 500
     assert (tmp_path / "r" / "error.txt").read_text() == "no group trained\n"
-
-
-def test_iterations_are_as_many_as_asked_for_or_five_passes_over_the_questions():
-    assert num_iterations(Config.load({"ppo.num-iterations": 7}), 1000) == 7
-    passes = {"ppo.num-iterations": 0, "ppo.batch-size": 96, "ppo.answers-per-question": 1, "ppo.baseline": "value"}
-    # 5 passes over 192 questions in batches of 96: 960 / 96 = 10.
-    assert num_iterations(Config.load(passes), 192) == 10
-    assert num_iterations(Config.load({**passes, "ppo.num-mini-batches": 1}), 3) == 1

@@ -3,7 +3,6 @@
 import ast
 import io
 import signal
-import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -28,28 +27,6 @@ def test_letters_that_stdout_lacks_end_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: print("México", flush=True))
     run_server(FakeGrid({}), Config.load({"run-name": "r", "run.output-dir": str(tmp_path)}))
     assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
-
-
-SECOND = """
-import sys
-from flwr.app import Context, RecordDict
-from appa_flwr.config import Config
-from server_app import main
-config = Config.load({"run-name": "r", "run.output-dir": sys.argv[1]})
-try:
-    main.app(None, Context(17, 1, {}, RecordDict(), dict(config.flat())))
-except Exception as error:
-    print(error, "torch" in sys.modules)
-"""
-
-
-def test_a_second_run_of_one_name_ends_before_anything_large_is_imported(tmp_path):
-    config = Config.load({"run-name": "r", "run.output-dir": str(tmp_path)})
-    with main.RunFolder(config) as folder:
-        folder.progress("join", 0, 1, "begins", None)
-        second = subprocess.run([sys.executable, "-c", SECOND, tmp_path], capture_output=True, text=True, check=True)
-    assert f'run-name = "r": {folder.path} holds a run already; ' in second.stdout
-    assert second.stdout.split()[-1] == "False"
 
 
 ASKED = httpx.Request("POST", "https://127.0.0.1:9100/v1/runtime/pull-messages")

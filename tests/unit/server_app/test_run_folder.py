@@ -11,7 +11,6 @@ from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files as files_of_run
 from appa_flwr.run.records import Iteration
-from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import METRICS
 from server_app import run_folder as run_folders
 from server_app.federation import groups
@@ -66,42 +65,6 @@ def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_r
     ]
 
 
-def broken(folder: RunFolder) -> None:
-    folder.append(METRICS, iteration(1))
-    with (folder.path / "progress.jsonl").open("a") as file:
-        file.write('{"half a li')
-    folder.fail("a mistake of yesterday")
-
-
-def without_its_config(folder: RunFolder) -> None:
-    (folder.path / "sft-model").mkdir()
-    (folder.path / "config.json").unlink()
-
-
-def finished(folder: RunFolder) -> None:
-    folder.progress(LAST_PHASE, 1, 1, "", None)
-
-
-@pytest.mark.parametrize(
-    ("left", "keys", "says"),
-    [
-        (broken, {}, r'^run-name = "r": /.*/r holds a run already; .*run\.resume=true'),
-        (without_its_config, {}, "holds a run already"),
-        (lambda folder: None, {}, "holds a run already"),
-        (finished, {"run.resume": True}, "the run is finished"),
-        (broken, {"run.resume": True, "seed": 2}, r"^seed = 2, but the run in .*/r began with 1; .* config\.json$"),
-        (without_its_config, {"run.resume": True}, r"not a run folder, it has no config\.json"),
-    ],
-)
-def test_a_folder_that_holds_another_run_is_refused_and_not_touched(left, keys, says, tmp_path):
-    with RunFolder(config_in(tmp_path, seed=1)) as earlier:
-        left(earlier)
-    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises(UserError, match=says):
-        RunFolder(config_in(tmp_path, **{"seed": 1, **keys}))
-    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
-
-
 def test_a_run_that_the_launcher_announced_can_begin_or_be_resumed_and_no_other_can(tmp_path):
     config = config_in(tmp_path, seed=1)
     config.run_folder.mkdir()
@@ -123,12 +86,6 @@ def test_a_run_that_is_still_written_is_not_resumed(tmp_path):
         pytest.raises(UserError, match=f"^{folder.path}: another run is writing here"),
     ):
         RunFolder(config_in(tmp_path, **{"run.resume": True}))
-
-
-def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"/file/deeper/r: .*Not a directory"):
-        RunFolder(config_in(tmp_path / "file" / "deeper"))
 
 
 def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):

@@ -116,7 +116,6 @@ def test_a_solver_that_fails_is_said(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"metric": "jss"}, UserError, r"unknown metric 'jss': did you mean 'js'\?"),
         ({"metric": "js-distance"}, UserError, "'js-distance'.*valid are js, wasserstein, cosine"),
         ({"objective": "mean"}, UserError, "unknown objective 'mean'"),
         ({"targets_GQK": np.ones((2, 3, 4))}, ValueError, r"\(G, Q, K\)"),

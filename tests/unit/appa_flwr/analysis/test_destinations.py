@@ -9,7 +9,6 @@ import pytest
 from appa_flwr.analysis.destinations import destination, diagnose, rules
 from appa_flwr.analysis.rules import make
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Survey
 
 OPTIONS = np.arange(4) < np.array([2, 3, 4, 4, 2, 3, 4, 3])[:, None]
@@ -91,12 +90,6 @@ def test_of_many_questions_some_are_drawn_and_rankings_have_no_ceilings():
     counts, found = diagnosed([[[0.3, 0.7], [0.6, 0.4]] * 30] * 40, "borda", rules={"average": make("average")})
     assert counts == [60, 60, 40]  # 1,600 pairs
     assert [*found.index] == ["average"]
-
-
-@pytest.mark.parametrize("answers", [[[[0.3, 0.7]] * 4], [[[0.3, 0.7], None], [None, [0.4, 0.6]]]])
-def test_one_group_has_nobody_to_be_compared_with(answers):
-    with pytest.raises(UserError, match="answered by two groups"):
-        diagnosed(answers)
 
 
 def test_every_rule_but_alpha_is_tried_with_the_config_s_parameters():

@@ -11,6 +11,7 @@ from surveys import row, write
 from appa_flwr.analysis.rules import RULES
 from appa_flwr.config import SECTIONS, Config
 from appa_flwr.launch import deploy, flower
+from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
 
@@ -81,7 +82,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
     survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B")])
     folder, own = tmp_path / "parties", "ab" * 32
-    arguments = ["deploy", str(folder), f"survey={survey}"]
+    arguments = ["deploy", str(folder), f"survey={survey}", "run.output-dir=/else", "seed=3"]
     assert "run.sums=secure cannot be with 2 groups" in appa(*arguments, code=2)
     arguments += ["run.sums=plain"]
     monkeypatch.setattr(deploy, "bundle_hash", lambda: own)
@@ -89,6 +90,9 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     assert "with a semicolon, which stands between the names of several: row 5 (q1)" in first
     assert own in first
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}
+    assert read_owner_policy(folder / "groups" / "north" / "policy.toml").bundle == own
+    keys = tomllib.loads((folder / "server" / "keys.toml").read_text())
+    assert (keys["seed"], keys["survey"], "output-dir" in keys["run"]) == (3, "questions.jsonl", False)
 
 
 def test_letters_that_stdout_lacks_are_escaped(monkeypatch, appa, tmp_path):

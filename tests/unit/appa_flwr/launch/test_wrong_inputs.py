@@ -12,6 +12,7 @@ import sys
 from contextlib import closing
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from surveys import row, write
 
@@ -79,7 +80,10 @@ KEYS = [  # of a run
     ("rule=aveage", 'rule = "aveage".*appa, average,'),
     ("rule=nowhere:Rule", 'rule "nowhere:Rule": nowhere cannot be imported'),
     ("rule=os:getcwd", "os has no class getcwd"),
-    ("data.num-groups=3 rule=bad_rules:Short", r"\(16,\), all finite"),
+    ("rule=bad_rules:Half", "no class Half that extends .* has its `combine`"),
+    ("data.num-groups=3 rule=bad_rules:Short", r"rewards of shape \(15,\), 15 of them finite; .*\(16,\), all finite"),
+    ("data.num-groups=3 rule=bad_rules:Unknown", r"weights of shape \(3,\), 0 of them finite"),
+    ("data.num-groups=3 rule=bad_rules:Adrift", r"log-weights of shape \(3,\), 0 of them finite"),
     ("metric=nowhere:f", 'metric .*"nowhere:f"'),
     ("task=opa metric=js", 'metric = "js".*"opa".*auto, auto-ordinal, borda'),
     ("rule=alpha", 'rule = "alpha" .*appa.alpha.*"average"'),
@@ -167,6 +171,27 @@ class Short(Rule):
         return Combination(reward_GJ[0, 1:], [1 / 3] * 3)
 
 
+class Unknown(Rule):
+    """Gives weights that are no numbers."""
+
+    def combine(self, reward_GJ, past):
+        return Combination(reward_GJ[0], [np.nan] * 3)
+
+
+class Adrift(Short):
+    """Gives log-weights that are no numbers."""
+
+    def log_weights(self, log_weight_G, mean_G):
+        return log_weight_G * np.nan
+
+
+class Half(Rule):
+    """Has no `combine`."""
+
+
+OWN_RULES = (Short, Unknown, Adrift, Half)
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The folder in which commands run, with `FILES`, surveys and run folders."""
@@ -183,7 +208,9 @@ def here(tmp_path, monkeypatch):
     end = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
     (tmp_path / "finished" / "progress.jsonl").write_text(json.dumps(end) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "bad_rules", SimpleNamespace(Short=Short))
+    monkeypatch.setitem(
+        sys.modules, "bad_rules", SimpleNamespace(Short=Short, Unknown=Unknown, Adrift=Adrift, Half=Half)
+    )
     monkeypatch.setattr(deploy, "bundle_hash", lambda: "ab" * 32)
     for name in ("APPA_URL", "APPA_TOKEN"):
         monkeypatch.delenv(name, raising=False)

@@ -120,16 +120,3 @@ def test_where_a_node_s_ledger_lies(tmp_path):
     assert ledger_of({"group": "A", "data": "x/a.jsonl"}).path.as_posix() == "x/a.ledger.sqlite"
     with pytest.raises(UserError, match=r"^node-config lacks `data`"):
         ledger_of({"group": "A"})
-
-
-def test_what_is_no_ledger_is_named(ledger, tmp_path):
-    with pytest.raises(UserError, match=r"a\.sqlite: there is no ledger"):
-        ledger.releases()
-    with (
-        pytest.raises(UserError, match=r"nowhere/a\.sqlite: the ledger cannot be used"),
-        Ledger(tmp_path / "nowhere" / "a.sqlite").facts(),
-    ):
-        pass
-    ledger.path.write_bytes(b"something else, and long enough to be read as a header" * 9)
-    with pytest.raises(UserError, match=r"a\.sqlite: .*not a database"):
-        ledger.write(release())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Groups, Served, refused, two
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.run.run_files import SERVED
 from server_app import run_folder
 from server_app.serve import rounds
@@ -246,12 +245,6 @@ def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(
         assert asyncio.run(refused(served.score(*two(3), number=3))).status_code == 503
     asyncio.run(served.score(*two(3), number=3))
     assert [line.round for line in served.lines()] == [1, 2, 3]
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    (tmp_path / SERVED.name).write_text('{"run": "r"}\n')
-    with pytest.raises(UserError, match=rf"{SERVED.name}: line 1: round: "):
-        Served(tmp_path)
 
 
 def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):

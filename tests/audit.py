@@ -18,28 +18,35 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.serverapp.exception import AggregationError
-from in_process import Crossed, InProcessGrid, deployed
-from small import keys_of
-from talk import TINY, talk
+from in_process import Crossed, InProcessGrid, deployed, flower_task
+from small import AS_OWNERS_ASK, SMALLEST, keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
+from pluralllm.scores import summed
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
+from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.questions import build_catalogue
 
+KINDS = (asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS)
+
+TINY = {
+    **SMALLEST,
+    **AS_OWNERS_ASK,
+    "data.num-questions": 32,
+    "eval.ceilings": True,
+}
 SMALL_RUN = {
     **TINY,
     "sft.steps": 40,
     "sft.batch-size": 16,
-    "baseline-rules": "",
-    "ppo.num-iterations": 2,
-    "ppo.batch-size": 8,
-    "ppo.num-mini-batches": 2,
     "ppo.response-length": 40,
 }
 DIARY = "CANARYdiary"
@@ -224,6 +231,30 @@ def holds(value: np.ndarray, row: np.ndarray) -> bool:
         if any(np.abs(flat[start : start + len(row)] - row).max() < TOLERANCE for start in starts):
             return True
     return False
+
+
+def talk(grid: InProcessGrid, config: Config) -> None:
+    """Every kind of message once, from the server's own code, without a language model.
+
+    Raises:
+        UserError: the server refuses a message.
+        AggregationError: of Flower's, for the same reason.
+    """
+    catalogue = build_catalogue(config)
+    option_QK = catalogue.option_QK
+    uniform_QK = option_QK / option_QK.sum(1, keepdims=True)
+    metrics = ("borda",) if config.task == "opa" else ("js", "wasserstein", "cosine")
+    held_out = np.flatnonzero(catalogue.held_out_Q)
+    with flower_task():
+        groups = Groups(OverlapGrid(grid), config)
+        groups.gather([str(context.node_config["group"]) for context in grid.contexts.values()], patience=0.0)
+        groups.send_catalogue(catalogue)
+        weights, _ = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None)
+        groups.send_targets(weights)
+        groups.ask(Ask(asks.SCORES, {}, {"size": len(summed())}))
+        groups.ask(Ask(asks.VOTES))
+        request = ScoreRequest(held_out, uniform_QK[held_out], metrics, (asks.TARGET_SIDE, asks.TRUTH_SIDE))
+        groups.ask(request.ask(asks.REWARDS))
 
 
 def talked(world: World) -> InProcessGrid:

@@ -1,21 +1,20 @@
-"""What several tests share: an in-memory Flower grid whose nodes answer as told, and tiny random language models.
+"""What several tests share: made-up catalogues and tables of answers, and tiny random language models.
 
 Axis letters: G groups, Q questions, K options, E features, J rollouts, P prompt tokens, T response tokens.
 """
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from in_process import request
+from flwr.app import Message
+from in_process import FakeGrid as FakeGrid
+from in_process import Node as Node
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
@@ -26,72 +25,6 @@ from server_app.policy.models import FullModels, LoraModels, PolicyModels
 from server_app.policy.sequences import Sequences, pad
 
 Score = Callable[[Sequences], torch.Tensor]
-Node = Callable[[Message], Message | None]
-
-
-class FakeGrid(Grid):
-    """A grid in memory.
-
-    Attributes:
-        nodes: node id -> its answer to a message; None is no answer at all.
-        polls_to_wait: node id -> how many polls its answer lies back; 0 where absent.
-        events: what was called, in order.
-        keys: node id -> its public key, as Flower keeps it; none where absent.
-    """
-
-    def __init__(self, nodes: Mapping[int, Node], polls_to_wait: Mapping[int, int] | None = None) -> None:
-        self.nodes = dict(nodes)
-        self.polls_to_wait = dict(polls_to_wait or {})
-        self.events: list[str] = []
-        self.keys: dict[int, bytes] = {}
-        self.pushed: list[Message] = []
-        self._waiting: dict[str, tuple[int, Message | None]] = {}
-        self._count = 0
-
-    def set_run(self, run: object) -> None:
-        self.events.append("set_run")
-
-    @property
-    def run(self) -> object:
-        return "the run"
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return request(message_type, content, node=dst_node_id, **({} if ttl is None else {"ttl": ttl}))
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.nodes)
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        self.events.append("push")
-        ids = []
-        for message in messages:
-            self._count += 1
-            message.metadata.__dict__["_message_id"] = f"message {self._count}"
-            ids.append(message.metadata.message_id)
-            node = message.metadata.dst_node_id
-            self.pushed.append(message)
-            self._waiting[ids[-1]] = (self.polls_to_wait.get(node, 0), self.nodes[node](message))
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        self.events.append("pull")
-        came = []
-        for key in list(message_ids):
-            polls, reply = self._waiting.get(key, (0, None))
-            if polls:
-                self._waiting[key] = (polls - 1, reply)
-            elif reply is not None:
-                came.append(reply)
-                del self._waiting[key]
-        return came
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise AssertionError("Flower's own slow loop must not be used")
 
 
 def silent(message: Message) -> None:

@@ -1,11 +1,11 @@
-"""A whole federation in one process: Flower's Grid before the groups' real ClientApp, with a record of all messages.
+"""Flower's Grid in memory, with nodes that answer as told, or the groups' real ClientApp and a record of all messages.
 
 No code path of the clients is replaced. Every message and reply crosses as the bytes Flower would send, and a node's
 context is stored as bytes between two messages, as where every message meets a fresh process.
 """
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from flwr.common.serde import (
 )
 from flwr.proto.message_pb2 import Context as ContextBytes
 from flwr.proto.message_pb2 import Message as MessageBytes
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
@@ -34,6 +35,7 @@ from client_app.main import app
 from client_app.memory import memory_of
 
 RUN_ID = 1
+Node = Callable[[Message], Message | None]
 
 
 @dataclass(frozen=True)
@@ -117,57 +119,97 @@ def _contexts(config: Config, first: int, node_configs: Sequence[dict[str, int |
     return {node: Context(RUN_ID, node, own, RecordDict(), dict(config.flat())) for node, own in nodes.items()}
 
 
-class InProcessGrid(Grid):
-    """A Grid whose nodes run the real ClientApp as soon as a message is pushed.
+class FakeGrid(Grid):
+    """A grid in memory.
+
+    Attributes:
+        nodes: node id -> its answer to a message; None is no answer at all.
+        polls_to_wait: node id -> how many polls its answer lies back; 0 where absent.
+        events: what was called, in order.
+        keys: node id -> its public key, as Flower keeps it; none where absent.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node], polls_to_wait: Mapping[int, int] | None = None) -> None:
+        self.nodes = dict(nodes)
+        self.polls_to_wait = dict(polls_to_wait or {})
+        self.events: list[str] = []
+        self.keys: dict[int, bytes] = {}
+        self.pushed: list[Message] = []
+        self._waiting: dict[str, tuple[int, Message | None]] = {}
+        self._count = 0
+
+    def set_run(self, run: object) -> None:
+        self.events.append("set_run")
+
+    @property
+    def run(self) -> object:
+        return "the run"
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return request(message_type, content, node=dst_node_id, **({} if ttl is None else {"ttl": ttl}))
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.events.append("push")
+        ids = []
+        for message in messages:
+            self._count += 1
+            message.metadata.__dict__["_message_id"] = f"message {self._count}"
+            ids.append(message.metadata.message_id)
+            node = message.metadata.dst_node_id
+            self.pushed.append(message)
+            self._waiting[ids[-1]] = (self.polls_to_wait.get(node, 0), self.nodes[node](message))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.events.append("pull")
+        came = []
+        for key in list(message_ids):
+            polls, reply = self._waiting.get(key, (0, None))
+            if polls:
+                self._waiting[key] = (polls - 1, reply)
+            elif reply is not None:
+                came.append(reply)
+                del self._waiting[key]
+        return came
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise AssertionError("Flower's own slow loop must not be used")
+
+
+class InProcessGrid(FakeGrid):
+    """A grid whose nodes run the real ClientApp as soon as a message is pushed.
 
     `contexts` are as the last message left them; `requests` and `replies` are all messages, in their order.
     """
 
     def __init__(self, contexts: Mapping[int, Context]) -> None:
+        super().__init__(dict.fromkeys(contexts, self._answer))
         self.contexts = dict(contexts)
         self.requests: list[Crossed] = []
         self.replies: list[Crossed] = []
-        self._ready: dict[str, Message] = {}
-
-    def set_run(self, run: object) -> None: ...
-
-    @property
-    def run(self) -> object:
-        raise NotImplementedError
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
-    def get_node_ids(self) -> list[int]:
-        return list(self.contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Let each message's node answer it."""
-        keys = []
-        for message in messages:
-            key = f"message {len(self.requests)}"
-            message.metadata.__dict__["_message_id"] = key
-            self.requests.append(cross(message))
-            reply = self._answer(message.metadata.dst_node_id)
-            self.replies.append(cross(reply))
-            self._ready[key] = cross(reply).message  # the server may change what it gets
-            keys.append(key)
-        return keys
-
-    def _answer(self, node: int) -> Message:
+    def _answer(self, message: Message) -> Message:
+        self.requests.append(cross(message))
+        node = message.metadata.dst_node_id
         stored = context_to_proto(self.contexts[node]).SerializeToString()
         context = context_from_proto(ContextBytes.FromString(stored))
         reply = app(self.requests[-1].message, context)
         self.contexts[node] = context
-        return reply
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
-        return self.pull_messages(self.push_messages(messages))
+        self.replies.append(cross(reply))
+        return cross(reply).message  # the server may change what it gets
 
 
 class SimulatedGrid(InProcessGrid, InMemoryGrid):

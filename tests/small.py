@@ -11,6 +11,22 @@ SMALL_PREDICTOR = {
 VOTES = {"sft.target": "smoothed-votes", "data.extra-questions": ""}
 """What every owner allows, on the questions that were answered."""
 
+SMALLEST = {
+    "data.num-groups": 3,
+    "run.min-groups": 3,
+    **SMALL_PREDICTOR,
+    "pluralllm.rounds": 2,
+    **VOTES,
+    "eval.ceilings": False,
+    "baseline-rules": "",
+    "sft.batch-size": 4,
+    "ppo.num-iterations": 2,
+    "ppo.batch-size": 8,
+    "ppo.num-mini-batches": 2,
+    "ppo.response-length": 24,
+}
+"""A run as small as all its parts can be; tests change what they are about."""
+
 VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
 
 AS_OWNERS_ASK = {"pluralllm.local-steps": 16}

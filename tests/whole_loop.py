@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
-from small import SMALL_PREDICTOR, VALUE_MODEL, VOTES
+from small import SMALLEST, VALUE_MODEL
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
@@ -18,26 +18,16 @@ from server_app import run as server
 from server_app.federation import answers
 
 SMALL = {
-    "data.num-groups": 3,
+    **SMALLEST,
+    **VALUE_MODEL,
     "data.num-questions": 12,
     "data.test-fraction": 0.25,
-    "run.min-groups": 3,
-    "eval.ceilings": False,
-    **SMALL_PREDICTOR,
-    **VOTES,
-    **VALUE_MODEL,
     "pluralllm.rounds": 1,
     "policy.prompt-style": "full",
     "policy.tuning": "lora",
     "sft.steps": 3,
-    "sft.batch-size": 4,
     "sft.learning-rate": 1e-2,
-    "baseline-rules": "",
-    "ppo.num-iterations": 2,
-    "ppo.batch-size": 8,
-    "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
-    "ppo.response-length": 24,
 }
 
 

@@ -11,11 +11,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from audit import KINDS, TINY, talk
 from group_life import installed
 from in_process import InProcessGrid, deployed
 from packaging.requirements import Requirement
 from real_run import SHORT_WAITS
-from talk import KINDS, TINY, talk
 
 from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare
@@ -57,14 +57,8 @@ def python(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def life(record: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
-    listed = record.with_name("requirements.txt")
-    listed.write_text("\n".join(lines))
-    return python(REPO / "tests" / "group_life.py", listed, record)
-
-
 def test_a_group_takes_part_with_no_more_than_its_list(record):
-    done = life(record, requirements())
+    done = python(REPO / "tests" / "group_life.py", LIST, record)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     setup = (messages.HELLO, messages.CATALOGUE, messages.TARGETS)
@@ -97,21 +91,17 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     data = next(iter(pickle.loads(record.read_bytes())["files"].values()))
     survey = generate(num_questions=20, num_groups=2, seed=0)
     sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={}, bundle="")  # where nobody listens
+    questions = record.with_name("questions.jsonl")
     parts = {
-        (
-            "group",
-            "check",
-            str(data),
-            "--questions",
-            str(record.with_name("questions.jsonl")),
-        ): "of 32",
-        ("group", "policy"): "may-leave = ",
-        ("group", "audit", str(data.with_suffix(".ledger.sqlite"))): "ask rewards",
-        ("doctor", str(sites.group(survey.groups[0]))): "has start.sh been run at the server?",
-        ("doctor",): "GPU",
-        ("run",): "",
+        f"group check {data} --questions {questions}": "of 32",
+        "group policy": "may-leave = ",
+        f"group audit {data.with_suffix('.ledger.sqlite')}": "ask rewards",
+        f"doctor {sites.group(survey.groups[0])}": "has start.sh been run at the server?",
+        "doctor": "GPU",
+        "run": "",
     }
-    done = python("-c", COMMANDS, json.dumps(requirements()), json.dumps(list(parts)))
+    commands = [command.split() for command in parts]
+    done = python("-c", COMMANDS, json.dumps(requirements()), json.dumps(commands))
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert [code or 0 for code, _, _ in said] == [0, 0, 0, 1, 0, 2]

@@ -1,7 +1,6 @@
 """The public names; and a run's policy that is asked, as a folder that Transformers loads or as an adapter."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import families
 import numpy as np
 import pytest
 import torch
+from fakes import catalogue_of
 from peft import LoraConfig, get_peft_model
 from small import CHOSEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,6 +27,11 @@ from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
 from pluralllm.data import group_data
+from server_app import evaluation
+from server_app.inputs import PolicyInputs, RunInputs
+from server_app.loaded import LocalModel
+from server_app.policy import base as base_models
+from server_app.policy import tiny
 from server_app.predictor.checkpoint import new_card, save
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -73,25 +78,14 @@ def test_a_policy_answers_as_its_weights_say(adapted, base, run):
             weight.add_(torch.randn_like(weight), alpha=0.3)
     model.save_pretrained(run / POLICY)
     tokenizer.save_pretrained(run / POLICY)
-    answer = appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
+    policy = appa_flwr.load_run(run).policy()
+    with pytest.raises(appa_flwr.UserError, match="options: 1 given; a question needs 2 to 30"):
+        policy.ask(QUESTION, OPTIONS[:1])
+    answer = policy.ask(QUESTION, OPTIONS)
     assert answer.text == greedy(model, tokenizer) != before
     parsed = formats.parse("dpa", answer.text, 3)
     assert (answer.prediction is None) == (parsed.prediction is None)
     assert answer.format_score == parsed.format_score
-
-
-def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, run):
-    opened = appa_flwr.load_run(run)
-    with pytest.raises(appa_flwr.UserError, match="policy/"):
-        opened.policy()
-    shutil.copytree(base, run / POLICY)
-    with pytest.raises(appa_flwr.UserError, match="options: 1 given; a question needs 2 to 30"):
-        opened.policy().ask(QUESTION, OPTIONS[:1])
-    shutil.rmtree(run / POLICY)
-    alone = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes"])
-    assert str(alone.exception) == "options: 1 given; a question needs 2 to 30"  # before a model is looked for
-    with pytest.raises(appa_flwr.UserError, match=r"config\.json"):
-        appa_flwr.load_run(run / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -158,3 +152,20 @@ def test_answers_that_do_not_fit_and_a_run_without_a_predictor_are_said(predicti
             predictor.predict(answers)
     with pytest.raises(appa_flwr.UserError, match=r"has no pluralllm\.safetensors"):
         appa_flwr.load_run(run).predictor()
+
+
+def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
+    catalogue = catalogue_of([2, 3, 4, 2, 5], train=[False] * 5)
+    recipe = tiny.TinyRecipe("dpa", steps=1, batch_size=8, hidden_size=32, num_layers=1, num_heads=2)
+    model, tokenizer = tiny.build(recipe, catalogue.questions)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = Config.load({**CHOSEN, "model": str(tmp_path), "ppo.response-length": 12})
+    found = base_models.prepare(config, [])
+    all_J = np.arange(5)
+    inputs = PolicyInputs(found, [found.prompt_ids(config, question) for question in catalogue.questions], all_J, all_J)
+    model, run = base_models.load_model(config, found.source, quantized=False), RunInputs(config, None, None, catalogue)
+    expected = evaluation.greedy_answers(run, model, inputs, all_J).texts
+    asked = LocalModel(str(tmp_path))
+    prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
+    assert tuple(asked.answers(prompts, answer_tokens=12)) == expected

@@ -11,7 +11,7 @@ import pytest
 import torch
 from in_process import InProcessGrid, SimulatedGrid, simulated
 from safetensors.torch import load_file
-from small import CHOSEN, SMALL_PREDICTOR, VALUE_MODEL, VOTES
+from small import CHOSEN, SMALLEST, VALUE_MODEL
 from whole_loop import Killed, read_every_answer, run_server
 
 from appa_flwr.config import Config
@@ -26,22 +26,14 @@ from server_app.questions import build_catalogue
 from server_app.run_folder import RunFolder
 
 TINY = {
-    "data.num-groups": 3,
-    "data.num-questions": 16,
-    "run.min-groups": 3,
-    "eval.ceilings": False,
-    **SMALL_PREDICTOR,
-    **VOTES,
+    **SMALLEST,
     **VALUE_MODEL,
-    "pluralllm.rounds": 2,
+    "baseline-rules": "average",
+    "data.num-questions": 16,
     "sft.steps": 12,
-    "sft.batch-size": 4,
     "policy.tuning": "lora",  # adapters begin with random numbers
     "ppo.num-iterations": 5,
-    "ppo.batch-size": 8,
-    "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
-    "ppo.response-length": 24,
     "appa.fairness-threshold": 1.1,  # so that the groups' reward history matters
     "pluralllm.architecture": "attention",  # and the number of the iteration
 }

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
 from served import rounds_of
-from small import SMALL_PREDICTOR, VOTES
+from small import SMALLEST
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -26,12 +26,10 @@ from server_app.federation.groups import Groups
 from server_app.questions import build_catalogue
 
 KEYS = {
+    **SMALLEST,
     "data.num-questions": 20,
-    "data.num-groups": 3,
     "run.min-groups": 2,
-    **SMALL_PREDICTOR,
-    **VOTES,
-    "pluralllm.rounds": 1,
+    "eval.ceilings": True,
     "run.phases": "serve",
     "run-name": "r",
     "serve.port": 0,

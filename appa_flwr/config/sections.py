@@ -82,6 +82,13 @@ Projections = Annotated[str, AfterValidator(_projections)]
 """Linear layers that LoRA adapts."""
 
 
+def _step(value: float) -> float:
+    """Validate the step of an answer's probabilities, which have two decimals and sum to 1."""
+    if value not in (0.01, 0.02, 0.04, 0.05, 0.1, 0.2, 0.25, 0.5):
+        raise ValueError("must be a multiple of 0.01 that divides 1, such as 0.01, 0.05 or 0.1")
+    return value
+
+
 class RunSection(Section):
     """[run]: the run's folder, its phases, and how long the server waits for the groups."""
 
@@ -177,8 +184,8 @@ class SFTSection(Section):
         "what SFT teaches: the winner of the vote (paper), shares of votes, shares with one more vote for each option, "
         "the mean of the groups' answers, or the mean of their predictions",
     )
-    answer_step: float = key(
-        0.1, "step of probabilities in SFT's answers; a coarse one helps small models", ge=0.01, le=0.5
+    answer_step: Annotated[float, AfterValidator(_step)] = key(
+        0.1, "step of probabilities in SFT's answers; a coarse one helps small models"
     )
     steps: int = key(500, "optimizer steps; 0 = sft.epochs passes", ge=0)
     epochs: int = key(1, "passes over the training questions, if sft.steps is 0 (SFT table)", ge=1)

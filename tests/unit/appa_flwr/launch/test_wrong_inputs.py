@@ -77,6 +77,7 @@ KEYS = [  # of a run
     ("appa.alpha=nan", "appa.alpha.*-inf"),
     ("seed=1e3", 'seed = "1e3".*integer'),
     ("seed=-1", "seed.*greater than or equal to 0"),
+    ("sft.answer-step=0.03", "sft.answer-step.*multiple of 0.01 that divides 1"),
     ("rule=aveage", 'rule = "aveage".*appa, average,'),
     ("rule=nowhere:Rule", 'rule "nowhere:Rule": nowhere cannot be imported'),
     ("rule=os:getcwd", "os has no class getcwd"),

@@ -142,8 +142,6 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     assert "survey answers</th>" not in page
 
 
-
-
 def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting.
     lines = [line(i, planned=4, fell_back=fell_back) for i, fell_back in enumerate((True, True, False, True), 1)]
@@ -159,6 +157,10 @@ def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
     card = json.loads((whole / "pluralllm.json").read_text())
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, pluralllm=card))] == []
+    table = page_of(tmp_path / "part").partition("JS by group")[2]
+    assert [table.index(f"<td>{name}<") for name in reversed(COUNTRIES)] == sorted(  # the worst predicted first
+        table.index(f"<td>{name}<") for name in COUNTRIES
+    )
     assert ">Own nearest question<" in page_of(tmp_path / "part")
     assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]
 

@@ -209,7 +209,7 @@ LEAKS = [
     (asks.VALIDATION, at(1, lambda row: row[:1]), "a private share in arrays"),
     (asks.UPDATE, at(7, np.copy), "a private answer in arrays"),
     (asks.REWARDS, at(3, np.copy), "a private answer in arrays"),
-    (asks.REWARDS, at(3, 1.5), "js targets reward outside"),
+    (asks.REWARDS, at(3, 1.5), "js targets reward is outside"),
     (asks.VOTES, at(0, np.copy), "a private answer in arrays"),
     (asks.VOTES, at(0, 0.5), "a vote that is none"),
 ]

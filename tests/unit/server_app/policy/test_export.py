@@ -78,7 +78,7 @@ def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, tar
     assert (sampled_JT - untaught_JT).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("[]", "should be an object")])
+@pytest.mark.parametrize(("content", "says"), [("{", "Invalid JSON"), ("[]", "should be an object")])
 def test_an_adapter_that_cannot_be_read_is_named(content, says, tmp_path):
     (tmp_path / "adapter_config.json").write_text(content)
     with pytest.raises(UserError, match=rf"adapter_config\.json.*{says}"):

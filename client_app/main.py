@@ -20,7 +20,7 @@ from client_app.party import Party
 log = logging.getLogger("appa.client")
 
 app = ClientApp()
-"""A message of another kind never reaches a group: Flower answers it with an error that names only the kind."""
+"""Flower answers a message of another kind with an error that names only the kind; it is not in the ledger."""
 
 
 @app.query("hello")

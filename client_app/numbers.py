@@ -97,7 +97,7 @@ def _scores(group: Group, ask: Ask, task: Task) -> Numbers:
     sums = local_sums(group.targets(), truth=truth, known=group.data, public=party.public)
     score_L = np.array([sums[name][measure] for name, measure in summed()])
     most_L = np.array([sums[name][COUNT] for name, _ in summed()])
-    # Counts are multiples of `SUM_ROUNDING`, and the minimum undoes the error of their product with it.
+    # Counts are multiples of `SUM_ROUNDING`. Rounding can make them slightly too large; the minimum corrects this.
     return {"scores": np.minimum(_rounded(score_L, party), most_L)}
 
 

@@ -23,6 +23,7 @@ from pluralllm.prediction import Predictor
 from pluralllm.training import build
 from server_app.evaluation import decode
 from server_app.policy import export
+from server_app.policy.sequences import check_length
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -36,7 +37,7 @@ class LocalModel:
     """A local model in float32, prompted like a run's own policy, with the model's chat template.
 
     Args:
-        source: folder of a model or an adapter, or a hub id.
+        source: folder or hub id of a Qwen3, Llama or Gemma-2, or folder of an adapter.
 
     Raises:
         UserError: the model cannot be loaded.
@@ -52,9 +53,10 @@ class LocalModel:
         Raises:
             UserError: a prompt and its answer do not fit into the model's context.
         """
-        for start in range(0, len(prompts), BATCH):
-            ids = [self._base.ids(text) for text in prompts[start : start + BATCH]]
-            yield from decode(self._base, self._model, ids, tokens=answer_tokens)
+        ids = [self._base.ids(text) for text in prompts]
+        check_length(self._model, ids, response_length=answer_tokens)  # before the first batch
+        for start in range(0, len(ids), BATCH):
+            yield from decode(self._base, self._model, ids[start : start + BATCH], tokens=answer_tokens)
 
 
 class LoadedPolicy:

@@ -10,7 +10,7 @@ from types import FrameType
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from appa_flwr.analysis.rules import check_methods
+from appa_flwr.analysis.rules import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
-    check_methods(config, config.group_names)
+    check_rules(config, config.group_names)
     # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
     quiet()
     from server_app.run import run_phases

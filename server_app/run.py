@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from appa_flwr import report
-from appa_flwr.analysis.rules import check_methods
+from appa_flwr.analysis.rules import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
@@ -47,7 +47,7 @@ from server_app.run_folder import RunFolder
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """Run all phases of the config, from the greeting of the groups to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
-    check_methods(config, survey.groups or config.group_names)
+    check_rules(config, survey.groups or config.group_names)
     groups = Groups(
         grid,
         config,
@@ -98,7 +98,7 @@ def join(run: RunInputs) -> dict[str, int]:
     config, groups, catalogue = run.config, run.groups, run.catalogue
     phase = run.folder.phase("join")
     groups.gather(config.group_names, patience=config.run.reply_timeout)
-    check_methods(config, groups.names)
+    check_rules(config, groups.names)
     answered = groups.send_catalogue(catalogue)
     questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
     if others := int(catalogue.unanswered_Q.sum()):

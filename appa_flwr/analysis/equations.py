@@ -1,7 +1,8 @@
 """The paper's equations of fairness, aggregation and weights, as pure functions of arrays.
 
-Legend: G groups, J rollouts or questions. The functions of fairness take NaN where a group has no reward; the others
-take finite arrays of the groups that answered, and parameters in the ranges of `appa_flwr.config.ranges`.
+Legend: G groups, J answers: the rollouts of an iteration, or a method's answers to the held-out questions. The
+functions of fairness take NaN where a group has no reward. The others take finite arrays of the groups that answered,
+and parameters in the ranges of `appa_flwr.config.ranges`; they check neither, but `Rule.apply` does.
 """
 
 import numpy as np
@@ -16,26 +17,26 @@ BoolArray = npt.NDArray[np.bool_]
 def fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int = 1) -> float:
     """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
 
-    The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": a question with
-    equal rewards counts 1, even if they are all 0; other questions are left out if their mean is below `MIN_MEAN`, and
-    their CoV is capped at `MAX_COV`. If no question is left, the index is 1.
+    The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": an answer with
+    equal rewards counts 1, even if they are all 0; other answers are left out if their mean is below `MIN_MEAN`, and
+    their CoV is capped at `MAX_COV`. If no answer is left, the index is 1.
 
-    Rewards (G, J) lie in [0, 1], NaN where a group has none: each question compares the groups that have it, and is
-    left out if these are fewer than `min_groups`. The index is in [1 / (1 + MAX_COV^2), 1], and 1 means equal rewards.
+    Rewards (G, J) lie in [0, 1], NaN where a group has none: each answer compares the groups that have one, and is left
+    out if these are fewer than `min_groups`. The index is in [1 / (1 + MAX_COV^2), 1], and 1 means equal rewards.
 
     Raises:
         ValueError: not (G, J), or infinite.
     """
-    fairness_J = fairness_per_question(reward_GJ, min_groups=min_groups)
+    fairness_J = fairness_per_answer(reward_GJ, min_groups=min_groups)
     used_J = ~np.isnan(fairness_J)
     return float(fairness_J[used_J].mean()) if used_J.any() else 1.0
 
 
-def fairness_per_question(reward_GJ: npt.ArrayLike, *, min_groups: int) -> FloatArray:
-    """Terms of the mean in `fairness_index`: (J,), NaN for a question that is left out."""
+def fairness_per_answer(reward_GJ: npt.ArrayLike, *, min_groups: int) -> FloatArray:
+    """Terms of the mean in `fairness_index`: (J,), NaN for an answer that is left out."""
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
-        raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
+        raise ValueError(f"expected rewards (groups, answers), finite or NaN, got shape {reward_GJ.shape}")
     present_GJ = ~np.isnan(reward_GJ)
     compared_J = present_GJ.sum(axis=0) >= min_groups
     fairness_J = np.full(reward_GJ.shape[1], np.nan)
@@ -67,7 +68,8 @@ def alpha_aggregate(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
 def alpha_weights(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
     """Groups' influence under Equation 2: d Agg_alpha / d r_gj = exp(alpha r_gj) / sum_g' exp(alpha r_g'j).
 
-    Returns the mean over rollouts (G,), which sums to 1; groups tied for an extreme share it. See `alpha_aggregate`.
+    Returns the mean over rollouts (G,), which sums to 1; at infinite alpha, tied groups share the weight. See
+    `alpha_aggregate`.
     """
     if alpha == 0.0:
         return np.full(len(reward_GJ), 1.0 / len(reward_GJ))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE
-from appa_flwr.analysis.equations import FloatArray, fairness_per_question
+from appa_flwr.analysis.equations import FloatArray, fairness_per_answer
 
 Measure = Literal["Avg AS", "Min AS", "FI"]
 MEASURES: tuple[Measure, ...] = ("Avg AS", "Min AS", "FI")
@@ -80,7 +80,7 @@ def _measures(reward_GQ: FloatArray, count_BQ: FloatArray) -> FloatArray:
     A group without rewards in a resample is left out of its mean and minimum.
     """
     present_GQ = ~np.isnan(reward_GQ)
-    fairness_Q = fairness_per_question(reward_GQ, min_groups=GROUPS_TO_COMPARE)
+    fairness_Q = fairness_per_answer(reward_GQ, min_groups=GROUPS_TO_COMPARE)
     used_Q = ~np.isnan(fairness_Q)
     fairness_B = np.ones(len(count_BQ))
     with np.errstate(invalid="ignore"):

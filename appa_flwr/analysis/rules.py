@@ -115,7 +115,7 @@ class Rule(BaseModel, ABC):
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
         """Combine the present groups' training rewards (G, J) into one reward (J,)."""
 
-    def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
+    def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
         """Update the present groups' log-weights (G,) by this iteration's mean alignment rewards (G,)."""
         return log_weight_G
 
@@ -125,7 +125,7 @@ class Rule(BaseModel, ABC):
         return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), log_weight_G=zero_G)
 
     def apply(self, state: State, reward_GJ: npt.ArrayLike, training_reward_GJ: npt.ArrayLike) -> Result:
-        """Aggregate one iteration's rewards (Algorithm appa).
+        """Aggregate one iteration's rewards (Algorithm 1).
 
         Fairness Index and histories are computed from the alignment rewards; the training rewards are combined. A
         missing group is a row of NaN in both: it has no effect, and keeps its history. A group that joins late starts
@@ -135,8 +135,8 @@ class Rule(BaseModel, ABC):
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
-            UserError: a user's rule does not return a finite reward for each rollout and a finite weight for each
-                group.
+            UserError: a user's rule does not return a finite reward for each rollout, and a finite weight and
+                log-weight for each group.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
@@ -146,7 +146,7 @@ class Rule(BaseModel, ABC):
         log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
         mean_G = reward_GJ[present_G].mean(axis=1)
         log_weight_G[present_G] = self._finite(
-            "log-weights", self.log_weights(log_weight_G[present_G], mean_G), size=len(mean_G)
+            "log-weights", self.update_log_weights(log_weight_G[present_G], mean_G), size=len(mean_G)
         )
         past = Past(history_G[present_G], log_weight_G[present_G], fairness)
         combined = self.combine(training_reward_GJ[present_G], past)
@@ -251,17 +251,17 @@ class PrintedAppa(Rule):
 
 
 class Mix(Rule):
-    """Weights (1 - c) / G plus c times group DRO's weights: the rule optimises (1 - c) mean + c minimum.
+    """Weights (1 - c) / G plus c times group DRO's weights, c = `worst_share`: optimises (1 - c) mean + c minimum.
 
     Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards instead of losses): each
-    iteration multiplies a group's weight by exp(eta (mean reward of all groups - the group's mean reward)). So weights
-    become constant only if the worst groups are equal.
+    iteration multiplies a group's weight by exp(eta (mean reward of the present groups - the group's mean reward)). So
+    weights stop changing only when these rewards are equal.
     """
 
     name = "mix"
     worst_share: ranges.WorstShare = ranges.WORST_SHARE
 
-    def log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
+    def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
         moved_G = log_weight_G + WEIGHT_STEP * (mean_G.mean() - mean_G)
         return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LOG_WEIGHT_GAP))
 
@@ -310,7 +310,7 @@ def try_out(rule: Rule, *, num_groups: int) -> None:
     rule.apply(rule.init(num_groups), reward_GJ, reward_GJ)
 
 
-def check_methods(config: Config, groups: Sequence[str] = ()) -> None:
+def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
     """Check a run's rules and groups before anything expensive begins, in a few milliseconds.
 
     Without the names of the groups, checks that need them are skipped.

@@ -1,7 +1,7 @@
 """Values shared by config, rules and equations: the metrics of each task, and the APPA hyperparameters.
 
 A hyperparameter (Table appa-hparams) has a default and a range, and the paper's value if it is another one. This module
-is separate so that a group, which reads the config, does not import the aggregation.
+is separate so that a group, which reads the config, does not import the rules.
 """
 
 import math

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from appa_flwr.analysis.rules import check_methods
+from appa_flwr.analysis.rules import check_rules
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache
@@ -22,11 +22,11 @@ def read_survey(config: Config) -> Survey:
 
     Raises:
         UserError: the survey cannot be read, a group has no usable answer, the source has changed since the run began,
-            there are too few questions for a split, or `check_methods` rejects the config.
+            there are too few questions for a split, or `check_rules` rejects the config.
     """
     survey = sources.kept_survey(config, config.run_folder / SURVEY_FILE) if config.run.resume else None
     survey = survey or sources.read_run(config)
-    check_methods(config, survey.groups or config.group_names)
+    check_rules(config, survey.groups or config.group_names)
     split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed)
     return survey
 

@@ -71,7 +71,9 @@ def serve(words: Words = None, resume: Resume = None) -> None:
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Option(help="A folder or hub id; with --endpoint, the model's name there.")],
+    model: Annotated[
+        str, typer.Option(help="Folder or hub id of a Qwen3, Llama or Gemma-2; with --endpoint, the model's name.")
+    ],
     name: Annotated[str, typer.Option(help="Name of the model in the tables.")],
     endpoint: Annotated[
         str, typer.Option(help="URL of an OpenAI-compatible server, ending in /v1; its key is in APPA_EVAL_KEY.")

@@ -66,7 +66,7 @@ def main() -> None:
 def _arguments() -> dict[str, Any]:
     """Read the command line of `flwr-clientapp`, as Flower's own command does.
 
-    That command's package also imports the SuperNode, which took a third of a message's processor time.
+    Importing Flower's command would also import the SuperNode, a third of a message's processor time.
     """
     parser = argparse.ArgumentParser(description="Run a Flower ClientApp")
     parser.add_argument("--runtime-api-address", required=True)

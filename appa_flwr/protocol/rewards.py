@@ -147,8 +147,9 @@ def training_reward(
     """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
 
     Takes alignment rewards (G, J) and format scores (J,), all in [0, 1], and flags (J,), False for a completely
-    unparseable answer; returns training rewards (G, J). A row of NaN is a group that did not answer, and stays NaN.
-    An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - omega) s_fmt.
+    unparseable answer, whose alignment reward is 0 too; returns training rewards (G, J). A row of NaN is a group that
+    did not answer, and stays NaN. An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - omega)
+    s_fmt.
 
     Raises:
         ValueError: the shapes do not fit.

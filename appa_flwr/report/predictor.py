@@ -38,7 +38,7 @@ def by_group(card: Card) -> pd.DataFrame:
         for group, predictors in card.groups.items()
         if predictors
     ]
-    return pd.DataFrame(rows).sort_values("PluralLLM", kind="stable") if rows else pd.DataFrame()
+    return pd.DataFrame(rows).sort_values(PREDICTORS["pluralllm"], kind="stable") if rows else pd.DataFrame()
 
 
 def _ordered(predictors: Mapping[str, Means]) -> Iterator[tuple[str, Means]]:

@@ -68,7 +68,7 @@ class Grid(BaseModel):
     """A grid file; `flatten` validates the keys in its tables.
 
     Attributes:
-        rules: rules, by each of which a run trains a policy; the others are compared with the first.
+        rules: each run trains one policy per rule; the others are compared with the first.
         path: path of the file.
         last: keys from the command line, which override all others.
     """

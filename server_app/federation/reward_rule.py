@@ -50,7 +50,7 @@ class RewardRule:
         return rule_sums.first(self.config.rule, self.config.appa, len(self.names))
 
     def ask(self, state: RuleState, answers: Answers, draw: int) -> Ask:
-        """Build the request for the numbers that the rule needs; `draw` as in `asks.ScoreRequest`."""
+        """Build the request for the numbers that the rule needs; `draw` numbers the draw of the groups' contexts."""
         request = answers.request([self.config.reward_metric], draw=draw)
         if isinstance(state, State):
             return request.ask(asks.REWARDS)
@@ -65,11 +65,12 @@ class RewardRule:
     def result(
         self, state: RuleState, answers: Answers, replies: Replies
     ) -> tuple[FloatArray, RuleState, dict[str, Any]]:
-        """Compute each answer's reward from the groups' replies (Algorithm appa).
+        """Compute each answer's reward from the groups' replies (Algorithm 1).
 
-        A group's training reward for an answer is 0.85 times its alignment reward plus 0.15 times the answer's format
-        score (Equation 20, with `appa.alignment-weight`), and 0 for an answer that cannot be parsed. The rule combines
-        the training rewards; Fairness Index and histories are computed from the alignment rewards.
+        Alignment rewards compare the answer with the predictions of each group's PluralLLM. A group's training reward
+        for an answer is 0.85 times its alignment reward plus 0.15 times the answer's format score (Equation 20, with
+        `appa.alignment-weight`), and 0 for an answer that cannot be parsed. The rule combines the training rewards;
+        Fairness Index and histories are computed from the alignment rewards.
 
         Returns:
             The rewards (J,), the state for the next iteration, and the fields of `appa_flwr.run.records.RuleRound`

@@ -1,6 +1,6 @@
 """The policy's base model with its tokenizer: the tiny model, or a model from a folder or the hub.
 
-Axis letters: L tokens of a row, V vocabulary, H hidden size.
+Axis letters: J rows, T response tokens.
 """
 
 import logging
@@ -32,8 +32,7 @@ from server_app.policy.folder import describe, load, locate
 from server_app.policy.sequences import longest_row
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM", "gemma2": "Gemma2ForCausalLM"}
-"""Model type -> class. This package computes their logits and shares their keys and values itself. SmolLM2 is a Llama.
-"""
+"""Model type -> class. This package computes logits and shares keys and values itself. SmolLM2 is a Llama."""
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Arguments of chat templates; templates without these keys ignore them. Qwen3 thinks unless `enable_thinking` is off,
@@ -118,13 +117,9 @@ def prepare(
     if ARCHITECTURES.get(model_config.model_type) not in saved_as:
         raise UserError(
             f"model = {config.model}: its architecture is {' or '.join(saved_as)} ({model_config.model_type}); "
-            f"it can be {', '.join(ARCHITECTURES.values())}"
+            f"supported are {', '.join(ARCHITECTURES.values())}"
         )
-    if (longest := longest_row(model_config)) < config.policy.max_sequence_length:
-        raise UserError(
-            f"policy.max-sequence-length = {config.policy.max_sequence_length}: {config.model} reads {longest} tokens "
-            f"at most; set it to {longest} or less"
-        )
+    _check_length(config, longest_row(model_config))
     _check_tokenizer(config, tokenizer)
     end_id = _turn_end(tokenizer)
     vocabulary = model_config.get_text_config().vocab_size
@@ -144,8 +139,18 @@ def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
     Raises:
         UserError: as for `prepare` and `load`.
     """
-    if config.model != TINY_MODEL:
+    if config.model == TINY_MODEL:
+        _check_length(config, tiny.LONGEST)
+    else:
         load(prepare(config, (), say=say).source, device_map="meta")
+
+
+def _check_length(config: Config, longest: int) -> None:
+    if longest < config.policy.max_sequence_length:
+        raise UserError(
+            f"policy.max-sequence-length = {config.policy.max_sequence_length}: {config.model} reads {longest} tokens "
+            f"at most; set it to {longest} or less"
+        )
 
 
 def _tiny_recipe(config: Config) -> tiny.TinyRecipe:

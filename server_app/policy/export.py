@@ -27,7 +27,7 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
 
 
 def opened(source: str) -> tuple[Base, PreTrainedModel]:
-    """Load a policy's folder, any model folder or a hub id in float32; an adapter is merged into its base.
+    """Load the folder or hub id of a Qwen3, Llama or Gemma-2 in float32; an adapter is merged into its base.
 
     Raises:
         UserError: the model, or the base model that its adapter names, cannot be loaded.

@@ -28,7 +28,7 @@ tokens of Gemma. With gradients a logit takes about 24 bytes.
 """
 TOKENS = "tokens (ppo.micro-batch-tokens)"
 FEWEST_TOKENS = 64  # smallest limit of a pass; if memory does not hold such a pass, the run ends
-PROBE_TOKENS = 6  # of the row on which `finite_logits` looks
+PROBE_TOKENS = 6  # length of the row that `finite_logits` checks
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, (1, N, C, D) each, by layer."""
@@ -106,16 +106,16 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
     cache = None
     if prefix:
         cache = DynamicCache(prefix, config=trunk.config)
-        if tokens := sequences.common_prompt:
+        if tokens := sequences.num_shared_prompt_tokens:
             prompt_1P = sequences.prompt_JP[:1, :tokens]
             with computing_only(trunk, torch.zeros_like(prompt_1P, dtype=torch.bool)):
                 trunk(input_ids=prompt_1P, past_key_values=cache, use_cache=True)
             sequences = sequences.after(tokens)
         cache.batch_repeat_interleave(len(sequences.mask_JT))
-    ids_JL, read_JL = sequences.packed()
-    with computing_only(trunk, read_JL):
+    ids_JL, predicts_JL = sequences.packed()
+    with computing_only(trunk, predicts_JL):
         result = trunk(input_ids=ids_JL, past_key_values=cache, use_cache=cache is not None)
-    hidden_SH: Tensor = result.last_hidden_state[read_JL]
+    hidden_SH: Tensor = result.last_hidden_state[predicts_JL]
     return hidden_SH
 
 

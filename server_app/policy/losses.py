@@ -36,10 +36,11 @@ def shaped_rewards(
 ) -> Tensor:
     """Equation 13, reward with KL penalty: -beta (log pi - log pi_ref) on every token, plus the score on the last.
 
-    With the groups' aggregated reward as score, a row sums to the federated objective (Equation 1):
-    Agg(r_j) - beta KL[pi || pi_ref], where the divergence is estimated on the sampled tokens.
+    With the groups' aggregated reward, whitened, as score, a row sums to the federated objective (Equation 1): Agg(r_j)
+    - beta KL[pi || pi_ref], where the divergence is estimated on the sampled tokens.
 
-    pi is the sampling policy, `kl_coefficient` the paper's beta; each row of the mask needs a True. Result (J, T).
+    pi is the policy before the update, `kl_coefficient` the paper's beta. Each row of the mask needs a True. The result
+    is (J, T).
     """
     reward_JT = -kl_coefficient * (logprob_JT - reference_logprob_JT) * mask_JT
     last_J = mask_JT.sum(1, keepdim=True) - 1
@@ -92,7 +93,7 @@ def policy_loss(
     logprob_JT: Tensor,
     old_logprob_JT: Tensor,
     advantage_JT: Tensor,
-    weight_JT: Tensor,
+    importance_JT: Tensor,
     mask_JT: Tensor,
     *,
     clip_range: float,
@@ -101,7 +102,7 @@ def policy_loss(
 
     The paper states the maximised objective; this is its negative. It is a sum, not a mean, so that any split into
     micro-batches adds up to the same mini-batch loss. Advantages must be whitened; `clip_range` is the paper's eps > 0.
-    `weight_JT` multiplies each token's term, and corrects for tokens sampled from another distribution than pi_old.
+    `importance_JT` multiplies each token's term, and corrects for tokens sampled from another distribution than pi_old.
 
     Returns:
         Scalar sums over tokens: the loss; tokens with the larger loss on the clipped branch; 0.5 (log ratio)^2.
@@ -110,7 +111,7 @@ def policy_loss(
     ratio_JT = log_ratio_JT.exp()
     plain_JT = -advantage_JT * ratio_JT
     clipped_JT = -advantage_JT * ratio_JT.clamp(1 - clip_range, 1 + clip_range)
-    loss = (weight_JT * torch.maximum(plain_JT, clipped_JT) * mask_JT).sum()
+    loss = (importance_JT * torch.maximum(plain_JT, clipped_JT) * mask_JT).sum()
     with torch.no_grad():
         clipped = (clipped_JT > plain_JT).sum()
         approximate_kl = 0.5 * log_ratio_JT.square().sum()

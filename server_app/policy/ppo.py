@@ -55,14 +55,14 @@ class _Targets:
 
     Attributes:
         old_JT: log pi before the update.
-        weight_JT: pi / pi_sampler before the update, capped.
+        importance_JT: pi / pi_sampler before the update, capped.
         advantage_JT: whitened advantages.
         value_JT: V before the update.
-        return_JT: regression targets of V.
+        return_JT: regression targets of V; unused without a value model.
     """
 
     old_JT: Tensor
-    weight_JT: Tensor
+    importance_JT: Tensor
     advantage_JT: Tensor
     value_JT: Tensor
     return_JT: Tensor
@@ -118,17 +118,17 @@ class PPOEngine:
         models, policy_JT = self.models, None
         logprobs = partial(response_logprobs, temperature=self.settings.temperature)
         with models.reference() as reference:
-            reference_JT = self._scored(sequences, reference.base_model, partial(logprobs, reference))
+            reference_JT = self._in_micro_batches(sequences, reference.base_model, partial(logprobs, reference))
         value_JT = torch.zeros_like(reference_JT)
         if models.head is not None:
             with models.value() as trunk:
-                value_JT = self._scored(sequences, trunk, partial(response_values, trunk, models.head))
+                value_JT = self._in_micro_batches(sequences, trunk, partial(response_values, trunk, models.head))
         # In 16 bits, sampling token by token rounds differently from a pass over whole rows.
         if models.policy.dtype.itemsize < torch.float32.itemsize:
-            policy_JT = self._scored(sequences, models.policy.base_model, partial(logprobs, models.policy))
+            policy_JT = self._in_micro_batches(sequences, models.policy.base_model, partial(logprobs, models.policy))
         return ReferencePass(reference_JT, value_JT, policy_JT)
 
-    def _scored(self, sequences: Sequences, trunk: torch.nn.Module, score: Callable[..., Tensor]) -> Tensor:
+    def _in_micro_batches(self, sequences: Sequences, trunk: torch.nn.Module, score: Callable[..., Tensor]) -> Tensor:
         """Compute `score` of all rows in micro-batches, (J, T)."""
 
         def passes(tokens: int) -> Tensor:
@@ -142,7 +142,7 @@ class PPOEngine:
         return self._budget.run(passes)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
-        """Run all PPO epochs on one rollout batch (Eq. ppo-full).
+        """Run all PPO epochs on one rollout batch (Equation 7).
 
         Args:
             rollout: the batch and its log-probabilities at sampling time.
@@ -155,9 +155,12 @@ class PPOEngine:
             mean -log pi of the sampled tokens; response_length, the mean in tokens.
 
         Raises:
-            NotFinite: a returned value, or a logit of the updated policy, is infinite or NaN.
+            ValueError: not one score per rollout.
+            NotFinite: a returned value, or a logit of the updated policy on a few tokens, is infinite or NaN.
         """
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
+        if score_J.shape != mask_JT.shape[:1]:
+            raise ValueError(f"expected one score per rollout, {len(mask_JT)}, got shape {tuple(score_J.shape)}")
         targets = self._targets(rollout, reference, score_J)
         sums = torch.zeros(4, dtype=torch.float64, device=mask_JT.device)
         for _ in range(self.settings.epochs):
@@ -181,7 +184,7 @@ class PPOEngine:
         return stats
 
     def _targets(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> _Targets:
-        """Compute rewards (Equation 13) and advantages (Equation 11, or against other answers to the question)."""
+        """Whiten the scores, then compute rewards (Equation 13) and advantages (Equation 11, or by leave-one-out)."""
         mask_JT, old_JT = rollout.sequences.mask_JT, rollout.logprob_JT
         if reference.policy_logprob_JT is not None:
             old_JT = reference.policy_logprob_JT
@@ -193,8 +196,8 @@ class PPOEngine:
             kl_coefficient=self.settings.kl_coefficient,
         )
         if self.models.head is None:
-            # ppo.baseline = question. Whitened over answers, not tokens: answers to a question that all earn the same
-            # have advantage 0, and subtracting a mean over tokens would change that.
+            # ppo.baseline = question. These rewards have mean 0 over answers, so whitening over answers keeps a 0 where
+            # all answers to a question earn the same; a mean over tokens would not.
             reward_J = losses.leave_one_out(reward_JT.sum(1), per_question=self.settings.answers_per_question)
             advantage_JT = return_JT = (
                 losses.whiten(reward_J, torch.ones_like(reward_J, dtype=torch.bool))[:, None] * mask_JT
@@ -204,8 +207,8 @@ class PPOEngine:
                 reward_JT, reference.value_JT, mask_JT, gamma=DISCOUNT, gae_lambda=GAE_LAMBDA
             )
             advantage_JT = losses.whiten(advantage_JT, mask_JT)
-        weight_JT = (old_JT - rollout.logprob_JT).exp().clamp(max=MAX_IMPORTANCE)
-        return _Targets(old_JT, weight_JT, advantage_JT, reference.value_JT, return_JT)
+        importance_JT = (old_JT - rollout.logprob_JT).exp().clamp(max=MAX_IMPORTANCE)
+        return _Targets(old_JT, importance_JT, advantage_JT, reference.value_JT, return_JT)
 
     def _gradients(self, batch: Sequences, targets: _Targets, mini_batch: Tensor, tokens: int) -> Tensor:
         """Compute the gradients of Equation 7 on a mini-batch, in passes of at most `tokens` tokens.
@@ -221,7 +224,7 @@ class PPOEngine:
             part = batch.rows(rows)
             parts.append((part, targets.rows(rows, part.mask_JT.shape[1])))
         sums = torch.zeros(4, dtype=torch.float64, device=mini_batch.device)
-        # The backward passes of a model run while its adapter is active, one graph at a time.
+        # Models share one base, so the backward passes of each run while its adapter is active.
         with shared_prefix(models.policy.base_model, batch.prefix_C) as prefix:
             for part, target in parts:
                 logprob_JT = response_logprobs(models.policy, part, temperature=s.temperature, prefix=prefix)
@@ -229,7 +232,7 @@ class PPOEngine:
                     logprob_JT,
                     target.old_JT,
                     target.advantage_JT,
-                    target.weight_JT,
+                    target.importance_JT,
                     part.mask_JT,
                     clip_range=s.clip_range,
                 )

@@ -90,11 +90,11 @@ def sample(
 
     A batch that does not fit into memory is sampled in halves, with other random numbers than the whole batch.
 
-    Raises:
-        UserError: a prompt and its answer may be longer than the model's `longest_row`.
-
     Returns:
         Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
+
+    Raises:
+        UserError: a prompt and its answer may be longer than the model's `longest_row`.
     """
     prefix_C, prompt_JP, prompt_mask_JP = split_prompts(model, prompts, response_length=decoding.max_new_tokens)
 
@@ -153,7 +153,7 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
         position of the last token of each row (J,).
     """
     prefix_C, prompt_JP, prompt_mask_JP = prompt
-    prompt_QP, question_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)
+    prompt_QP, prompt_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)
     real_QP = prompt_QP >= 0
     seen_QL = torch.nn.functional.pad(real_QP, (len(prefix_C), 0), value=True)
     position_QP = (len(prefix_C) + real_QP.cumsum(1) - 1).clamp(min=0)
@@ -166,12 +166,12 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
         hidden_QH = model.base_model(
             input_ids=prompt_QP.clamp(min=0), attention_mask=seen_QL, position_ids=position_QP, past_key_values=cache
         ).last_hidden_state[:, -1]
-    cache.batch_select_indices(question_J)
+    cache.batch_select_indices(prompt_J)
     states = [(layer.keys, layer.values) for layer in cache.layers]
     cache = Cache(layers=[_BufferLayer(seen_QL.shape[1] + new_tokens) for _ in states])
     for number, layer in enumerate(states):
         cache.update(*layer, number)
-    return cache, hidden_QH[question_J], seen_QL[question_J], position_QP[question_J, -1]
+    return cache, hidden_QH[prompt_J], seen_QL[prompt_J], position_QP[prompt_J, -1]
 
 
 def _draw(logprob_AV: Tensor, generator: torch.Generator | None) -> Tensor:

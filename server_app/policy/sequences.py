@@ -53,7 +53,7 @@ class Sequences:
         )
 
     @property
-    def common_prompt(self) -> int:
+    def num_shared_prompt_tokens(self) -> int:
         """Number of prompt tokens after the prefix that one pass can serve for all rows.
 
         0 for a single row, for rows with different prompts, without a prefix, or if these tokens are too few. The last
@@ -71,10 +71,10 @@ class Sequences:
         return Sequences(self.prefix_C, *rest, self.response_JT, self.mask_JT)
 
     def micro_batches(self, rows: Tensor, *, tokens: int, by_prompt: bool = False) -> list[Tensor]:
-        """Split rows, sorted by length, into chunks of at most `tokens` tokens, padding included.
+        """Sort rows by length and split them into chunks of at most `tokens` tokens, padding included.
 
-        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is a chunk. With `by_prompt`, rows
-        that can share their prompt are in chunks of one prompt, and the shared tokens do not count.
+        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is its own chunk. With `by_prompt`,
+        rows that can share their prompt are in chunks of one prompt, and the shared tokens do not count.
         """
         if not by_prompt:
             return _chunks(rows, self.length_J[rows], tokens=tokens)
@@ -83,7 +83,7 @@ class Sequences:
         mixed, chunks = [], []
         for prompt in range(int(prompt_J.max()) + 1):
             members = rows[prompt_J == prompt]
-            if common := self.rows(members).common_prompt:
+            if common := self.rows(members).num_shared_prompt_tokens:
                 chunks += _chunks(members, self.length_J[members] - common, tokens=tokens)
             else:
                 mixed.append(members)
@@ -105,8 +105,8 @@ class Sequences:
         width = int(self.length_J.max()) - 1
         first_J1 = self.prompt_mask_JP.sum(1, keepdim=True) - 1
         column_L = torch.arange(width, device=first_J1.device)
-        read_JL = (column_L >= first_J1) & (column_L < first_J1 + self.mask_JT.sum(1, keepdim=True))
-        return ids_JL.gather(1, order_JL)[:, :width], read_JL
+        predicts_JL = (column_L >= first_J1) & (column_L < first_J1 + self.mask_JT.sum(1, keepdim=True))
+        return ids_JL.gather(1, order_JL)[:, :width], predicts_JL
 
 
 def _chunks(rows: Tensor, length: Tensor, *, tokens: int) -> list[Tensor]:
@@ -139,14 +139,23 @@ def split_prompts(
     Raises:
         UserError: the longest prompt with `response_length` more tokens is longer than the model's `longest_row`.
     """
+    check_length(model, prompts, response_length=response_length)
+    shared = common_length(prompts)
+    prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
+    return prefix_C, *pad([prompt[shared:] for prompt in prompts], device=model.device, left=True)
+
+
+def check_length(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int) -> None:
+    """Check that the longest prompt with `response_length` more tokens is no longer than the model's `longest_row`.
+
+    Raises:
+        UserError: it is longer.
+    """
     longest = max(map(len, prompts)) + response_length
     if longest > longest_row(model.config):
         raise UserError(
             f"a prompt with its answer has {longest} tokens; the model reads {longest_row(model.config)} at most"
         )
-    shared = common_length(prompts)
-    prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
-    return prefix_C, *pad([prompt[shared:] for prompt in prompts], device=model.device, left=True)
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
@@ -165,7 +174,7 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def longest_row(config: PreTrainedConfig) -> int:
-    """Most tokens of a row that this package computes right: the context length, or a sliding window if it is shorter.
+    """Longest row, in tokens, that is computed correctly: the context length, or a sliding window if it is shorter.
 
     In a longer row padding would count as distance within the window, and a full window would drop the shared prefix.
     """

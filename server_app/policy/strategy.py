@@ -92,7 +92,7 @@ class _Round:
 class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the data stays with the groups, and groups send only rewards.
 
-    A round is an iteration of Algorithm appa. `configure_train` samples answers and builds the request for rewards.
+    A round is an iteration of Algorithm 1. `configure_train` samples answers and builds the request for rewards.
     `aggregate_train` combines the groups' numbers into one reward per answer and updates the policy. No weights travel,
     so all Flower arrays are empty.
 
@@ -101,7 +101,7 @@ class AppaStrategy(Strategy):
         engine: samples answers and updates the policy.
         rule: combines the groups' rewards.
         config: config of the run.
-        base: decodes the rollouts.
+        base: turns token ids into text.
         catalogue: the public questions.
         prompts: token ids of every question's prompt, by catalogue position.
         order: order of the training questions.
@@ -145,7 +145,7 @@ class AppaStrategy(Strategy):
         Args:
             grid: unused: `Groups` has its own grid, which lets the server compute while the groups score.
             initial_arrays: unused.
-            num_rounds: iterations of Algorithm appa.
+            num_rounds: iterations of Algorithm 1.
 
         Raises:
             UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost. Policy
@@ -154,11 +154,11 @@ class AppaStrategy(Strategy):
         result = Result()
         for _number in range(num_rounds):
             server_round = self._done + 1
-            replies = self._scored(server_round)
+            replies = self._replies(server_round)
             result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
         return result
 
-    def _scored(self, server_round: int) -> Iterable[Message]:
+    def _replies(self, server_round: int) -> Iterable[Message]:
         """Replies of a round. When a secure sum is lost, tries again with the next questions."""
         for tries_left in reversed(range(TRIES)):
             (request,) = self.configure_train(server_round)

@@ -31,6 +31,7 @@ from server_app.policy.sequences import Sequences, pad
 
 FloatArray = npt.NDArray[np.float64]
 
+LONGEST = 2048  # context length, in tokens
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ANSWER_STEP = 0.1  # a grid coarse enough for a tiny model to learn within minutes that answers sum to one
 CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
@@ -174,7 +175,7 @@ def build(
         num_attention_heads=recipe.num_heads,
         num_key_value_heads=recipe.num_heads // 2,
         head_dim=recipe.hidden_size // recipe.num_heads,
-        max_position_embeddings=2048,
+        max_position_embeddings=LONGEST,
         tie_word_embeddings=True,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,

@@ -42,9 +42,8 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
     if {name: array.shape for name, array in arrays.items()} != {name: value.shape for name, value in start.items()}:
-        raise UserError(
-            f"{path}: holds other weights than pluralllm.architecture = {config.pluralllm.architecture} has"
-        )
+        own = config.pluralllm.architecture
+        raise UserError(f"{path}: its weights do not fit pluralllm.architecture = {own}")
     return ArrayRecord({name: Array(arrays[name]) for name in start}), card
 
 

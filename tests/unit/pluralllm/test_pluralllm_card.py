@@ -74,7 +74,7 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(weights):
         assert read[name].numpy().dtype == np.float32
         np.testing.assert_array_equal(read[name].numpy(), WEIGHTS[name].numpy())
     for other in ({"z": WEIGHTS["z"]}, {**WEIGHTS, "a": Array(np.zeros(3, np.float32))}):
-        with pytest.raises(UserError, match=r"best\.safetensors: holds other weights than .* = residual has"):
+        with pytest.raises(UserError, match=r"best\.safetensors: its weights do not fit .* = residual"):
             load(weights, CONFIG, CATALOGUE, ArrayRecord(other))
     whole = weights.read_bytes()
     for spoilt in (whole[:-3], b""):

@@ -21,7 +21,7 @@ def test_sparse_rewards():
 
 @pytest.mark.parametrize(
     ("reward_GQ", "message"),
-    [([0.5], "groups, questions"), ([[np.inf]], "finite"), ([[np.nan]], "no reward")],
+    [([0.5], "groups, answers"), ([[np.inf]], "finite"), ([[np.nan]], "no reward")],
 )
 def test_bad_rewards_are_errors(reward_GQ, message):
     with pytest.raises(ValueError, match=message):

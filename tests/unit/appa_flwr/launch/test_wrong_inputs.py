@@ -182,7 +182,7 @@ class Unknown(Rule):
 class Adrift(Short):
     """Gives log-weights that are no numbers."""
 
-    def log_weights(self, log_weight_G, mean_G):
+    def update_log_weights(self, log_weight_G, mean_G):
         return log_weight_G * np.nan
 
 

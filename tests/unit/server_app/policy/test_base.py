@@ -153,9 +153,9 @@ def cut_short(folder):
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
         (
             lambda f: edit_config(f, architectures=["Qwen3Model"]),
-            "is Qwen3Model .*; it can be Qwen3ForCausalLM, Llama",
+            "is Qwen3Model .*; supported are Qwen3ForCausalLM, Llama",
         ),
-        (lambda f: edit_config(f, model_type="granite"), r"is Qwen3ForCausalLM \(granite\); it can be "),
+        (lambda f: edit_config(f, model_type="granite"), r"is Qwen3ForCausalLM \(granite\); supported are "),
         (lambda f: weights_of(f).unlink(), "cannot be loaded .*no file named model.safetensors"),
         (cut_short, "cannot be loaded .*file not fully covered"),
         (
@@ -191,6 +191,8 @@ def test_a_model_that_reads_fewer_tokens_than_the_longest_sequence_is_refused(fo
     prepare(str(folder), **{"policy.max-sequence-length": 40})
     with pytest.raises(UserError, match=r"policy\.max-sequence-length = 41: .* reads 40 tokens at most"):
         prepare(str(folder), **{"policy.max-sequence-length": 41})
+    with pytest.raises(UserError, match="tiny reads 2048 tokens at most"):  # before it is built
+        bases.check(Config.load({"policy.max-sequence-length": 2049}))
 
 
 # --- the hub --------------------------------------------------------------------------------------

@@ -177,9 +177,9 @@ def test_with_the_question_s_other_answers_for_a_baseline_no_value_is_learned(mo
     engine = make("lora", baseline="question", answers_per_question=3, kl_coefficient=0.0)
     seen, loss = [], engine_module.losses.policy_loss
 
-    def spy(logprob_JT, old_JT, advantage_JT, weight_JT, mask_JT, **rest):
+    def spy(logprob_JT, old_JT, advantage_JT, importance_JT, mask_JT, **rest):
         seen.extend(row[mask].tolist() for row, mask in zip(advantage_JT, mask_JT, strict=True))
-        return loss(logprob_JT, old_JT, advantage_JT, weight_JT, mask_JT, **rest)
+        return loss(logprob_JT, old_JT, advantage_JT, importance_JT, mask_JT, **rest)
 
     monkeypatch.setattr(engine_module.losses, "policy_loss", spy)
     prompts = [prompt for prompt in PROMPTS[:3] for _ in range(3)]
@@ -205,8 +205,8 @@ def test_what_the_sampler_rarely_draws_counts_at_most_twice():
     for shift, weight in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0), (8.0, 2.0)):
         sampled = Rollout(rollout.sequences, reference.policy_logprob_JT - math.log(shift))
         targets = engine._targets(sampled, reference, some_scores())
-        expected_JT = torch.full_like(targets.weight_JT, weight)
-        torch.testing.assert_close(targets.weight_JT, expected_JT, rtol=1e-5, atol=0)
+        expected_JT = torch.full_like(targets.importance_JT, weight)
+        torch.testing.assert_close(targets.importance_JT, expected_JT, rtol=1e-5, atol=0)
 
 
 def test_the_first_gradient_against_one_row_at_a_time(steps, monkeypatch):

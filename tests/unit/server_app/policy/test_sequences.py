@@ -20,10 +20,10 @@ SEQUENCES = Sequences(
 
 
 def test_packed_rows_have_no_padding_within_and_read_where_a_response_token_is_predicted():
-    ids_JL, read_JL = SEQUENCES.packed()
+    ids_JL, predicts_JL = SEQUENCES.packed()
     # the last token of the longest row predicts nothing; shorter rows end in padding that nobody reads
     assert ids_JL.tolist() == [[7, 21, 22], [8, 9, 1], [3, 4, 5]]
-    assert read_JL.tolist() == [[True, True, True], [False, True, False], [False, False, True]]
+    assert predicts_JL.tolist() == [[True, True, True], [False, True, False], [False, False, True]]
     assert SEQUENCES.length_J.tolist() == [4, 3, 4]
 
 
@@ -83,13 +83,13 @@ def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
 def test_rows_follow_their_one_prompt_and_no_other():
     sequences = asked()
     same = sequences.rows(torch.tensor([0, 3]))
-    assert same.common_prompt == MIN_TOKENS
-    after = same.after(same.common_prompt)
+    assert same.num_shared_prompt_tokens == MIN_TOKENS
+    after = same.after(same.num_shared_prompt_tokens)
     assert after.prompt_JP.tolist() == [[7], [7]]
     assert after.prompt_mask_JP.tolist() == [[True], [True]]
     assert after.length_J.tolist() == [3, 4]
     same.prompt_JP[1, 3] = 5
-    assert same.common_prompt == 0  # of the same length, and one token differs
+    assert same.num_shared_prompt_tokens == 0  # of the same length, and one token differs
     for others in ([0], [0, 1], [2, 5]):  # alone, of another length, too short to pay
-        assert sequences.rows(torch.tensor(others)).common_prompt == 0
-    assert asked(prefix=()).rows(torch.tensor([0, 3])).common_prompt == 0  # the model cannot share
+        assert sequences.rows(torch.tensor(others)).num_shared_prompt_tokens == 0
+    assert asked(prefix=()).rows(torch.tensor([0, 3])).num_shared_prompt_tokens == 0  # the model cannot share

@@ -28,7 +28,7 @@ THREADS = "APPA_THREADS"
 """Environment variable by which the launcher passes on the user's OMP_NUM_THREADS; empty if the user has set none."""
 
 OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
-"""MODULE:NAME of a user's code."""
+"""MODULE:CLASS of a user's code."""
 RuleName = Literal["appa", "average", "min", "alpha", "mix", "appa-printed"] | OwnName
 """A built-in rule, or MODULE:CLASS of a user's rule (`analysis.rules.find`)."""
 MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"]

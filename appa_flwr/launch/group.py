@@ -47,7 +47,8 @@ def check(
     ] = None,
 ) -> None:
     """Show which answers of a data file a run could use."""
-    least = 1 if owner_policy is None else read_owner_policy(owner_policy).least_answers
+    policy = None if owner_policy is None else read_owner_policy(owner_policy)
+    least = 1 if policy is None else policy.least_answers
     survey = store.read(file)
     asked = {question.question_id: question for question in store.read(questions).questions}
     own = {question.question_id: question for question in survey.questions}
@@ -61,7 +62,8 @@ def check(
             wanted = f"least-answers of the owner's policy is {least}" if same else "is it the run's public file?"
             raise UserError(f"{questions}: {name} has answered {same} of its questions{why}; {wanted}")
         table.add_row(name, str(len(answers)), f"{same} of {len(asked)}", some + (", ..." if len(other) > FEW else ""))
-    show(table, f"{owner_policy}: can be used" if owner_policy else None)
+    pinned = "pins a roster, so numbers leave in secure sums" if policy and policy.roster else "pins no roster"
+    show(table, f"{owner_policy}: can be used; it {pinned}" if owner_policy else None)
 
 
 @app.command("policy")

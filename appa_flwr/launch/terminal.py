@@ -56,7 +56,7 @@ def exit_codes(program: str) -> Iterator[None]:
         print(f"{program}: {error.format_message()} (--help says more)", file=sys.stderr)
         sys.exit(USER_ERROR)
     except Stopped as stopped:
-        print(f"{program}: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
+        print(f"{program}: stopped by {stopped}; all processes have ended, and --resume RUN continues", file=sys.stderr)
         sys.exit(SIGNAL_BASE + stopped.signum)
 
 

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
-from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
@@ -25,7 +23,7 @@ from appa_flwr.run.records import (
 from appa_flwr.run.run_files import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
-from server_app.evaluation import Scored, given_answers, score
+from server_app.evaluation import given_answers, score
 from server_app.inputs import RunInputs
 
 FloatArray = npt.NDArray[np.float64]
@@ -53,9 +51,7 @@ def score_baselines(
     phase = run.folder.phase("baselines")
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
     known_JK |= _mean_answers(run, test_J)
-    scored = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-    rows = [*earlier, *(row for method in scored for row in method.rows)]
-    put(run.folder.path, pd.concat([method.pair_scores for method in scored]))
+    rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
     run.folder.write(SUMMARY, tuple(rows))
     phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
     return rows
@@ -127,7 +123,7 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
     return mean_QK
 
 
-def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[Scored]:
+def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[SummaryRow]:
     """Score trivial baselines and ceilings.
 
     Ceilings need each group's predictions. There are none with `eval.ceilings = false`, with secure sums, or if an
@@ -141,15 +137,15 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
     metrics = TASK_METRICS[config.task]
 
-    def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> Scored:
+    def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> list[SummaryRow]:
         return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)
 
     trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
-    scored = [scores(name, answer_JK) for name, answer_JK in trivial_JK.items()]
+    rows = [row for name, answer_JK in trivial_JK.items() for row in scores(name, answer_JK)]
     if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
-        return scored
+        return rows
     target_GJK = _rounded(groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
-    scored.append(scores(MEAN_PREDICTION, target_GJK.mean(axis=0)))
+    rows += scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             try:
@@ -157,8 +153,8 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
             except NotSolved as error:
                 log.warning("there is no row %s by %s: %s", name, metric, error)
                 continue
-            scored.append(scores(name, best_JK, [metric]))
-    return scored
+            rows += scores(name, best_JK, [metric])
+    return rows
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:

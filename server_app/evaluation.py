@@ -5,7 +5,6 @@ Axis letters: G groups, J answers, K options.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
-from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows, put
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
@@ -71,24 +70,13 @@ def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
     return Answers(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """One method's result.
-
-    Attributes:
-        rows: rows of summary.json, one per metric: scores against predictions, and under `survey` scores against the
-            groups' own answers.
-        pair_scores: rows of scores.parquet, the single scores behind the means in `rows`.
-    """
-
-    rows: list[SummaryRow]
-    pair_scores: pd.DataFrame
-
-
 def evaluate(
     run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
-) -> Scored:
-    """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json."""
+) -> list[SummaryRow]:
+    """Let the groups score a model's answers to the held-out questions; returns all rows of summary.json.
+
+    `earlier` has the rows of the methods scored so far.
+    """
     phase = run.folder.phase(f"evaluate {name}")
     answers = greedy_answers(
         run,
@@ -97,11 +85,10 @@ def evaluate(
         inputs.test_J,
         progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
     )
-    scored = score(run, name, answers, metrics=metric_names(run.config))
-    put(run.folder.path, scored.pair_scores)
-    run.folder.write(SUMMARY, (*earlier, *scored.rows))
-    phase.step(1, 1, in_words(scored.rows[0]))
-    return scored
+    rows = score(run, name, answers, metrics=metric_names(run.config))
+    run.folder.write(SUMMARY, (*earlier, *rows))
+    phase.step(1, 1, in_words(rows[0]))
+    return [*earlier, *rows]
 
 
 def metric_names(config: Config) -> list[str]:
@@ -136,10 +123,10 @@ def round_in_words(line: RuleRound, *more: str) -> str:
     return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
 
 
-def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> Scored:
-    """Let the groups score one method's answers to the held-out questions; the result has a row for each metric.
+def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> list[SummaryRow]:
+    """Let the groups score one method's answers to the held-out questions, and return a row for each metric.
 
-    Pair scores are empty if single groups' scores are not known.
+    The single scores behind the rows' means, if they are known, are added to the run's scores.parquet.
     """
     scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
     written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
@@ -150,7 +137,9 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
         for side, against in SIDES.items()
         if (reward_GJ := scored[metric, side].reward_GJ) is not None
     ]
-    rows = [
+    if pairs:  # none with secure sums
+        put(run.folder.path, pd.concat(pairs))
+    return [
         SummaryRow(
             method=method,
             metric=metric,
@@ -162,8 +151,6 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
         for metric in metrics
         for survey in (scored[metric, TRUTH_SIDE],)
     ]
-    pair_scores = pd.concat(pairs) if pairs else pd.DataFrame(columns=list(COLUMNS))
-    return Scored(rows, pair_scores)
 
 
 def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:

@@ -22,7 +22,6 @@ from appa_flwr.run.run_files import (
     POLICY,
     QUESTIONS,
     SCORES_FILE,
-    SUMMARY,
     WEIGHTS_FILE,
     rule_folder,
 )
@@ -76,9 +75,7 @@ def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequ
         rows: earlier rows of summary.json, which are kept.
     """
     train_policy(run, models, inputs)
-    after = evaluation.evaluate(run, "ppo", models.policy, inputs, earlier=rows)
-    rows = [*rows, *after.rows]
-    run.folder.write(SUMMARY, tuple(rows))
+    rows = evaluation.evaluate(run, "ppo", models.policy, inputs, earlier=rows)
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)

@@ -105,7 +105,7 @@ def join(run: RunInputs) -> dict[str, int]:
         questions += f", {others} that nobody answered"
     answers = ", ".join(f"{name} {count}" for name, count in answered.items())
     if withheld := ", ".join(groups.without("truth")):
-        answers += f"; NO SURVEY SCORES FROM {withheld}"
+        answers += f"; no scores against survey answers from {withheld}"
     phase.step(1, 1, f"{questions}; answers by group: {answers}")
     return answered
 
@@ -139,7 +139,7 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     rows = start_policy(run, inputs, votes)
     gc.collect()  # trainer and model refer to each other, and the next models need the memory
     sft_model = run.folder.path / SFT_MODEL
-    rows += evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs, earlier=rows).rows
+    rows = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs, earlier=rows)
     rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:
@@ -155,7 +155,7 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
         return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
     model = base_models.load_model(run.config, inputs.base.source, quantized=False)
-    rows = evaluate(run, "base", model, inputs, earlier=[]).rows
+    rows = evaluate(run, "base", model, inputs, earlier=[])
     fine_tune(run, model, inputs, votes)
     return rows
 

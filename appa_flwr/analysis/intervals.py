@@ -39,7 +39,7 @@ def bootstrap(runs: Sequence[Sequence[npt.ArrayLike]], *, resamples: int = RESAM
 
     The bootstrap resamples the questions of each run, the same for both methods, and the runs if there are several.
     With a single run the interval covers the choice of questions, but not the randomness of training. FI has the
-    paper's safeguards.
+    paper's safeguards. The bounds are NaN for one run of one question.
 
     `runs` has for each run one method's rewards (G, Q), or those of two methods, of which the second is subtracted; NaN
     where a group has no target. Runs may have different questions.
@@ -60,6 +60,8 @@ def bootstrap(runs: Sequence[Sequence[npt.ArrayLike]], *, resamples: int = RESAM
     mean_MB = np.einsum("smb,bs->mb", np.stack(drawn), _counts(rng, len(runs), resamples)) / len(runs)
     tail = 100 * (1 - LEVEL) / 2
     low_M, high_M = np.nanpercentile(mean_MB, [tail, 100 - tail], axis=1)
+    if sizes == [1]:  # a single question has no spread, and its bounds would look certain
+        low_M = high_M = np.full(len(MEASURES), np.nan)
     bounds = zip(MEASURES, whole_MS.mean(1), low_M, high_M, strict=True)
     return {measure: Interval(float(value), float(low), float(high)) for measure, value, low, high in bounds}
 

@@ -3,7 +3,6 @@
 import http.client
 import importlib.metadata
 import re
-import shutil
 import ssl
 import subprocess
 import sys
@@ -24,12 +23,14 @@ from appa_flwr.survey.store import QUESTIONS_FILE
 PACKAGE = "appa-flwr"
 OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
 LEAST = 2.0  # GiB of free memory
-AHEAD, BEHIND = 5, 305
-"""Seconds by which a node's clock may differ from the server's: Flower 1.41's bounds of the time that a node signs."""
+AHEAD, BEHIND = 5, 305  # seconds: Flower 1.41's bounds of the time that a node signs
 ASK_TORCH = """
-import torch
+import shutil, torch
 print("torch", torch.__version__)
-for gpu in range(torch.cuda.device_count()):
+gpus = torch.cuda.device_count()
+assert gpus or not shutil.which("nvidia-smi"), "torch sees no GPU; install torch for your CUDA version"
+print(f"{gpus or 'no'} GPU, computes on the {'GPU' if gpus else 'CPU'}")
+for gpu in range(gpus):
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
     packed = quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device=gpu), quant_type="nf4")
     assert dequantize_4bit(*packed).eq(1).all(), "nf4 gives wrong numbers"
@@ -75,11 +76,7 @@ def _gpus() -> Finding:
     """Check GPUs with torch in another process, since a driver can crash the process."""
     done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
     lines = (done.stderr if done.returncode else done.stdout).splitlines() or [f"exit status {done.returncode}"]
-    if done.returncode:
-        return Finding("GPU", f"torch or nf4 fails: {lines[-1]}", good=False)
-    if len(lines) == 1 and shutil.which("nvidia-smi"):
-        return Finding("GPU", f"{lines[0]} sees none; install torch for your CUDA version", good=False)
-    return Finding("GPU", "; ".join(lines) if len(lines) > 1 else f"{lines[0]}: none, computes on the CPU", good=True)
+    return Finding("GPU", lines[-1] if done.returncode else "; ".join(lines), not done.returncode)
 
 
 def party(folder: Path) -> Iterator[Finding]:
@@ -88,22 +85,21 @@ def party(folder: Path) -> Iterator[Finding]:
     Raises:
         UserError: the folder is not a party's.
     """
-    if not (folder / "ca.crt").exists():
+    script, authority = folder / "start.sh", folder / "ca.crt"
+    if not (script.exists() and authority.exists()):
         raise UserError(f"{folder}: is no party's folder: server or groups/NAME of what appa deploy made")
     private = [path for pattern in PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
     opened = [f"others can open it: chmod go= {path}" for path in (folder, *private) if path.stat().st_mode & 0o077]
     yield Finding("file modes", "; ".join(opened) or "nobody else can open what is private", not opened)
-    script = folder / "start.sh"
-    if address := _ADDRESS.search(script.read_text()) if script.exists() else None:
-        yield _server(address[1], int(address[2]), folder / "ca.crt")
+    if address := _ADDRESS.search(script.read_text()):
+        yield _server(address[1], int(address[2]), authority)
 
 
 def _server(host: str, port: int, authority: Path) -> Finding:
     """Check that the server answers by TLS, and its clock, which each answer states in whole seconds."""
     try:
         trusting = ssl.create_default_context(cafile=str(authority))
-        caller = http.client.HTTPSConnection(host, port, timeout=5.0, context=trusting)
-        with closing(caller) as connection:
+        with closing(http.client.HTTPSConnection(host, port, timeout=5.0, context=trusting)) as connection:
             connection.request("GET", "/health")
             date = parsedate_to_datetime(connection.getresponse().headers["Date"])
     except (OSError, http.client.HTTPException, ValueError, TypeError) as error:  # the last two: the answer has no date

@@ -31,15 +31,14 @@ def as_rows(
 
 
 def put(folder: Path, rows: pd.DataFrame) -> None:
-    """Add rows of scores to a run's folder; they replace earlier rows of the same methods.
+    """Add rows of scores to a run's folder; they replace earlier rows of the same methods and metrics.
 
     Raises:
         UserError: the file cannot be read or written; the earlier file is intact.
     """
-    if rows.empty:  # with secure sums
-        return
     kept = read(folder)
-    kept = kept[~kept["method"].isin(rows["method"])]
+    both = [pd.MultiIndex.from_frame(table[["method", "metric"]]) for table in (kept, rows)]
+    kept = kept[~both[0].isin(both[1])]
     replace_rows(folder / SCORES_FILE, pd.concat([kept, rows], ignore_index=True) if len(kept) else rows)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from fastapi import HTTPException
 
 from appa_flwr.report import frames
-from appa_flwr.run import pair_scores
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import baselines, evaluation
@@ -57,9 +56,7 @@ class Judge:
             with contextlib.suppress(TooFew):
                 majority_QK = ask_votes(run).majority_QK
             kept = baselines.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
-        scored = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config))
-        pair_scores.put(run.folder.path, scored.pair_scores)
-        run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(scored.rows[0])}", None)
-        kept = [row for row in kept if row.method != method] + scored.rows
-        run.folder.write(SUMMARY, tuple(kept))
+        rows = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config))
+        run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(rows[0])}", None)
+        run.folder.write(SUMMARY, (*(row for row in kept if row.method != method), *rows))
         return frames.as_json(run.folder.path)

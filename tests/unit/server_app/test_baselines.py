@@ -3,7 +3,10 @@
 Axis letters: G groups, Q questions, K options, J answers.
 """
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,9 +41,9 @@ def asked(groups):
 
 def baselines(groups, config):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    run, known_JK = RunInputs(config, None, groups, CATALOGUE), {"majority": majority_QK[TEST_J]}
-    scored = server_baselines.baseline_scores(run, question_J=TEST_J, known_JK=known_JK)
-    return [row for method in scored for row in method.rows]
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunInputs(config, SimpleNamespace(path=Path(folder)), groups, CATALOGUE)
+        return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
 
 
 def test_tables_are_rounded_so_that_ties_stay_ties():

@@ -53,3 +53,13 @@ def test_what_cannot_be_paired_is_an_error():
     for pair in ((np.ones((2, 3)), np.ones((2, 4))), (np.array([[1.0, np.nan]]), np.ones((1, 2)))):
         with pytest.raises(ValueError, match="same groups on the same questions"):
             bootstrap([pair])
+
+
+def test_one_question_has_no_interval_that_would_look_certain():
+    first_GQ, second_GQ = [[0.8], [0.6]], [[0.5], [0.4]]
+    differences = bootstrap([(first_GQ, second_GQ)])
+    assert (differences["Avg AS"].value, differences["Min AS"].value) == pytest.approx((0.25, 0.2))
+    for difference in differences.values():
+        assert np.isnan([difference.low, difference.high]).all()
+        assert not difference.excludes_zero
+    assert bootstrap([(first_GQ, second_GQ)] * 2)["Avg AS"].excludes_zero  # runs can be resampled

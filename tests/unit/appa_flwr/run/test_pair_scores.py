@@ -30,7 +30,10 @@ def test_a_row_for_each_number(tmp_path):
 def test_a_method_that_is_scored_again_is_replaced(tmp_path):
     put(tmp_path, pd.concat([rows("sft", [[0.1] * 3] * 2), rows("ppo", [[0.2] * 3] * 2)]))
     put(tmp_path, rows("ppo", [[0.5, NAN, NAN], [NAN] * 3]))
+    put(tmp_path, rows("ppo", [[0.7] + [NAN] * 2, [NAN] * 3], metric="cosine"))  # ceilings come metric by metric
     found = read(tmp_path)
+    assert found.query("metric == 'cosine'")["reward"].tolist() == [0.7]
+    found = found[found["metric"] == "js"]
     assert found.groupby("method")["reward"].agg(list).to_dict() == {"ppo": [0.5], "sft": [0.1] * 6}
 
 

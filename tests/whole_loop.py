@@ -26,7 +26,6 @@ SMALL = {
     "policy.prompt-style": "full",
     "policy.tuning": "lora",
     "sft.steps": 3,
-    "ppo.response-length": 8,
     "sft.learning-rate": 1e-2,
     "ppo.learning-rate": 1e-2,
 }

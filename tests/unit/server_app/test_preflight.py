@@ -1,5 +1,9 @@
 """What the server's code finds wrong before Flower starts, in the process that the launcher starts first."""
 
+import io
+import json
+import warnings
+
 import families
 import pytest
 
@@ -11,16 +15,24 @@ from appa_flwr.survey.types import Question
 from server_app import preflight
 
 
-def test_a_model_that_is_slow_damaged_or_trained_in_too_large_steps_is_named(tmp_path, monkeypatch, capfd):
+def test_a_slow_model_and_too_large_steps_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(preflight.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(preflight, "quiet", lambda **_: None)  # it would silence the other tests
     folder = families.save("qwen3", tmp_path / "model", [Question("q", "Is it?", ("Yes", "No"))])
-    keys = {"model": str(folder), "policy.tuning": "full", "ppo.learning-rate": 4e-4}
-    checks.check_server(Config.load(keys))
-    said = capfd.readouterr().err
+    config = Config.load({"model": str(folder), "policy.tuning": "full", "ppo.learning-rate": 4e-4})
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config.flat())))
+    with warnings.catch_warnings():
+        preflight.main()
+    said = capsys.readouterr().err
     assert f"torch sees no GPU: {folder} computes on CPU, by 3 threads\n" in said
     assert "ppo.learning-rate = 0.0004 is a step for adapters; with policy.tuning = full try 1e-5\n" in said
+
+
+def test_a_damaged_model_is_named_by_the_process_that_the_launcher_starts(tmp_path, monkeypatch):
+    folder = families.save("qwen3", tmp_path / "model", [Question("q", "Is it?", ("Yes", "No"))])
     (folder / "model.safetensors").write_bytes(b"no weights")
+    keys = {"model": str(folder), "policy.tuning": "full", "ppo.learning-rate": 1e-5}
     with pytest.raises(UserError, match=f"^model folder {folder}: cannot be loaded"):
         checks.check_server(Config.load(keys))
     preflight.check(Config.load({**keys, "run.phases": "pluralllm"}), say=print)  # which needs no model

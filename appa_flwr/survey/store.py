@@ -106,7 +106,7 @@ class _Row(BaseModel):
             if len(self.distribution) != len(self.options):
                 raise ValueError("distribution has not one share >= 0 for each option")
             if abs(total := math.fsum(self.distribution) - 1.0) > _TOLERANCE:
-                raise ValueError(f"distribution sums to {1.0 + total:.4f}, not to 1")
+                raise ValueError(f"distribution sums to {1.0 + total:.7g}, not to 1 within {_TOLERANCE:g}")
         return self
 
     def public(self) -> Question:

@@ -64,6 +64,8 @@ def read(folder: Path) -> pd.DataFrame:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if tuple(rows.columns) != COLUMNS:
         raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(COLUMNS)}")
+    if rows.duplicated([*COLUMNS[:-1]]).any():
+        raise UserError(f"{path}: has two rewards for the same {', '.join(COLUMNS[:-1])}")
     return rows
 
 

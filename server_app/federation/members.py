@@ -313,10 +313,11 @@ class Members:
         refused = "; ".join(
             f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]
         )
+        needed_by = "run.min-groups" if self._least == self.config.run.min_groups else "secure sums"
         lost = codes[refusals.OTHER_COHORT]
         raise (LostSum if lost else TooFew)(
             f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}; "
-            f"at least {self._least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
+            f"at least {self._least} must ({needed_by}). {refused or 'The logs of the groups give the reasons'}"
         )
 
 

@@ -74,6 +74,11 @@ class Notes:
         """Add names to a sentence, which is listed once."""
         self._names.setdefault(sentence, []).extend(names)
 
+    def add_spelling(self, name: str, first: str) -> None:
+        """Note that a name counts as its first spelling, unless it has that spelling."""
+        if name != first:
+            self.add("options and groups that are one", f"{name!r} is {first!r}")
+
     def lines(self, start: str = "") -> tuple[str, ...]:
         """List the sentences that begin with `start`, each with its first few names."""
         pairs = [(sentence, names) for sentence, names in self._names.items() if sentence.startswith(start)]

@@ -8,7 +8,7 @@ import math
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from typing import Final, Literal
 
@@ -16,18 +16,30 @@ from appa_flwr.core.errors import UserError
 
 Kind = Literal["answer", "refusal", "none"]
 NUM_SHOWN: Final = 4  # names in a message
+NONE: Final = "none"  # entry of `data.missing`: all codes are answers
 
 _WORDS = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
 _REFUSALS, _NOT_ASKED = frozenset[str](_WORDS["refusals"]), frozenset[str](_WORDS["not_asked"])
-_BEGINNINGS: Final = ("not asked", "missing;", "missing:", "other missing;", "not applicable;", "missing -")
-_NOTES: Final = re.compile(r"\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)")
+_BEGINNINGS: Final = (
+    "not asked",
+    "missing;",
+    "missing:",
+    "missing,",
+    "other missing;",
+    "not applicable;",
+    "missing -",
+    "nap;",
+)
+_NOTES: Final = re.compile(
+    r"\bvolunteered:|\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)"
+)
 _LETTER: Final = re.compile(r"\.[a-z]\s*:\s*")
 _NUMBERING: Final = re.compile(r"[(\[]?-?\d{1,4}[)\].:=]+\s*|-?\d{1,4}\s+(?:[-=–]\s*)?(?=\D)")
 _BETWEEN: Final = re.compile(r"\s*[/;,|]\s*|\s+(?:or|oder|ou|o)\s+")
 _MISSING_LETTER: Final = re.compile(r"\.[a-z_]?", re.IGNORECASE)
 _MISSING_NUMBER: Final = re.compile(r"[789]|9{1,4}[4-9]|([6-8])\1{1,4}")
 _WHOLE: Final = re.compile(r"(-?\d{1,18})\.0*")
-_RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")
+_RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)")
 
 
 def kind_of(label: str) -> Kind:
@@ -80,19 +92,31 @@ class Missing:
                     '("-5..-1"), codes of a column ("polintr=7,8,9;TRUST=99"), or "none"'
                 )
             self._by_column[column] = listed
+        self._unused = {(column, code) for column, codes in self._by_column.items() for code in codes} - {("", NONE)}
 
     def _codes(self, column: str) -> tuple[str, ...]:
         return self._by_column.get(column, self._by_column.get("", ()))
 
     def kind(self, column: str, code: str, label: str) -> Kind:
         """Classify an option of a column: "none" if the user lists its code or label, else by its label."""
+        return "none" if self.lists(column, code, label) else kind_of(label)
+
+    def lists(self, column: str, code: str, label: str) -> bool:
+        """True if the user lists this code or label of the column."""
+        value, place = number(code), column if column in self._by_column else ""
         for listed in self._codes(column):
-            ends, value = _RANGE.fullmatch(listed), number(code)
-            if listed in (code, label) or code_text(listed) == code:
-                return "none"
-            if ends and value is not None and float(ends[1]) <= value <= float(ends[2]):
-                return "none"
-        return kind_of(label)
+            ends = _RANGE.fullmatch(listed)
+            inside = ends and value is not None and float(ends[1]) <= value <= float(ends[2])
+            if listed in (code, label) or code_text(listed) == code or inside:
+                self._unused.discard((place, listed))
+                return True
+        return False
+
+    def check_used(self, source: str, columns: Collection[str]) -> list[str]:
+        """List the codes that no option had; raises `UserError` if a listed column does not exist."""
+        for name in sorted(self._by_column.keys() - {"", *columns}):
+            raise UserError(f"{source}: data.missing names {name!r}, but no column or question has this name")
+        return [f"{column}={code}" if column else code for column, code in sorted(self._unused) if code != NONE]
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
         """Check that no answer (column -> code -> label) has a code that looks missing, unless the user decided it.
@@ -100,7 +124,7 @@ class Missing:
         Raises:
             UserError: such codes exist; the message names them and the two values of `data.missing` that decide.
         """
-        open_columns = (name for name in columns if name not in self._by_column and self._codes(name) != ("none",))
+        open_columns = (name for name in columns if name not in self._by_column and self._codes(name) != (NONE,))
         doubtful = {name: codes for name in open_columns if (codes := looks_missing(columns[name]))}
         if not doubtful:
             return
@@ -110,7 +134,7 @@ class Missing:
         proposed = ";".join(by_column) if len(doubtful) == 1 or certain & {*every} else ",".join(every)
         more = f" and of {len(by_column) - NUM_SHOWN} more columns" if len(by_column) > NUM_SHOWN else ""
         raise UserError(
-            f"{source}: codes without a label that look like no answers: {'; '.join(by_column[:NUM_SHOWN])}{more}. "
+            f"{source}: codes that look like no answers: {'; '.join(by_column[:NUM_SHOWN])}{more}. "
             f'Say data.missing="{proposed}" to leave them out, or data.missing=none if they are answers'
         )
 
@@ -119,7 +143,8 @@ def looks_missing(labels: Mapping[str, str]) -> list[str]:
     """Find codes of a question that are probably undeclared missing codes.
 
     These are negative numbers, Stata's letters, and 7 to 9, 66, 77, 88, 94 to 99, 994 to 999 and so on, if they lie
-    above the other codes with a gap. Codes with a label are never among them.
+    above the other codes with a gap. Of codes with a label, only negative numbers are among them, unless they are one
+    half of a scale such as -2 to 2.
 
     Args:
         labels: code -> label of the options that count as answers; a code without a label is its own label.
@@ -127,6 +152,8 @@ def looks_missing(labels: Mapping[str, str]) -> list[str]:
     bare = [code for code, label in labels.items() if code == label]
     candidates = {code for code in bare if _MISSING_LETTER.fullmatch(code)}
     whole = {code: int(value) for code in labels if (value := number(code)) is not None and value.is_integer()}
+    if whole and max(whole.values()) not in (0, -min(whole.values())):
+        candidates |= {code for code, value in whole.items() if value < 0}
     usual = [value for value in whole.values() if value >= 0 and not _MISSING_NUMBER.fullmatch(str(value))]
     last = -2  # where the scale ends
     for code in sorted(whole.keys() & {*bare}, key=whole.__getitem__):

@@ -7,7 +7,8 @@ Axis letters: K answer options, R respondents, G groups of one attribute.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, group_name, read_frame, some
+from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, group_name, read_frame, same, some
 from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, number
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
@@ -30,6 +31,9 @@ _WEIGHT: Final = re.compile(
     re.IGNORECASE,
 )
 _UNWEIGHTED: Final = "none"
+_CODE: Final = re.compile("[A-Z]{2}")  # of a country or a state, such as DK and NC, which mean no answer elsewhere
+_LEADING: Final = re.compile(r"[(\[]?(-?\d+(?:\.\d+)?)(?![\d,])")
+_AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
 _WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
@@ -57,7 +61,7 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
         labels = {code: column.label(code) for code in _codes(column, text_R)}
         if column.options and (unlisted := sum(text not in ("", *labels) for text in text_R)):
             frame.notes.add("answers left out that the source does not list", f"{unlisted} of {name}")
-        if not column.options and [*labels] == [*labels.values()] and {*map(number, labels)} == {None}:
+        if not column.options and [*labels] == [*labels.values()] and None in _leading(column, labels).values():
             frame.notes.add("answers without codes stand in the order of the alphabet, which is not that of a scale")
         scale = _scale(column, [*labels])
         question = RawAnswer(1, name, column.text or name, tuple(labels.values()), codes=tuple(labels), ordinal=scale)
@@ -68,6 +72,7 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
 def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatArray, list[str]]:
     """Read each respondent's weight (R,) and name the weight columns; drops respondents with an unusable weight."""
     named = (name for name in frame.cells.columns if _WEIGHT.fullmatch(name) and name not in group_by)
+    named = (name for name in named if not frame.codebook[name].labels)
     candidates = [name for name in named if np.isfinite(_numbers(frame, name)).mean() > 0.5]
     if not weight and len(candidates) > 1:
         raise UserError(
@@ -81,6 +86,8 @@ def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatA
     weight_R = _numbers(frame, chosen)
     frame.weight = chosen
     frame.notes.add(f"weighted by {chosen}" + ("" if weight else ", the only column that looks like it"))
+    if np.isnan(weight_R).all():
+        raise UserError(f"{frame.source}: column {chosen} has no number >= 0, so it is no weight")
     if unusable := int(np.isnan(weight_R).sum()):
         frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
         frame.cells = frame.cells[np.isfinite(weight_R)]
@@ -88,11 +95,18 @@ def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatA
 
 
 def _numbers(frame: Frame, column: str) -> FloatArray:
-    """A column's numbers >= 0 (R,), NaN elsewhere."""
+    """A column's numbers >= 0 (R,), NaN elsewhere; raises UserError if commas may stand for thousands or decimals."""
     import pandas as pd
 
-    cells = frame.cells[column].astype(str).str.replace(",", ".")
-    values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
+    cells = frame.cells[column].astype(str)
+    commas = cells[cells.str.contains(",")]
+    if len(commas) and commas.str.fullmatch(_AMBIGUOUS).all():
+        first = commas.iloc[0]
+        raise UserError(
+            f"{frame.source}: column {column}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}; "
+            "write numbers without separators of thousands, and with a decimal point"
+        )
+    values: FloatArray = pd.to_numeric(cells.str.replace(",", "."), errors="coerce").to_numpy(dtype=np.float64)
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
@@ -100,7 +114,12 @@ def _texts(frame: Frame, column: str) -> Texts:
     """Each respondent's code (R,), empty for an empty cell."""
     import pandas as pd
 
-    cell_R, values = pd.factorize(frame.cells[column])
+    try:
+        cell_R, values = pd.factorize(frame.cells[column])
+    except TypeError:
+        raise UserError(
+            f"{frame.source}: column {column} has lists in its cells; make a column of each option, or drop the column"
+        ) from None
     return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1, the last entry
 
 
@@ -109,9 +128,27 @@ def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequen
     import pandas as pd
 
     text_R, label = _texts(frame, name), frame.codebook[name].label
-    labels = {code: label(code) for code in dict.fromkeys(text_R) if missing.kind(name, code, label(code)) == "answer"}
+    number_of = Counter(text_R)  # in the order of the rows
+    is_places = sum(map(bool, number_of)) > 2 and all(_CODE.fullmatch(label(code)) for code in number_of if code)
+
+    def is_group(code: str) -> bool:
+        if is_places:
+            return code != "" and not missing.lists(name, code, label(code))
+        return missing.kind(name, code, label(code)) == "answer"
+
+    labels = {code: label(code) for code in number_of if is_group(code)}
+    if lost := [f"{size} {label(code) or 'empty'}" for code, size in number_of.items() if code not in labels]:
+        frame.notes.add(f"respondents without a group in {name}", *lost)
+    if doubtful := [code for code in labels if kind_of(label(code)) != "answer"]:
+        frame.notes.add(f"groups of {name} whose code can also mean no answer (data.missing)", *doubtful)
     missing.check(frame.source, {name: labels})
+    spelling: dict[str, str] = {}
     names = {code: group_name(label).replace(";", ",") for code, label in labels.items()}
+    for code, group in names.items():
+        names[code] = spelling.setdefault(same(group), group)
+        frame.notes.add_spelling(group, names[code])
+    if not names:
+        raise UserError(f"{frame.source}: column {name} names no group")
     group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
     if len(groups) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {name} has {len(groups)} groups; at most {MAX_GROUPS} can be")
@@ -121,8 +158,9 @@ def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequen
 def _codes(column: Column, text_R: Texts) -> list[str]:
     """List the codes of a question's options; empty if there are too many, as in a column of respondent numbers.
 
-    If the source does not list the options, numeric codes come first in their order, then words in alphabetical
-    order, then non-answers. Options with a label are included even if nobody has chosen them.
+    If the source does not list the options, codes come in the order of the numbers with which all answers begin, as
+    in "1 (worst)" and "18-29"; else numbers come first, then words in alphabetical order. Non-answers come last.
+    Options with a label are included even if nobody has chosen them.
     """
     if column.options:
         return [*column.options]
@@ -130,17 +168,30 @@ def _codes(column: Column, text_R: Texts) -> list[str]:
     if len(used) > 2 * MAX_OPTIONS:
         return []
     used |= {code for code, label in column.labels.items() if kind_of(label) == "answer"}
-    numbers = {code: np.inf if (value := number(code)) is None else value for code in used}
-    return sorted(used, key=lambda code: (kind_of(column.label(code)) != "answer", numbers[code], code))
+    leading = _leading(column, used)
+    numbers = {code: number(code) for code in used} | ({} if None in leading.values() else leading)
+    last = math.inf
+    return sorted(used, key=lambda code: (code not in leading, last if numbers[code] is None else numbers[code], code))
+
+
+def _leading(column: Column, codes: Iterable[str]) -> dict[str, float | None]:
+    """The number with which the code of each answer begins; None if it begins otherwise."""
+    answers = [code for code in codes if kind_of(column.label(code)) == "answer"]
+    return {code: float(match[1]) if (match := _LEADING.match(code)) else None for code in answers}
 
 
 def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | None:
-    """Scale positions, if the source lists them, marks the column as ordered, or labels only some of its numbers."""
+    """Scale positions, if the source lists them, marks the column as ordered, or labels the ends of its numbers."""
     if column.options:
         return tuple(column.options.values())
-    places = {code: number(code) for code in codes if kind_of(column.label(code)) == "answer"}
-    is_scale = column.labels and (column.is_ordered or not places.keys() <= column.labels.keys())
-    return tuple(map(places.get, codes)) if is_scale and None not in places.values() else None
+    answers = [code for code in codes if kind_of(column.label(code)) == "answer"]
+    places = {code: value for code in answers if (value := number(code)) is not None}
+    if not column.labels or len(places) < len(answers):
+        return None
+    ends = [place for code, place in places.items() if code in column.labels]
+    between = [place for code, place in places.items() if code not in column.labels]
+    has_ends = bool(ends and between) and min(ends) < min(between) and max(between) < max(ends)
+    return tuple(map(places.get, codes)) if column.is_ordered or has_ends else None
 
 
 def _counted(

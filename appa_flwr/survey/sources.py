@@ -158,10 +158,12 @@ def _settle(
         key = clean(raw.question_id) or _question_hash(raw)
         rows.setdefault(key, []).append(raw._replace(question_id=key))
         if raw.group:
-            _note_spelling(notes, raw.group, names.setdefault(same(raw.group), raw.group))
+            notes.add_spelling(raw.group, names.setdefault(same(raw.group), raw.group))
     read = {key: _ReadQuestion(mine, data, missing, notes) for key, mine in rows.items()}
     asked = {key: question.left for key, question in read.items() if not question.problem}
     missing.check(source, {key: read[key].labels for key in asked})
+    if unused := missing.check_used(source, {*rows, *frame.cells.columns}):
+        notes.add("data.missing lists codes that no answer has", *unused)
     # A file of public questions only, as on the server of a deployment, has no groups, whatever `groups` names.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
@@ -201,11 +203,6 @@ def _question_hash(raw: RawAnswer) -> str:
     return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
 
 
-def _note_spelling(notes: Notes, name: str, first: str) -> None:
-    if name != first:
-        notes.add("options and groups that are one", f"{name!r} is {first!r}")
-
-
 class _ReadQuestion:
     """A question, from its first row with options, and the treatment of each of its options.
 
@@ -235,7 +232,7 @@ class _ReadQuestion:
                 self._place_K.append(None)
                 continue
             if (ours := options.setdefault(same(label), (label, place))[0]) != label:
-                _note_spelling(notes, label, ours)
+                notes.add_spelling(label, ours)
             elif [*options].index(same(label)) in self._place_K:
                 notes.add("options and groups that are one", f"several codes are {label!r}")
             self._place_K.append([*options].index(same(label)))
@@ -259,7 +256,7 @@ class _ReadQuestion:
             if [*map(same, raw.options)] != [*map(same, self._first.options)]:
                 raise Unusable("options differ from the question's first row")
             for label, ours in zip(map(clean, raw.options), map(clean, self._first.options), strict=True):
-                _note_spelling(self._notes, label, ours)
+                self._notes.add_spelling(label, ours)
 
     def answer(self, raw: RawAnswer) -> tuple[FloatArray, float | None]:
         """Return the shares over the remaining options, and the number of respondents; raises `Unusable`."""

@@ -19,10 +19,14 @@ from typing import Any, Final
 
 from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, same
 from appa_flwr.survey.nonanswers import code_text
+from appa_flwr.survey.nonanswers import number as number_of
 
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column of an option's number -> sum of the numbers over a question's options; 0 = any sum."""
-_TOTALS: Final = {"total", "all", "base", "n", "summe", "gesamt", "insgesamt", "sum", "grand total", "totale"}
+_TOTALS: Final = {
+    *("total", "totals", "grand total", "subtotal", "total respondents", "overall", "all", "base", "weighted base"),
+    *("unweighted base", "n", "sum", "summe", "gesamt", "insgesamt", "totale", "ensemble"),
+}
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
 _NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
 _PLAIN: Final = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
@@ -161,6 +165,8 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
             if number is None:
                 raise Unusable(f"{measure}: empty")
             raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=(place,))
+            people = number if measure == "count" else _number(cells, "count", decimal_comma=decimal_comma)
+            raw = raw._replace(n=_number(cells, "n"), people=() if people is None else (people,))
         except Unusable as error:
             raw = raw._replace(problem=str(error))
         if not raw.group:
@@ -177,17 +183,21 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[R
     """Join one question's rows, one per option, into each group's answer; options without a row have share 0.
 
     Two spellings of an option are added up. One spelling with two different numbers makes the group's answer unusable.
-    An option with the name of a total is left out if it equals the sum of the other options in every group.
+    An option with the name of a total is left out if it equals the sum of the other options in every group. Options
+    that are all numbers stand in their order.
     """
     firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
     answers: dict[str, RawAnswer] = {}  # group -> its first row
     spellings: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)  # group -> option -> label -> number
+    counted: defaultdict[str, dict[str, float]] = defaultdict(dict)  # group -> option -> people
     for raw in rows:
         group, problem = same(raw.group), raw.problem
         if not problem:
             (label,), (number,) = raw.options, raw.shares
             firsts.setdefault(same(label), raw)
-            if spellings[group].setdefault(same(label), {}).setdefault(label, number) != number:
+            if label not in spellings[group].setdefault(same(label), {}) and raw.people:
+                counted[group][same(label)] = counted[group].get(same(label), 0.0) + raw.people[0]
+            if spellings[group][same(label)].setdefault(label, number) != number:
                 problem = "an option twice in a question's rows of one group"
         first = answers.setdefault(group, raw)
         answers[group] = first._replace(problem=problem or first.problem)
@@ -196,15 +206,21 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[R
         sums = [(mine[name], sum(mine.values()) - mine[name]) for mine in numbers.values() if name in mine]
         if all(_is_sum(total, others) and _is_sum(total, UNITS[measure] or others) for total, others in sums):
             notes.add("options left out as sums of the others", repr(firsts.pop(name).options[0]))
+        else:
+            notes.add("counts as an option, whatever its name", repr(firsts[name].options[0]))
+    if all(number_of(option) is not None for option in firsts):
+        firsts = {option: firsts[option] for option in sorted(firsts, key=float)}
     places = tuple(raw.ordinal[0] if raw.ordinal else None for raw in firsts.values())
     for group, raw in answers.items():
+        if numbers[group] and (without := [repr(firsts[o].options[0]) for o in firsts if o not in numbers[group]]):
+            notes.add("options without a row count as 0", f"{', '.join(without)} of {raw.group}")
         number_K = [numbers[group].get(option, 0.0) for option in firsts]
         total = UNITS[measure] or sum(number_K) or 1.0
         yield raw._replace(
             options=tuple(first.options[0] for first in firsts.values()),
             shares=[number / total for number in number_K],
             ordinal=places,
-            people=number_K if measure == "count" else (),
+            people=[counted[group].get(option, 0.0) for option in firsts] if counted[group] else (),
         )
 
 

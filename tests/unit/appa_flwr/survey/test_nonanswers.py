@@ -12,13 +12,15 @@ from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, looks_missi
             "DK|Don't know|Don’t know|DON`T KNOW.|Don't know/Refused|DK / Refused (VOL.)|(98) Refused|99. Refused"
             "|-1 Don't know|[DK]|<Refusal>|Refusal*|No answer|.n:  No answer|No answer, refused"
             "|Refused or don't know|Weiß nicht|keine Angabe|No sabe / No contesta|Ne sait pas|Não sabe|Weet niet"
-            "|затрудняюсь ответить|不知道|わからない|VOL. Don't know|Don't know (DO NOT READ)|Refused/Not applicable",
+            "|затрудняюсь ответить|不知道|わからない|VOL. Don't know|Don't know (DO NOT READ)|Refused/Not applicable"
+            "|7. VOLUNTEERED: REFUSED",
         ),
         (
             "none",
             "IAP|.i:  Inapplicable|.s:  Skipped on Web|#NULL!|NA|n/a|Not asked|Not asked in country|Not applicable"
             "|Missing|Missing; Unknown|Missing; Not asked|Other missing; Multiple answers Mail (EVS)|System missing"
-            "|-4 Not asked in survey|-5 Missing: other|.x: Not available in this release|Trifft nicht zu|No aplica|",
+            "|-4 Not asked in survey|-5 Missing: other|.x: Not available in this release|Trifft nicht zu|No aplica|"
+            "|-2. Missing, other specify not coded|-4. NAP; not in this country",
         ),
         (
             "answer",
@@ -55,6 +57,11 @@ def test_labels(kind, labels):
 def test_codes_that_look_missing(codes, expected):
     assert looks_missing({code: code for code in codes.split()}) == expected.split()
     assert looks_missing({code: "a label" for code in codes.split()}) == []
+
+
+def test_a_negative_number_is_no_answer_whatever_its_label_but_in_a_scale_with_two_halves():
+    assert looks_missing({"1": "Favor", "2": "Oppose", "-6": "-6. No post-election interview"}) == ["-6"]
+    assert looks_missing({"-1": "Against", "0": "Neither", "1": "For"}) == []
 
 
 def test_the_key():

@@ -135,3 +135,74 @@ def test_opinionqa_as_published(tmp_path):
     refused("has no column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
     (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")
     refused("info.csv: row 2: references: not a list", read_survey, tmp_path)
+
+
+def test_codes_of_places_are_groups_and_people_without_a_group_are_counted(tmp_path):
+    rows = "".join(f"{place},{answer},{sex}\n" for place in ("DE", "DK", "NO") for answer in (1, 2) for sex in "MF")
+    path = csv(tmp_path / "x.csv", f"cntry,trust,sex\n{rows},1,M\nDE,1,DK\n")
+    survey = read_survey(path, group_by="cntry")
+    assert survey.groups == ("DE", "DK", "NO")
+    assert "respondents without a group in cntry: 1 empty" in notes(survey)
+    assert "groups of cntry whose code can also mean no answer (data.missing): DK" in notes(survey)
+    assert read_survey(path, group_by="cntry", missing="DK").groups == ("DE", "NO")
+    by_sex = read_survey(path, group_by="sex")
+    assert (by_sex.groups, "respondents without a group in sex: 1 DK" in notes(by_sex)) == (("F", "M"), True)
+
+
+def test_two_spellings_of_a_group_are_one_group(tmp_path):
+    path = csv(tmp_path / "x.csv", "sex,q\nFEMALE,Yes\nfemale,No\nfemale,Yes\nFemale.,Yes\nmale,No\n")
+    survey = read_survey(path, group_by="sex")
+    assert survey.groups == ("FEMALE", "male")
+    assert survey.respondents["FEMALE"] == {"q": 4.0}
+    assert shares(survey, "FEMALE", "q") == {"No": 0.25, "Yes": 0.75}
+    assert "'female' is 'FEMALE'" in notes(survey)
+
+
+def test_answers_that_begin_with_numbers_stand_in_their_order(tmp_path):
+    for answers in (("1 (worst)", "2", "3 - so so", "10 (best)"), ("5-9", "10-14", "30+"), ("-1 no", "0", "(2) yes")):
+        rows = "".join(f"{group},{answer}\n" for group in "AB" for answer in sorted(answers))
+        (question,) = read_survey(csv(tmp_path / "x.csv", f"g,q\n{rows}"), group_by="g").questions
+        assert question.options == answers
+    for answers in (("1,000 or more", "500 or more"), ("18-29", "under 18")):  # alphabet, which is said
+        rows = "".join(f'{group},"{answer}"\n' for group in "AB" for answer in answers)
+        survey = read_survey(csv(tmp_path / "x.csv", f"g,q\n{rows}"), group_by="g")
+        assert survey.questions[0].options == answers
+        assert "the order of the alphabet" in notes(survey)
+
+
+def test_one_unlabelled_code_beside_names_is_no_scale(tmp_path):
+    people = pd.DataFrame({"g": [1, 1, 2, 2], "religion": [1, 2, 3, 4], "mood": [1, 2, 3, 3]})
+    labels = {"g": {1: "A", 2: "B"}, "religion": {1: "X", 2: "Y", 3: "Z"}, "mood": {1: "Low", 3: "High"}}
+    pyreadstat.write_sav(people, str(tmp_path / "x.sav"), variable_value_labels=labels)
+    religion, mood = read_survey(tmp_path / "x.sav", group_by="g").questions
+    assert (religion.ordinal, mood.ordinal) == (None, (1, 2, 3))
+
+
+def test_a_weight_that_may_be_read_in_two_ways_or_not_at_all_is_an_error(tmp_path):
+    start = 'g,q,weight\nA,Yes,"1,234"\nA,No,{}\n'
+    thousands = csv(tmp_path / "x.csv", start.format("987"))
+    refused("column weight: 1,234 may be 1234 or 1.234", read_survey, thousands, group_by="g")
+    survey = read_survey(csv(tmp_path / "x.csv", start.format('"0,617"')), group_by="g")
+    assert shares(survey, "A", "q") == {"No": 1 / 3, "Yes": 2 / 3}  # 1.234 is twice 0.617
+    words = csv(tmp_path / "x.csv", "g,q,w\nA,Yes,high\nA,No,low\n")
+    refused("column w has no number >= 0", read_survey, words, group_by="g", weight="w")
+    labelled = pd.DataFrame({"g": ["A", "A"], "q": ["Yes", "No"], "weightsat": [1.0, 2.0]})
+    labels = {"weightsat": {1: "Satisfied", 2: "Not satisfied"}}
+    pyreadstat.write_sav(labelled, str(tmp_path / "x.sav"), variable_value_labels=labels)
+    survey = read_survey(tmp_path / "x.sav", group_by="g")
+    assert [question.question_id for question in survey.questions] == ["q", "weightsat"]
+
+
+def test_columns_of_lists_and_of_no_groups_are_named(tmp_path):
+    lists = csv(tmp_path / "x.jsonl", '{"g":"A","q":["a","b"],"z":"Yes"}\n{"g":"B","q":["a"],"z":"No"}\n')
+    refused("column q has lists in its cells", read_survey, lists, group_by="g")
+    nobody = csv(tmp_path / "x.csv", "g,q\n,Yes\n,No\nDK,Yes\n")
+    refused("column g names no group", read_survey, nobody, group_by="g")
+
+
+def test_codes_of_data_missing_that_no_answer_has_are_said(tmp_path):
+    path = csv(tmp_path / "x.csv", "g,POL\nA,1\nA,2\nB,3\nB,5\n")
+    survey = read_survey(path, group_by="g", missing="4-5,1 .. 1")
+    assert survey.questions[0].options == ("2", "3", "5")
+    assert "data.missing lists codes that no answer has: 4-5" in notes(survey)
+    refused("data.missing names 'pol'", read_survey, path, group_by="g", missing="pol=5")

@@ -179,3 +179,25 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
     utf_16 = "question;group;option;count\nQ?;Ägypten;Yes;1\nQ?;Ägypten;No;3\n".encode("utf-16")
     (tmp_path / "x.csv").write_bytes(utf_16)
     assert only(read_survey(tmp_path / "x.csv"), "Ägypten") == [0.25, 0.75]
+
+
+def test_numbers_of_people_beside_percentages_are_read(tmp_path):
+    lines = ("Q?,A,Yes,66.7,2", "Q?,A,No,33.3,1", "Q?,B,Yes,50,200", "Q?,B,No,50,200")
+    survey = read_survey(tidy(tmp_path / "x.csv", "percent,count", *lines))
+    assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [3.0], "B": [400.0]}
+    assert read_survey(tidy(tmp_path / "x.csv", "percent,count", *lines), min_respondents=50).groups == ("B",)
+    lines = ("Q?,A,Yes,66.7,3", "Q?,A,No,33.3,3", "Q?,B,Yes,50,400", "Q?,B,No,50,400")
+    assert read_survey(tidy(tmp_path / "x.csv", "percent,n", *lines), min_respondents=50).groups == ("B",)
+
+
+def test_totals_that_are_no_sums_and_options_without_a_row_are_said(tmp_path):
+    lines = ("Q?,A,Yes,400", "Q?,A,No,500", "Q?,A,Total,900", "Q?,B,Yes,300", "Q?,B,Total,1000")
+    survey = read_survey(tidy(tmp_path / "x.csv", "count", *lines))
+    assert "counts as an option, whatever its name: 'Total'" in survey.about.notes
+    assert "options without a row count as 0: 'No' of B" in survey.about.notes
+
+
+def test_numbers_as_options_stand_in_their_order(tmp_path):
+    lines = [f"Q?,{group},{option},1" for group, options in (("A", (1, 3, 10)), ("B", (2, 3, 1))) for option in options]
+    (question,) = read_survey(tidy(tmp_path / "x.csv", "count", *lines)).questions
+    assert question.options == ("1", "2", "3", "10")

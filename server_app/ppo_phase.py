@@ -12,7 +12,8 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.run.records import Iteration, SummaryRow
+from appa_flwr.run import pair_scores
+from appa_flwr.run.records import PPO, Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import (
     CARD,
@@ -38,7 +39,7 @@ from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # Files that the policies of all rules share, and that the report of each policy shows.
-_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, SCORES_FILE)
+_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name)
 
 
 @contextmanager
@@ -61,6 +62,8 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
             for name in _SHARED:
                 if (run.folder.path / name).exists():
                     shutil.copyfile(run.folder.path / name, folder.path / name)
+        scores = pair_scores.read(run.folder.path)  # PPO's are of the other rule
+        pair_scores.replace_rows(folder.path / SCORES_FILE, scores[scores["method"] != PPO])
         yield replace(run, config=config, folder=folder)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 
@@ -75,7 +78,7 @@ def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequ
         rows: earlier rows of summary.json, which are kept.
     """
     train_policy(run, models, inputs)
-    rows = evaluation.evaluate(run, "ppo", models.policy, inputs, earlier=rows)
+    rows = evaluation.evaluate(run, PPO, models.policy, inputs, earlier=rows)
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)

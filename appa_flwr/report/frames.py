@@ -112,7 +112,8 @@ def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataF
 
 def headline(intervals: pd.DataFrame, rule: str) -> str:
     """Compare PPO's Min AS with that of PPO by the baseline rule, or else of SFT, and then with the best look-up."""
-    of_ppo = intervals[(intervals["method"] == PPO) & (intervals["measure"] == "Min AS")]
+    known = intervals[intervals["value"].notna()]  # under sums Min AS is unknown if a group keeps its score
+    of_ppo = known[(known["method"] == PPO) & (known["measure"] == "Min AS")]
     other = next((less for less in of_ppo["less"] if less.startswith(PPO + BY)), "sft")
     rows = of_ppo[of_ppo["less"] == other]
     if rows.empty:
@@ -180,7 +181,7 @@ def groups(run: RunFiles) -> pd.DataFrame:
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Numbers of served rounds and answers, their mean reward, and the last fairness index."""
     yield "Rounds", f"{len(rounds)}, of {rounds['size'].sum()} answers"
-    yield "Mean reward", f"{rounds['reward'].mean():.3f}, in the last round {rounds['reward'].iloc[-1]:.3f}"
+    yield "Mean reward", f"{rounds['group_reward'].mean():.3f}, in the last round {rounds['group_reward'].iloc[-1]:.3f}"
     yield "Fairness index of the last round", f"{rounds['fairness_index'].iloc[-1]:.4f}"
 
 
@@ -190,13 +191,15 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     Only scores against survey answers are compared: the runs' predictions are different targets.
 
     Returns:
-        Two frames of `Interval`s: one row per run with its rule, seed and scores; and one row for each run but the
-        first, with its scores minus those of the first.
+        Two frames of `Interval`s: one row per run with its rule, seed, numbers of common groups and questions, and
+        scores; and one row for each run but the first, with its scores minus those of the first.
 
     Raises:
         UserError: a run has no policy scored by survey answers or cannot be read; or their surveys or metrics differ.
     """
     runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
+    if len(runs) < len(folders):
+        raise UserError(f"{', '.join(map(str, folders))}: name a run twice; each run can be compared once")
     first = next(iter(runs.values()))
     scored: list[pd.DataFrame] = []
     for name, run in runs.items():
@@ -205,7 +208,7 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
                 raise UserError(f"{run.folder} and {first.folder}: differ in {what}: {mine!r} and {theirs!r}")
         at = {"method": PPO, "metric": run.metric, "against": SURVEY}
         scored.append(run.scores[(run.scores[[*at]] == pd.Series(at)).all(axis=1)].assign(method=name))
-        if scored[-1].empty:
+        if scored[-1].empty or PPO not in {*run.summary["method"]}:
             raise UserError(f"{run.folder}: holds no scores of a policy after PPO against survey answers")
     scores = pd.concat(scored)
     scores = scores[scores.groupby(["group", "question"])["method"].transform("size") == len(runs)]
@@ -217,6 +220,8 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     levels, minus = (spans(differences[differences["less"] == less], "method") for less in ("", base))
     levels.insert(0, ("", "Rule"), [run.config.rule for run in runs.values()])
     levels.insert(1, ("", "Seed"), [run.config.seed for run in runs.values()])
+    levels.insert(2, ("", "Groups"), scores["group"].nunique())
+    levels.insert(3, ("", "Questions"), scores["question"].nunique())
     return levels.rename_axis("Run").reset_index(), minus.rename_axis(f"Minus {base}").reset_index()
 
 

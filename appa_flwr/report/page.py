@@ -17,7 +17,8 @@ from appa_flwr.core.text import duration
 from appa_flwr.report import frames, predictor, template
 from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
-from appa_flwr.run.read import BY, RunFiles
+from appa_flwr.run.pair_scores import PREDICTIONS
+from appa_flwr.run.read import BY, GROUP, RunFiles
 from appa_flwr.run.records import PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
@@ -27,10 +28,12 @@ METHODS_NOTE = (
     "served alike, also by answers that nobody can read."
 )
 SUMS_NOTE = (
-    "The server has seen only sums over the groups; a score of a single group is here where its owner releases it."
+    "The server has seen only sums over the groups; a score of a single group is here where its owner releases it, in "
+    "a deployment rounded to 0.01, and so is Min AS."
 )
 DIFFERENCES_NOTE = (
-    "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them."
+    "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them. "
+    "Min AS of a method whose groups score nearly alike comes out too low, and so does its interval."
 )
 
 Pictures = Mapping[str, tuple[bytes, str]]
@@ -103,6 +106,11 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
     policies = (*TRAINED_METHODS, *others) if run.config.run.phases == "all" else ()
     if lost := [frames.method_name(name) for name in policies if name not in {*run.summary["method"]}]:
         yield "Without scores", ", ".join(lost)
+    rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == PREDICTIONS)]
+    scores = rows.set_index("method").filter(regex=f"^{GROUP}").dropna(axis=1, how="all")
+    for method, score_G in scores.iterrows():
+        if away := [name.removeprefix(GROUP) for name in score_G.index[score_G.isna()]]:
+            yield f"{frames.method_name(str(method))} not scored by", ", ".join(away)
     if not run.iterations.empty:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:

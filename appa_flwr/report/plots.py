@@ -96,10 +96,9 @@ def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
     Rounds in which the rule took the plain mean are grey. Groups with the highest last weights have colours and names.
     """
     by_number = rounds.set_index("iteration")
-    reward_I = by_number.filter(like="rewards/").astype(float).mean(axis=1)
     weights_IG = by_number.reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
     ranked = weights_IG.set_axis([*groups], axis=1).T.sort_values(by_number.index[-1], ascending=False, kind="stable").T
-    panels = {"Mean reward of the groups": reward_I.to_frame(), "Weight per group": ranked}
+    panels = {"Mean reward of the groups": by_number[["group_reward"]], "Weight per group": ranked}
     panels |= {title: by_number[[column]] for column, title in HEALTH.items() if column in rounds}
     return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 

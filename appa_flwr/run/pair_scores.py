@@ -17,6 +17,7 @@ from appa_flwr.run.run_files import SCORES_FILE
 from appa_flwr.survey.types import FloatArray
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
+ROUNDING = 1e-6  # by which a reward may leave 0 to 1
 PREDICTIONS, SURVEY = "predictions", "survey"
 """Kinds of targets of the rewards: predictions, or the groups' survey answers."""
 
@@ -64,6 +65,8 @@ def read(folder: Path) -> pd.DataFrame:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if tuple(rows.columns) != COLUMNS:
         raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(COLUMNS)}")
+    if not (pd.to_numeric(rows["reward"], errors="coerce").between(-ROUNDING, 1.0 + ROUNDING)).all():
+        raise UserError(f"{path}: has a reward that is not a number from 0 to 1")
     if rows.duplicated([*COLUMNS[:-1]]).any():
         raise UserError(f"{path}: has two rewards for the same {', '.join(COLUMNS[:-1])}")
     return rows

@@ -17,6 +17,7 @@ from whole_loop import Killed, read_every_answer, run_server
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
+from appa_flwr.run import pair_scores
 from server_app import checkpoint
 from server_app import run as server
 from server_app.federation import groups
@@ -203,6 +204,8 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
                 kill(patched)
                 with pytest.raises(UserError if kill is full_disk else Killed):
                     session(begins)
+        if kill is by_baseline:  # else the main rule's scores would be shown as those of this one
+            assert {*pair_scores.read(folder / "average")["method"]} & {"sft", "ppo"} == {"sft"}
         progress = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][lines_before:]
         lines_before += len(progress)
         kept, pretrains, tunes = left

@@ -77,6 +77,7 @@ def test_what_one_run_lacks_counts_in_none(tmp_path):
     # group a alone, on the questions without the .1 less; two runs of one name
     assert levels["Run"].tolist() == [*map(str, folders)]
     assert [span.value for span in levels["survey answers", "Avg AS"]] == pytest.approx([0.6, 0.65])
+    assert [levels["", column].tolist() for column in ("Groups", "Questions")] == [[1, 1], [20, 20]]
     pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
     with pytest.raises(UserError, match="no group and held-out question in common"):
         frames.compare(folders)
@@ -86,3 +87,9 @@ def test_a_run_without_scores_of_a_policy_by_survey_answers_is_refused(tmp_path)
     done = scored(tmp_path / "old")
     with pytest.raises(UserError, match="new: holds no scores of a policy after PPO against survey answers"):
         frames.compare([done, scored(tmp_path / "new", against=("predictions",))])
+    policy = scored(tmp_path / "other")
+    (policy / "summary.json").write_text("[]")  # the scores of another rule's policy would be this one's
+    with pytest.raises(UserError, match="other: holds no scores of a policy after PPO"):
+        frames.compare([done, policy])
+    with pytest.raises(UserError, match="each run can be compared once"):
+        frames.compare([done, done])

@@ -91,3 +91,19 @@ def test_where_only_sums_are_known_there_are_values_without_bounds(tmp_path):
     assert (value, low, high) == pytest.approx((0.05, np.nan, np.nan), nan_ok=True)
     assert "better than SFT" not in frames.headline(found, "appa")
     assert "Min AS +0.030 (no interval)" in frames.headline(found, "appa")
+
+
+def test_the_headline_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_path):
+    rows = made.summary()
+    for row in rows:  # under sums a group keeps its own score
+        row["survey"]["min_as"] = float("nan")
+    said = frames.headline(frames.of_run(made.read(tmp_path, summary=rows)), "appa")
+    assert "PluralLLM's predictions of the groups' answers: Min AS +0.030" in said
+    assert "nan" not in said
+
+
+def test_the_mean_reward_of_served_rounds_is_that_of_the_groups():
+    rounds = pd.DataFrame(
+        {"size": [4, 4], "reward": [0.09, 0.75], "group_reward": [0.72, 0.74], "fairness_index": [0.9, 0.99]}
+    )
+    assert dict(frames.served_facts(rounds))["Mean reward"] == "0.730, in the last round 0.740"

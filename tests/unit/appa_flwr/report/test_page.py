@@ -190,3 +190,10 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
     with pytest.raises(UserError, match=r"summary\.json: 0\.fi: "):
         build(tmp_path)
     assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_a_group_that_did_not_score_a_method_is_named(tmp_path):
+    rows = [row("sft", 0.8, 0.7), row("ppo", 0.9, 0.8)]
+    assert "PPO not scored by" not in dict(missing(read(tmp_path, summary=rows)))
+    rows[1]["per_group"]["a"] = float("nan")
+    assert dict(missing(read(tmp_path, summary=rows)))["PPO not scored by"] == "a"

@@ -83,7 +83,7 @@ def numbers(ask: Ask, task: Task, party: Party) -> Leaving:
     if not task.cohort:
         row_GN = np.stack([asks.flatten(row, shapes) for row in row_of.values()])
         return Leaving(messages.pack_reply(list(row_of), row_GN), kind)
-    member = party.member()
+    member = party.member(task)
     share_N = asks.flatten(row_of[member.name], shapes, cut=True) / asks.scales(shapes)
     return Leaving(messages.pack_reply([member.name], member.mask(task, share_N)), kind, task.cohort)
 

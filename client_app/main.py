@@ -104,5 +104,6 @@ def ask(content: RecordDict, party: Party) -> Leaving:
 @leave.guarded
 def open_sum(content: RecordDict, party: Party) -> Leaving:
     """Reply with the seed of the group's own mask, to open a sum for which all of the cohort have sent numbers."""
-    task, member = messages.unpack_open(content), party.member()
+    task = messages.unpack_open(content)
+    member = party.member(task)
     return Leaving(messages.pack_reply([member.name], seed=member.open(task)), messages.OPEN, task.cohort)

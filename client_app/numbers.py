@@ -25,6 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Numbers = Mapping[str, FloatArray]
 
+MOST_ITERATIONS = 10_000  # earlier iterations that a request for terms may name: each is looked up
 OWN_DECIMALS = 2
 """Decimals of an own score that leaves a deployed node: the share of one question in a mean over many is smaller."""
 
@@ -155,14 +156,17 @@ def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
     config, request = group.party.config, ScoreRequest.of(ask)
     rule, reference = ask.setting("rule", str), ask.setting("reference", float)
     completed = ask.setting("completed", (str,))
+    format_J = ask.array("format", np.float64, axes=1)
     usual = (request.metrics, request.sides) == ((config.reward_metric,), (asks.TARGET_SIDE,))
-    if not usual or rule not in config.rules:
+    # Rewards are cut to [0, 1], so sums of format scores outside would bend at each group's reward.
+    fits = ((format_J >= 0) & (format_J <= 1)).all() and len(completed) < MOST_ITERATIONS
+    if not usual or not fits or rule not in config.rules:
         raise Refused(refusals.BAD_REQUEST)
     rule_sums.check_rule(rule, config.appa)
     reward_J = _scored(group, request, asks.TARGET_SIDE)[config.reward_metric]
     (training_J,) = rewards.training_reward(
         reward_J[None],
-        ask.array("format", np.float64, axes=1),
+        format_J,
         ask.array("parsed", np.bool_, axes=1),
         alignment_weight=config.appa.alignment_weight,
     )
@@ -187,7 +191,7 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """The group's score of an evaluation: the mean over questions of their answers' mean reward.
 
     The score of a single question would tell the group's answer to the question. So there must be readable answers to
-    as many questions as the owner's policy asks for, and every question counts once.
+    as many questions as the owner's policy asks for, which the group has answered too, and every question counts once.
     """
     request, party = ScoreRequest.of(ask), group.party
     numbers = {}
@@ -195,7 +199,9 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
         for metric, reward_J in score(request, group.side(side, request.draw), party.public.option_QK).items():
             known_J = ~np.isnan(reward_J)
             answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
-            readable_J = known_J & ~np.isnan(answer_JK).any(axis=1)
+            # A question that the group has not answered may be a copy of another one, made by the server.
+            answered_J = ~np.isnan(group.truth_QK[request.question_J]).any(axis=1)
+            readable_J = known_J & answered_J & ~np.isnan(answer_JK).any(axis=1)
             numbers[f"{metric} {side}"] = np.zeros(2)
             if _may_give_own_score(group, request.question_J[readable_J], task):
                 questions = np.unique(request.question_J[known_J])

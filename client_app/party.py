@@ -19,7 +19,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.asks import Catalogue, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import Member
 from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_key, read_file, read_roster
@@ -141,15 +141,18 @@ class Party:
         """Open the facts of secure sums that the node must not lose, in its ledger, for one transaction."""
         return nullcontext(self.memory) if self.ledger is None else self.ledger.facts()
 
-    def member(self) -> Member:
+    def member(self, task: Task) -> Member:
         """The node's group as a member of the roster in the file beside its data, which its owner must have pinned.
 
         Raises:
-            Refused: no roster is pinned.
+            Refused: no roster is pinned, or an earlier task of this Flower run named another run: by many names a
+                server could get around the limits of a run.
             UserError: the roster or the private key cannot be used, or the roster is not the pinned one.
         """
         if not self.policy.roster:
             raise Refused(refusals.NO_ROSTER)
+        if self.memory.setdefault("run of sums", task.run.encode()) != task.run.encode():
+            raise Refused(refusals.BAD_REQUEST)
         data = Path(str(self.node["data"]))
         path, key = data.with_name(ROSTER_FILE), own_key(data.with_suffix(KEY_SUFFIX))
         roster = read_roster(read_file(path), source=str(path))

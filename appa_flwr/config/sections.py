@@ -147,7 +147,7 @@ class PluralLLMSection(Section):
     num_context_questions: int = key(512, "most of a group's answers that a prediction uses as context", ge=1)
     checkpoint: LocalPath = key("", "weights of an earlier run, instead of pretraining; empty = pretrain")
     rounds: int = key(16, "rounds of federated pretraining", ge=0)
-    local_steps: int = key(24, "optimizer steps of each group in a round", ge=1)
+    local_steps: int = key(24, "optimizer steps of each group in a round", ge=1, le=10_000)
     learning_rate: float = key(0.03, "learning rate of Adam, in each group", gt=0)
 
     @property

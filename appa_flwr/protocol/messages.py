@@ -32,7 +32,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
 from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, Task, typed
-from appa_flwr.survey.types import Question
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 
 HELLO, CATALOGUE, TARGETS, ASK, OPEN = (f"query.{name}" for name in ("hello", "catalogue", "targets", "ask", "open"))
 MESSAGES = (HELLO, CATALOGUE, TARGETS, ASK, OPEN)
@@ -99,8 +99,8 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         if len({question.question_id for question in questions}) < len(questions):
             raise ValueError("a question appears twice")
         size_Q = np.array([len(question.options) for question in questions])
-        if size_Q.max() > embedding_QKE.shape[1]:
-            raise ValueError("a question has more options than the embedding")
+        if not MIN_OPTIONS <= size_Q.min() <= size_Q.max() <= embedding_QKE.shape[1] <= MAX_OPTIONS:
+            raise ValueError("a question or the embedding has too few or too many options")
         option_QK = np.arange(embedding_QKE.shape[1]) < size_Q[:, None]
         if (train_Q & unanswered_Q).any():
             raise ValueError("a training question is marked as unanswered")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ArrayRecord, RecordDict
 
 from appa_flwr.core.errors import UserError
@@ -30,6 +31,7 @@ OPENINGS = 2
 """How often at most a group is asked to open a sum."""
 
 ROUNDING = 1e-9
+SUM_TOLERANCE = 1e-4  # by which the shares of a vote may miss the sum 1: predictions are computed in float32
 """Rounding error of a masked number, relative to its largest size."""
 
 log = logging.getLogger("appa.server")
@@ -110,6 +112,7 @@ class Groups(Members):
 
     def _rows(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
         """Ask for every group's numbers; a group with faulty numbers counts as missing."""
+        assert self._catalogue is not None
         content = messages.pack_ask(ask, Task(self.config.run_name, request=asks.request_digest(ask, world)))
         contents = dict.fromkeys(self._hosts().values(), content)
         replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=(np.float64, 2))
@@ -119,7 +122,7 @@ class Groups(Members):
             assert reply.numbers is not None
             for place, name in self._own(node, reply):
                 row_of[name] = reply.numbers[place]
-                reasons[name] = _fault(ask, row_of[name], numbers)
+                reasons[name] = _fault(ask, row_of[name], numbers, self._catalogue.option_QK)
         _warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
         self._require(row_of, f"give {ask.kind}")
@@ -178,13 +181,20 @@ def _warn_missing(reasons: Mapping[str, str]) -> None:
         log.warning(f"{some} as missing: %s", listed(names), plain(reason))
 
 
-def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number]) -> str | None:
+def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK: npt.NDArray[np.bool_]) -> str | None:
     """Fault in a group's row; None if the row can be used."""
     try:
         own = asks.split(row_N, numbers)
         asks.flatten(own, numbers)
     except ValueError as error:
         return str(error)
+    if ask.kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
+        vote_QK, size_Q = own["votes"], option_QK.sum(1)
+        shares_Q = np.isclose(vote_QK.sum(1), 1.0, atol=SUM_TOLERANCE)
+        places_QK = np.arange(option_QK.shape[1], 0, -1) - (option_QK.shape[1] - size_Q)[:, None]
+        ranks_Q = (-np.sort(-vote_QK) == np.maximum(places_QK, 0)).all(1)
+        fits = (ranks_Q.all() and ask.kind == asks.VOTES) or shares_Q.all()
+        return None if fits and not vote_QK[~option_QK].any() else "votes that are neither shares nor ranks"
     if ask.kind != asks.REWARDS:
         return None
     request = ScoreRequest.of(ask)

@@ -15,6 +15,7 @@ from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.secure import masks, rule_sums
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
 from appa_flwr.survey.generate import generate
+from client_app.numbers import MOST_ITERATIONS
 
 SURVEY = generate(num_questions=60, num_groups=5, seed=3)
 EVERYBODY = SURVEY.groups
@@ -156,7 +157,22 @@ def test_a_temperature_under_the_owners_is_refused(tmp_path):
 
 def test_another_rule_metric_or_side_is_no_term(tmp_path):
     circle = Circle(tmp_path)
-    for change in ({"rule": "alpha"}, {"metrics": ["cosine"]}, {"sides": ["truth"]}):
+    too_long = {"completed": ["00"] * MOST_ITERATIONS}
+    for change in ({"rule": "alpha"}, {"metrics": ["cosine"]}, {"sides": ["truth"]}, too_long):
         asked = circle.terms(0.0)
         asked.settings.update(change)
         assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == refusals.BAD_REQUEST
+    for wrong in (-0.01, 1.01, np.nan):  # sums of cut rewards would bend at each group's reward
+        asked = circle.terms(0.0)
+        asked.arrays["format"][3] = wrong
+        assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == refusals.BAD_REQUEST
+
+
+def test_a_run_has_one_name(tmp_path):
+    """Under a second one the limits on cohorts and references would begin anew."""
+    circle = Circle(tmp_path, owner_policy=f"{FEW}\ncohort-changes = 0\nleast-cohort = 3")
+    asked = [uniform_request(circle.catalogue, draw=0).ask(asks.REWARDS, more=n) for n in range(2)]
+    circle.sums(asked[0])
+    for run, why in (("run", refusals.CHANGES), ("another", refusals.BAD_REQUEST)):
+        assert circle.mask(asked[1], circle.task(asked[1], EVERYBODY[1:], run=run), EVERYBODY[1]) == why
+    assert circle.open(circle.task(asked[0], run="another"), EVERYBODY[1]) == refusals.BAD_REQUEST

@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import ScoreRequest
+from server_app.federation import groups as groups_module
 from server_app.federation.ask import TooFew
 
 TRUTH_KEY = ("js", asks.TRUTH_SIDE)
@@ -138,3 +139,23 @@ def test_the_same_request_is_asked_once(tmp_path):
         path.write_bytes(b"x")
     with pytest.raises(UserError, match=r"answers/\w+\.npz: cannot be read"):
         groups.ask(REQUEST.ask(asks.REWARDS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "fits"),
+    [
+        (asks.VOTES, [1, 0, 0], True),
+        (asks.VOTES, [3, 2, 1], True),
+        (asks.VOTES, [0, 0, 3], False),  # as many as three groups
+        (asks.PREDICTIONS, [0.2, 0.3, 0.5], True),
+        (asks.PREDICTIONS, [3, 2, 1], False),
+        (asks.ANSWERS, [0.2, 0.3, 0.6], False),
+    ],
+)
+def test_no_group_has_more_than_one_vote(kind, row, fits):
+    ask, option_QK = asks.Ask(kind), CATALOGUE.option_QK
+    vote_QK = np.zeros(option_QK.shape)
+    for q, size in enumerate(option_QK.sum(1)):
+        vote_QK[q, :size] = (row if size == 3 else np.eye(size)[0] if sum(row) < 2 else range(size, 0, -1))[:size]
+    reason = groups_module._fault(ask, vote_QK.ravel(), asks.numbers_of(ask, CATALOGUE), option_QK)
+    assert (reason is None) == fits

@@ -18,7 +18,7 @@ from appa_flwr.secure import masks
 from appa_flwr.secure.roster import own_key, public_key, read_roster, roster_file
 from server_app.federation import grid as grids
 from server_app.federation.ask import LostSum, TooFew
-from server_app.federation.members import MOST_ROUNDS
+from server_app.federation.members import MOST_AHEAD
 
 NAMES = ("A", "B", "C", "D")
 SHARE = {name: np.full((3, 3), share) for name, share in zip(NAMES, (0.1, 0.2, 0.4, 0.8), strict=True)}
@@ -171,7 +171,7 @@ def test_a_sum_that_no_groups_can_have_is_none(parties, monkeypatch):
 
 
 def test_a_group_that_leaves_no_room_for_rounds_takes_no_part(parties, warnings):
-    for last, names in ((MOST_ROUNDS, NAMES[1:]), (MOST_ROUNDS - 1, NAMES)):
+    for last, names in ((2**62, NAMES[1:]), (MOST_AHEAD, NAMES)):
         parties[0].facts[masks.fact("round", "run")] = str(last).encode()
         groups = met(parties)
         assert groups.present == names

@@ -191,7 +191,7 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     """The group's score of an evaluation: the mean over questions of their answers' mean reward.
 
     The score of a single question would tell the group's answer to the question. So there must be readable answers to
-    as many questions as the owner's policy asks for, which the group has answered too, and every question counts once.
+    as many questions as the owner's policy asks for, and every question counts once.
     """
     request, party = ScoreRequest.of(ask), group.party
     numbers = {}
@@ -199,9 +199,7 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
         for metric, reward_J in score(request, group.side(side, request.draw), party.public.option_QK).items():
             known_J = ~np.isnan(reward_J)
             answer_JK = np.where(party.public.option_QK[request.question_J], request.prediction_JK, 0.0)
-            # A question that the group has not answered may be a copy of another one, made by the server.
-            answered_J = ~np.isnan(group.truth_QK[request.question_J]).any(axis=1)
-            readable_J = known_J & answered_J & ~np.isnan(answer_JK).any(axis=1)
+            readable_J = known_J & ~np.isnan(answer_JK).any(axis=1)
             numbers[f"{metric} {side}"] = np.zeros(2)
             if _may_give_own_score(group, request.question_J[readable_J], task):
                 questions = np.unique(request.question_J[known_J])

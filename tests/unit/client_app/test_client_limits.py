@@ -230,15 +230,6 @@ def test_an_own_score_is_a_mean_over_questions_that_can_be_read(tmp_path):
     assert single == [round(float(expected), 2), 1.0]
 
 
-def test_questions_that_the_group_has_not_answered_are_none_of_an_own_score(tmp_path):
-    """They may be copies of one question, made by the server."""
-    node = Owned(tmp_path, "least-answers = 3").ready(training=20, held_out=10)
-    foreign = [q for q in range(len(node.catalogue.questions)) if np.isnan(node.truth(GROUP)[q]).any()][:2]
-    answers = shares(node, [1.0], [1.0], [1.0], [1.0])
-    assert own_score(node, answers, [0, 1, *foreign]) == [0.0, 0.0]
-    assert own_score(node, answers, [0, 1, 2, foreign[0]])[1] == 1.0
-
-
 @pytest.mark.parametrize(("limit", "given"), [(3, [1.0, 1.0, 0.0]), (0, [0.0, 0.0, 0.0])])
 def test_own_scores_end_with_the_allowance(limit, given, tmp_path):
     node = Owned(tmp_path, f"least-answers = 3\nown-score = {limit}").ready(training=20, held_out=10)

@@ -21,7 +21,7 @@ from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Catalogue, Task
 from appa_flwr.protocol.refusals import Refused
-from appa_flwr.secure.masks import Member
+from appa_flwr.secure.masks import Member, fact
 from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_key, read_file, read_roster
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
@@ -151,8 +151,9 @@ class Party:
         """
         if not self.policy.roster:
             raise Refused(refusals.NO_ROSTER)
-        if self.memory.setdefault("run of sums", task.run.encode()) != task.run.encode():
-            raise Refused(refusals.BAD_REQUEST)
+        with self.facts() as facts:
+            if facts.setdefault(fact("name", self.run_id), task.run.encode()) != task.run.encode():
+                raise Refused(refusals.BAD_REQUEST)
         data = Path(str(self.node["data"]))
         path, key = data.with_name(ROSTER_FILE), own_key(data.with_suffix(KEY_SUFFIX))
         roster = read_roster(read_file(path), source=str(path))

@@ -196,7 +196,9 @@ class SFTSection(Section):
 class PPOSection(Section):
     """[ppo]: rollouts, and the update of the policy and the value model."""
 
-    num_iterations: int = key(30, "PPO iterations; 0 = five passes over the training questions (PPO table)", ge=0)
+    num_iterations: int = key(
+        30, "PPO iterations; 0 = five passes over the training questions (PPO table)", ge=0, le=10_000
+    )
     batch_size: int = key(384, "answers sampled in an iteration (PPO table: 96)", ge=1)
     answers_per_question: int = key(8, "answers sampled for each question", ge=1)
     response_length: int = key(60, "most tokens of an answer (PPO table)", ge=1)

@@ -198,7 +198,7 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
         UserError: a run has no policy scored by survey answers or cannot be read; or their surveys or metrics differ.
     """
     runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
-    if len(runs) < len(folders):
+    if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError(f"{', '.join(map(str, folders))}: name a run twice; each run can be compared once")
     first = next(iter(runs.values()))
     scored: list[pd.DataFrame] = []

@@ -108,7 +108,7 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "Without scores", ", ".join(lost)
     rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == PREDICTIONS)]
     scores = rows.set_index("method").filter(regex=f"^{GROUP}").dropna(axis=1, how="all")
-    for method, score_G in scores.iterrows():
+    for method, score_G in scores.iterrows() if run.config.run.sums == "plain" else ():
         if away := [name.removeprefix(GROUP) for name in score_G.index[score_G.isna()]]:
             yield f"{frames.method_name(str(method))} not scored by", ", ".join(away)
     if not run.iterations.empty:

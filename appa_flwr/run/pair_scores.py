@@ -54,7 +54,7 @@ def read(folder: Path) -> pd.DataFrame:
     """Read the scores of a run's folder; an empty table if it has no file.
 
     Raises:
-        UserError: the file cannot be read or has other columns.
+        UserError: the file cannot be read, or has other columns, a reward outside 0 to 1, or two rewards of one pair.
     """
     path = folder / SCORES_FILE
     if not path.exists():

@@ -8,7 +8,7 @@ import math
 import re
 import tomllib
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Final, Literal
 
@@ -112,10 +112,8 @@ class Missing:
                 return True
         return False
 
-    def check_used(self, source: str, columns: Collection[str]) -> list[str]:
-        """List the codes that no option had; raises `UserError` if a listed column does not exist."""
-        for name in sorted(self._by_column.keys() - {"", *columns}):
-            raise UserError(f"{source}: data.missing names {name!r}, but no column or question has this name")
+    def unused(self) -> list[str]:
+        """List the codes that no option had, perhaps since the column does not exist."""
         return [f"{column}={code}" if column else code for column, code in sorted(self._unused) if code != NONE]
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:

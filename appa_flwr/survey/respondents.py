@@ -8,7 +8,7 @@ Axis letters: K answer options, R respondents, G groups of one attribute.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +51,8 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
     frame.require(*group_by, *({weight} - {"", _UNWEIGHTED}))
     weight_R, weights = _weights(frame, group_by, weight)
     groups = {name: _groups(frame, name, missing) for name in group_by}
+    if not any(names for _, names in groups.values()):
+        raise UserError(f"{frame.source}: no respondent has a group in {', '.join(group_by)}")
     raws: list[RawAnswer] = []
     frame.notes.add(f"one row a respondent, {len(frame.cells)} of them")
     for name in frame.cells.columns:
@@ -58,12 +60,17 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
         if name in (*group_by, *weights) or not column.is_question:
             continue
         text_R = _texts(frame, name)
-        labels = {code: column.label(code) for code in _codes(column, text_R)}
+
+        def is_answer(code: str, name: str = name, column: Column = column) -> bool:
+            return missing.kind(name, code, column.label(code)) == "answer"
+
+        labels = {code: column.label(code) for code in _codes(column, text_R, is_answer)}
+        answers = [*filter(is_answer, labels)]
         if column.options and (unlisted := sum(text not in ("", *labels) for text in text_R)):
             frame.notes.add("answers left out that the source does not list", f"{unlisted} of {name}")
-        if not column.options and [*labels] == [*labels.values()] and None in _leading(column, labels).values():
+        if not column.options and [*labels] == [*labels.values()] and None in map(_leading, answers):
             frame.notes.add("answers without codes stand in the order of the alphabet, which is not that of a scale")
-        scale = _scale(column, [*labels])
+        scale = _scale(column, [*labels], answers)
         question = RawAnswer(1, name, column.text or name, tuple(labels.values()), codes=tuple(labels), ordinal=scale)
         raws += [*_counted(question, text_R, weight_R, groups)] or [question]
     return raws
@@ -72,7 +79,8 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
 def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatArray, list[str]]:
     """Read each respondent's weight (R,) and name the weight columns; drops respondents with an unusable weight."""
     named = (name for name in frame.cells.columns if _WEIGHT.fullmatch(name) and name not in group_by)
-    named = (name for name in named if not frame.codebook[name].labels)
+    # A label of one code, such as "no weight", leaves the column a weight; labels of all codes make it a question.
+    named = (name for name in named if not {*_texts(frame, name)} - {""} <= frame.codebook[name].labels.keys())
     candidates = [name for name in named if np.isfinite(_numbers(frame, name)).mean() > 0.5]
     if not weight and len(candidates) > 1:
         raise UserError(
@@ -83,6 +91,13 @@ def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatA
     if chosen in ("", _UNWEIGHTED):
         frame.notes.add(f"every respondent counts once, {'as data.weight says' if chosen else 'for want of a weight'}")
         return np.ones(len(frame.cells)), candidates
+    commas = [cell.strip() for cell in frame.cells[chosen] if isinstance(cell, str) and "," in cell]
+    if commas and all(map(_AMBIGUOUS.fullmatch, commas)):
+        first = commas[0]
+        raise UserError(
+            f"{frame.source}: column {chosen}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}; "
+            "write numbers without separators of thousands, and with a decimal point"
+        )
     weight_R = _numbers(frame, chosen)
     frame.weight = chosen
     frame.notes.add(f"weighted by {chosen}" + ("" if weight else ", the only column that looks like it"))
@@ -95,18 +110,11 @@ def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatA
 
 
 def _numbers(frame: Frame, column: str) -> FloatArray:
-    """A column's numbers >= 0 (R,), NaN elsewhere; raises UserError if commas may stand for thousands or decimals."""
+    """A column's numbers >= 0 (R,), NaN elsewhere."""
     import pandas as pd
 
-    cells = frame.cells[column].astype(str)
-    commas = cells[cells.str.contains(",")]
-    if len(commas) and commas.str.fullmatch(_AMBIGUOUS).all():
-        first = commas.iloc[0]
-        raise UserError(
-            f"{frame.source}: column {column}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}; "
-            "write numbers without separators of thousands, and with a decimal point"
-        )
-    values: FloatArray = pd.to_numeric(cells.str.replace(",", "."), errors="coerce").to_numpy(dtype=np.float64)
+    cells = frame.cells[column].astype(str).str.replace(",", ".")
+    values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
@@ -147,15 +155,13 @@ def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequen
     for code, group in names.items():
         names[code] = spelling.setdefault(same(group), group)
         frame.notes.add_spelling(group, names[code])
-    if not names:
-        raise UserError(f"{frame.source}: column {name} names no group")
     group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
     if len(groups) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {name} has {len(groups)} groups; at most {MAX_GROUPS} can be")
     return group_R, [*groups]
 
 
-def _codes(column: Column, text_R: Texts) -> list[str]:
+def _codes(column: Column, text_R: Texts, is_answer: Callable[[str], bool]) -> list[str]:
     """List the codes of a question's options; empty if there are too many, as in a column of respondent numbers.
 
     If the source does not list the options, codes come in the order of the numbers with which all answers begin, as
@@ -167,24 +173,22 @@ def _codes(column: Column, text_R: Texts) -> list[str]:
     used = {*text_R} - {""}
     if len(used) > 2 * MAX_OPTIONS:
         return []
-    used |= {code for code, label in column.labels.items() if kind_of(label) == "answer"}
-    leading = _leading(column, used)
+    used |= {*filter(is_answer, column.labels)}
+    leading = {code: _leading(code) for code in filter(is_answer, used)}
     numbers = {code: number(code) for code in used} | ({} if None in leading.values() else leading)
     last = math.inf
     return sorted(used, key=lambda code: (code not in leading, last if numbers[code] is None else numbers[code], code))
 
 
-def _leading(column: Column, codes: Iterable[str]) -> dict[str, float | None]:
-    """The number with which the code of each answer begins; None if it begins otherwise."""
-    answers = [code for code in codes if kind_of(column.label(code)) == "answer"]
-    return {code: float(match[1]) if (match := _LEADING.match(code)) else None for code in answers}
+def _leading(code: str) -> float | None:
+    """The number with which a code begins; None if it begins otherwise."""
+    return float(match[1]) if (match := _LEADING.match(code)) else None
 
 
-def _scale(column: Column, codes: Sequence[str]) -> tuple[float | None, ...] | None:
+def _scale(column: Column, codes: Sequence[str], answers: Sequence[str]) -> tuple[float | None, ...] | None:
     """Scale positions, if the source lists them, marks the column as ordered, or labels the ends of its numbers."""
     if column.options:
         return tuple(column.options.values())
-    answers = [code for code in codes if kind_of(column.label(code)) == "answer"]
     places = {code: value for code in answers if (value := number(code)) is not None}
     if not column.labels or len(places) < len(answers):
         return None

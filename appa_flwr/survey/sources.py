@@ -162,7 +162,7 @@ def _settle(
     read = {key: _ReadQuestion(mine, data, missing, notes) for key, mine in rows.items()}
     asked = {key: question.left for key, question in read.items() if not question.problem}
     missing.check(source, {key: read[key].labels for key in asked})
-    if unused := missing.check_used(source, {*rows, *frame.cells.columns}):
+    if unused := missing.unused():
         notes.add("data.missing lists codes that no answer has", *unused)
     # A file of public questions only, as on the server of a deployment, has no groups, whatever `groups` names.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -154,19 +154,21 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
-    commas = [_SPACE.sub("", cell) for cell in frame.cells[measure] if isinstance(cell, str) and "," in cell]
-    decimal_comma = not all(_THOUSANDS.fullmatch(cell.strip(" %")) for cell in commas)
+    beside = next((name for name in ("count", "n") if name in frame.cells.columns), measure)
+    comma = {name: _has_decimal_comma(frame, name) for name in (measure, beside)}
     questions: defaultdict[str, list[RawAnswer]] = defaultdict(list)
     for raw, cells in _rows(frame):
         try:
             raw = raw._replace(group=_group(cells))
-            number = _number(cells, measure, UNITS[measure], decimal_comma=decimal_comma)
+            number = _number(cells, measure, UNITS[measure], decimal_comma=comma[measure])
             place = _number(cells, "ordinal", unit=1.0, least=-math.inf)
             if number is None:
                 raise Unusable(f"{measure}: empty")
             raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=(place,))
-            people = number if measure == "count" else _number(cells, "count", decimal_comma=decimal_comma)
-            raw = raw._replace(n=_number(cells, "n"), people=() if people is None else (people,))
+            if beside in ("count", "n"):
+                with suppress(Unusable):  # then their number is unknown
+                    people = _number(cells, beside, decimal_comma=comma[beside])
+                    raw = raw._replace(people=() if people is None else (people,))
         except Unusable as error:
             raw = raw._replace(problem=str(error))
         if not raw.group:
@@ -176,15 +178,21 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
         if same(raw.group) in _TOTALS:
             frame.notes.add("counts as a group, whatever its name", raw.group)
     for raws in questions.values():
-        yield from _joined(raws, measure, frame.notes)
+        yield from _joined(raws, measure, frame.notes, is_total=beside == "n")
 
 
-def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[RawAnswer]:
+def _has_decimal_comma(frame: Frame, column: str) -> bool:
+    commas = [_SPACE.sub("", cell) for cell in frame.cells[column] if isinstance(cell, str) and "," in cell]
+    return not all(_THOUSANDS.fullmatch(cell.strip(" %")) for cell in commas)
+
+
+def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
     """Join one question's rows, one per option, into each group's answer; options without a row have share 0.
 
     Two spellings of an option are added up. One spelling with two different numbers makes the group's answer unusable.
     An option with the name of a total is left out if it equals the sum of the other options in every group. Options
-    that are all numbers stand in their order.
+    that are all numbers stand in their order. With `is_total`, a number of people that is the same in all rows of a
+    group is that of the group, not of the option.
     """
     firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
     answers: dict[str, RawAnswer] = {}  # group -> its first row
@@ -220,8 +228,17 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes) -> Iterator[R
             options=tuple(first.options[0] for first in firsts.values()),
             shares=[number / total for number in number_K],
             ordinal=places,
-            people=[counted[group].get(option, 0.0) for option in firsts] if counted[group] else (),
+            **_people(counted[group], firsts, num_rows=len(numbers[group]), is_total=is_total),
         )
+
+
+def _people(counted: Mapping[str, float], options: Collection[str], *, num_rows: int, is_total: bool) -> dict[str, Any]:
+    """The fields of a raw answer that hold its numbers of people; unknown unless each option with a row has one."""
+    if not counted or len(counted) < num_rows:
+        return {"people": ()}
+    if is_total and len({*counted.values()}) == 1:
+        return {"people": (), "n": next(iter(counted.values()))}
+    return {"people": [counted.get(option, 0.0) for option in options]}
 
 
 def _is_sum(total: float, others: float) -> bool:

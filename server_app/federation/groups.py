@@ -30,8 +30,8 @@ CHECKPOINT_EVERY = 10
 OPENINGS = 2
 """How often at most a group is asked to open a sum."""
 
-ROUNDING = 1e-9
 SUM_TOLERANCE = 1e-4  # by which the shares of a vote may miss the sum 1: predictions are computed in float32
+ROUNDING = 1e-9
 """Rounding error of a masked number, relative to its largest size."""
 
 log = logging.getLogger("appa.server")

@@ -29,6 +29,7 @@ JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every th
 MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
 MOST_NAMES = 1000  # most groups in a reply of a deployed node, which hosts one group
 MOST_AHEAD = 1_000_000  # rounds by which a group may be ahead of all others; more would leave none for later rounds
+MOST_ROUNDS = 1 << 40  # rounds of a group that is greeted alone
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     messages.HELLO: {"roster": str, "round": int},
@@ -185,13 +186,14 @@ class Members:
         groups_of = {}
         replies = self._send(messages.HELLO, dict.fromkeys(keyed, hello), timeout=timeout)
         second = sorted([0, self._round, *(reply.fields["round"] for reply in replies.values())])[-2]
+        most = second + MOST_AHEAD if len(replies) > 1 else MOST_ROUNDS
         for node, reply in replies.items():
             known, last_round, allowed = self._nodes[node], reply.fields["round"], keyed[node]
             known.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
             known.roster, groups_of[node] = reply.fields["roster"], known.groups
             if strange := sorted(set(reply.groups) - set(known.groups)):
                 log.warning("node %s speaks for %s without its key; that claim is ignored", node, listed(strange))
-            if last_round > second + MOST_AHEAD:
+            if last_round > most:
                 log.warning("node %s reports an impossible number of masked rounds; the node is left out", node)
                 groups_of[node] = ()
             elif self._roster and known.roster != self._roster:

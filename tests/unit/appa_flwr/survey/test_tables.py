@@ -186,6 +186,12 @@ def test_numbers_of_people_beside_percentages_are_read(tmp_path):
     survey = read_survey(tidy(tmp_path / "x.csv", "percent,count", *lines))
     assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [3.0], "B": [400.0]}
     assert read_survey(tidy(tmp_path / "x.csv", "percent,count", *lines), min_respondents=50).groups == ("B",)
+    german = ('Q?,A,Yes,"66,7",1.024', 'Q?,A,No,"33,3",<5', 'Q?,B,Yes,"50,0",200', 'Q?,B,No,"50,0",200')
+    survey = read_survey(tidy(tmp_path / "x.csv", "percent,count", *german))
+    assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [], "B": [400.0]}
+    by_option = ("Q?,A,Yes,90,90", "Q?,A,No,10,10", "Q?,B,Yes,10,10", "Q?,B,No,90,90")  # as dplyr's count() writes
+    survey = read_survey(tidy(tmp_path / "x.csv", "percent,n", *by_option))
+    assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [100.0], "B": [100.0]}
     lines = ("Q?,A,Yes,66.7,3", "Q?,A,No,33.3,3", "Q?,B,Yes,50,400", "Q?,B,No,50,400")
     assert read_survey(tidy(tmp_path / "x.csv", "percent,n", *lines), min_respondents=50).groups == ("B",)
 

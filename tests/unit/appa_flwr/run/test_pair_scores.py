@@ -61,6 +61,7 @@ def test_two_methods_side_by_side_where_both_have_a_number():
         (pd.DataFrame({"method": ["ppo"]}), ".* method, metric, against"),
         (pd.concat([rows("ppo", [[0.1]], questions=("q1",))] * 2), "has two rewards for the same method"),
         (rows("ppo", [[np.inf]], questions=("q1",)), "has a reward that is not a number from 0 to 1"),
+        (rows("ppo", [[1.001]], questions=("q1",)), "has a reward that is not a number from 0 to 1"),
     ],
 )
 def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path, content, says):

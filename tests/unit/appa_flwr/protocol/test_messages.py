@@ -201,6 +201,8 @@ REQUEST = (messages.unpack_ask, lambda: messages.pack_ask(ANSWERS.ask(asks.REWAR
         (CATALOGUE, "arrays", "train", Array(np.ones(4, dtype=bool))),  # four questions, elsewhere three
         (CATALOGUE, "arrays", "train", Array(np.ones(3))),
         (CATALOGUE, "arrays", "embedding", Array(np.ones((3, 2, 2), dtype=np.float32))),  # two options, elsewhere three
+        # a few bytes for which each group would fill its memory
+        (CATALOGUE, "arrays", "embedding", Array(np.ones((3, 10**6, 0), dtype=np.float32))),
         (CATALOGUE, "arrays", "unanswered", Array(np.ones(3, dtype=bool))),  # of a training question too
         *((CATALOGUE, "head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", ["c"], null]]', "{}")),
         # a sum over them would be one answer's

@@ -22,7 +22,6 @@ from appa_flwr.run.run_files import (
     METRICS,
     POLICY,
     QUESTIONS,
-    SCORES_FILE,
     WEIGHTS_FILE,
     rule_folder,
 )
@@ -62,8 +61,8 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
             for name in _SHARED:
                 if (run.folder.path / name).exists():
                     shutil.copyfile(run.folder.path / name, folder.path / name)
-        scores = pair_scores.read(run.folder.path)  # PPO's are of the other rule
-        pair_scores.replace_rows(folder.path / SCORES_FILE, scores[scores["method"] != PPO])
+        scores = pair_scores.read(run.folder.path)
+        pair_scores.put(folder.path, scores[scores["method"] != PPO])  # PPO's are of the other rule
         yield replace(run, config=config, folder=folder)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, time
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,6 +31,8 @@ EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
 # Pew and the World Values Survey spell these differently, and Pew changed some over the years.
 _ALIASES = {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
 _IMPORT_ID: Final = '{"ImportId"'
+_SURVEYMONKEY: Final = {"response", "open-ended response"}
+_QUOTED: Final = re.compile(r'"[^"]*"')
 
 
 class Unusable(Exception):
@@ -151,6 +154,9 @@ def read_frame(path: str) -> Frame:
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
     frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
+    if frame.cells.iloc[0, 0] in (None, "") and _SURVEYMONKEY & {same(str(cell)) for cell in frame.cells.iloc[0]}:
+        frame.cells = frame.cells.iloc[1:]
+        frame.notes.add("SurveyMonkey's two header rows")
     return frame
 
 
@@ -169,7 +175,7 @@ def _csv(file: Path) -> Frame:
     if first.strip().casefold().startswith("sep="):  # Excel's line with the delimiter
         delimiter, text, skipped = first.strip()[len("sep=") :][:1], rest, 1
     else:
-        delimiter = max(",;\t|", key=first.count)
+        delimiter = max(",;\t|", key=_QUOTED.sub("", first).count)
     # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = next(reader, [])
@@ -251,9 +257,12 @@ def _excel(file: Path) -> Frame:
 
 def _shown(cell: Any, file: Path) -> object:
     value = cell.value
+    if isinstance(value, datetime) and value.time() != time():
+        return str(value)  # the time at which a form was sent, which Excel makes of no answer
     if isinstance(value, date | time):
         raise UserError(
-            f'{file}: cell {cell.coordinate} holds a date ({value}); Excel makes one of "2-1" unless the column is text'
+            f'{file}: cell {cell.coordinate} holds a date ({value}); Excel makes one of "2-1": make the column text, '
+            "or delete a column of dates"
         )
     if isinstance(value, float | int) and not isinstance(value, bool) and "%" in str(cell.number_format):
         return f"{100 * value:.12g} %"

@@ -36,7 +36,7 @@ _SPACE: Final = re.compile(r"(?<=\d)[ '\u2019\u00a0\u202f\u2009](?=\d{3}(?!\d))"
 
 def is_table(frame: Frame) -> bool:
     """True if a file has one of this module's layouts, not one row per respondent."""
-    columns = {*frame.cells.columns}
+    columns = {*frame.cells.columns.str.lower()}
     return bool(columns & {"distribution", "selections", "options"} or {"option", "question"} <= columns)
 
 
@@ -46,6 +46,8 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
     Raises:
         UserError: a column is missing.
     """
+    if (lower := frame.cells.columns.str.lower()).is_unique:
+        frame.cells.columns = lower
     columns = {*frame.cells.columns}
     if "option" in columns and not columns & {"options", "distribution", "selections"}:
         return [*_one_row_an_option(frame)]

@@ -211,3 +211,22 @@ def test_codes_of_data_missing_that_no_answer_has_are_said(tmp_path):
     assert survey.questions[0].options == ("2", "3", "5")
     assert "data.missing lists codes that no answer has: 4-5" in notes(survey)
     assert "that no answer has: pol=5" in notes(read_survey(path, group_by="g", missing="pol=5"))
+
+
+def test_the_second_header_row_of_surveymonkey_is_no_respondent(tmp_path):
+    header = '"Respondent ID","Country","Tax, or no tax"\n"","Response","Response"\n'
+    people = "".join(f'"{i}","{group}","{answer}"\n' for i, (group, answer) in enumerate([("A", "Yes"), ("A", "No")]))
+    survey = read_survey(csv(tmp_path / "x.csv", header + people), group_by="Country")
+    assert (survey.groups, shares(survey, "A", "Tax, or no tax")) == (("A",), {"No": 0.5, "Yes": 0.5})
+
+
+def test_tabs_between_headers_with_commas(tmp_path):
+    text = '"Country"\t"Tax, or no tax, or both"\n' + "A\tYes\nA\tNo\n"
+    assert shares(read_survey(csv(tmp_path / "x.txt", text), group_by="Country"), "A", "Tax, or no tax, or both")
+
+
+def test_the_time_at_which_a_form_was_sent_is_no_answer(tmp_path):
+    sent = pd.to_datetime(["2026-01-02 10:30:00", "2026-01-02 11:00:05"])
+    pd.DataFrame({"Timestamp": sent, "Country": ["A", "A"], "Tax": [1, 2]}).to_excel(tmp_path / "x.xlsx", index=False)
+    survey = read_survey(tmp_path / "x.xlsx", group_by="Country")
+    assert shares(survey, "A", "Tax") == {"1": 0.5, "2": 0.5}

@@ -207,3 +207,12 @@ def test_numbers_as_options_stand_in_their_order(tmp_path):
     lines = [f"Q?,{group},{option},1" for group, options in (("A", (1, 3, 10)), ("B", (2, 3, 1))) for option in options]
     (question,) = read_survey(tidy(tmp_path / "x.csv", "count", *lines)).questions
     assert question.options == ("1", "2", "3", "10")
+
+
+def test_columns_in_capitals(tmp_path):
+    tidy(tmp_path / "x.csv", "count", "Q?,A,Yes,30", "Q?,A,No,10")
+    lines = (tmp_path / "x.csv").read_text().splitlines()
+    (tmp_path / "x.csv").write_text("\n".join([lines[0].title(), *lines[1:]]))
+    survey = read_survey(tmp_path / "x.csv")
+    assert only(survey, "A") == [0.75, 0.25]
+    assert [*survey.respondents["A"].values()] == [40.0]

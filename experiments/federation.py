@@ -88,8 +88,8 @@ class Deployed:
         owner.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in policy.items()))
         self._node_configs = [{"group": name, "data": str(files[name]), "policy": str(owner)} for name in self._names]
 
-    def begin(self, questions: Sequence[Question], *, held_out: int, weights: ArrayRecord) -> None:
-        """Begin a run with these weights of PluralLLM; the first `held_out` questions are held out.
+    def begin(self, public: Catalogue, weights: ArrayRecord) -> None:
+        """Begin a run with this catalogue and these weights of PluralLLM.
 
         Raises:
             UserError: the groups refuse to take part.
@@ -100,7 +100,7 @@ class Deployed:
             node: Context(self._run, node, {**own}, RecordDict(), {**config.flat()})
             for node, own in enumerate(self._node_configs)
         }
-        self.public = catalogue(questions, held_out=held_out)
+        self.public = public
         self.groups = Groups(LocalGrid(self._contexts, self._reply), config)
         self.groups.gather(self._names, patience=0.0)
         self.groups.send_catalogue(self.public)

@@ -82,3 +82,26 @@ def by_steps(answer_SNK: FloatArray, step_SP: FloatArray, step_P: FloatArray, *,
     answer_M = Ridge(ridge).fit(mean_SP / size, answer_SM).predict(step_P[None] / size)[0]
     answer_NK = np.maximum(answer_M.reshape(answer_SNK.shape[1:]), 0.0)
     return np.asarray(answer_NK / answer_NK.sum(axis=1, keepdims=True))
+
+
+def by_counts(vote_CM: FloatArray, count_M: FloatArray, groups: int) -> list[int]:
+    """Find the candidates whose votes add up to the observed counts, one per group, each in turn until none improves.
+
+    Args:
+        vote_CM: each candidate's votes, 0 or 1; all have as many.
+        count_M: sum of the groups' votes.
+        groups: number of groups.
+
+    Returns:
+        Candidates of the best of `STARTS` searches.
+    """
+    best: list[int] = []
+    for start in np.random.default_rng(0).integers(len(vote_CM), size=(STARTS, groups)):
+        chosen, before = [*map(int, start)], list[int]()
+        while chosen != before:
+            before = chosen.copy()
+            for g in range(groups):
+                others_M = vote_CM[chosen].sum(axis=0) - vote_CM[chosen[g]]
+                chosen[g] = int((vote_CM @ (count_M - others_M)).argmax())
+        best = min(best or chosen, chosen, key=lambda picked: np.abs(vote_CM[picked].sum(axis=0) - count_M).sum())
+    return best

@@ -33,7 +33,7 @@ from appa_flwr.survey.types import Question, Survey
 from client_app import predictor
 from experiments import entry, likeliest, study
 from experiments.federation import Deployed, catalogue, flower_task
-from pluralllm.data import FloatArray, GroupData
+from pluralllm.data import OPTION_PART, FloatArray, GroupData
 from pluralllm.scores import COUNT, MEASURES, PREDICTOR, summed
 from pluralllm.training import WARM_UP_STEPS, choices
 from server_app.predictor.pretraining import initial_weights
@@ -108,7 +108,7 @@ def by_training(nodes: Nodes, *, rounds: int, steps: int = 16) -> FloatArray:
     settings: dict[str, Scalar] = {"pluralllm.local-steps": steps}
     number, config = len(nodes.asked), Config.load({**nodes.config.flat(), **settings})
     nodes.config, weights = config, _weights(config, 0, {})
-    nodes.begin(_questions(number + 1), held_out=0, weights=weights)  # one more, since a single text has no features
+    nodes.begin(catalogue(_questions(number + 1), held_out=0), weights)  # one more: a single text has no features
     array, rounds_R = {"weights": messages.join_weights(weights)}, WARM_UP_STEPS + 1 + np.arange(rounds)
     replies = [nodes.ask(asks.Ask(asks.UPDATE, array, {"round": int(n)})) for n in rounds_R]
     step_P = np.mean([numbers["step"] / numbers["answers"] for numbers in replies], axis=0)
@@ -130,7 +130,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         weights = _weights(nodes.config, turn, NETWORK_ALONE)
         weight_P = messages.join_weights(weights)
         if turn == 0 or not validates:
-            nodes.begin(nodes.asked, held_out=number, weights=weights)
+            nodes.begin(catalogue(nodes.asked, held_out=number), weights)
         try:
             numbers = nodes.ask(asks.Ask(kind, {"weights": weight_P}, settings))
         except UserError:
@@ -161,7 +161,7 @@ def _corners(nodes: Nodes) -> asks.ScoreRequest:
     """Begin a run with held-out copies of the groups' questions; returns the request to score each option of these."""
     number = len(nodes.asked)
     copies = [replace(question, question_id=f"copy of {question.question_id}") for question in nodes.asked]
-    nodes.begin([*copies, *nodes.asked], held_out=number, weights=_weights(nodes.config, 0, NEAREST_ALONE))
+    nodes.begin(catalogue([*copies, *nodes.asked], held_out=number), _weights(nodes.config, 0, NEAREST_ALONE))
     return asks.ScoreRequest(np.repeat(np.arange(number), OPTIONS), np.tile(np.eye(OPTIONS), (number, 1)), ("cosine",))
 
 
@@ -218,12 +218,55 @@ def by_terms(nodes: Nodes, *, iterations: int = 20) -> FloatArray:
     return _from_corners(1.0 - (1.0 - training_J) / appa.alignment_weight)
 
 
+def by_votes(nodes: Nodes, *, runs: int = 5, copies: int = 200) -> FloatArray:
+    """Attack by votes on copies of the first question; reads the group with the lowest share of the first option.
+
+    The copies' options differ in the length of their features, which changes the network's mean, not the kernel. So the
+    group's prediction of a copy is the copy's mean plus what the group's answer differs from the first question's mean.
+    """
+    random, number, groups = np.random.default_rng(0), len(nodes.asked), len(nodes.answer_GNK)
+    nobody = GroupData("", np.arange(0), np.empty((0, OPTIONS), np.float32))
+    repeated = [replace(nodes.asked[0], question_id=f"copy {n}") for n in range(copies)]
+    answer_CK = random.dirichlet(np.ones(OPTIONS), size=10 * MADE_UP)
+    votes, counts = [], []
+    for run in range(runs):
+        public = catalogue([*nodes.asked, *repeated], held_out=0)
+        public.embedding_QKE[number:, :, OPTION_PART] *= np.exp(random.normal(scale=1.5, size=(copies, OPTIONS, 1)))
+        nodes.begin(public, _weights(nodes.config, run, NEAREST_ALONE))
+        counts += [nodes.ask(asks.Ask(asks.VOTES))["votes"][number:].ravel() * groups]
+        weight_P = messages.join_weights(_weights(nodes.config, run, NETWORK_ALONE))
+        root_QK = np.sqrt(predictor.load(nodes.config, weight_P, public).targets(nobody))
+        root_CNK = (np.sqrt(answer_CK) - root_QK[0])[:, None] + root_QK[number:]
+        votes += [np.eye(OPTIONS)[root_CNK.argmax(axis=-1)].reshape(len(answer_CK), -1)]
+    nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
+    read_G = likeliest.by_counts(np.concatenate(votes, axis=1), np.concatenate(counts), groups)
+    return np.asarray(answer_CK[[min(read_G, key=lambda c: answer_CK[c, 0])]])
+
+
+def by_sums_of_rewards(nodes: Nodes, *, answers: int = 500) -> FloatArray:
+    """Attack by rewards of many answers to one question; reads the group with the lowest share of the first option."""
+    _corners(nodes)
+    prediction_JK = np.random.default_rng(0).dirichlet(np.ones(OPTIONS), size=answers)
+    request = asks.ScoreRequest(np.zeros(answers, dtype=np.int64), prediction_JK, ("js",))
+    groups, reward_J = len(nodes.answer_GNK), nodes.ask(request.ask(asks.REWARDS))["js targets reward"]
+
+    def parts(answer_GK: FloatArray) -> FloatArray:
+        pairs = np.broadcast_arrays(prediction_JK[:, None], answer_GK)
+        return np.asarray(rewards.js(*pairs, np.ones(pairs[0].shape, dtype=bool)) / groups)
+
+    nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
+    read_GK = likeliest.by_sums(parts, reward_J, (groups, OPTIONS), noise=1e-9)
+    return np.asarray(read_GK[[read_GK[:, 0].argmin()]])
+
+
 RANDOM = np.random.default_rng(0).integers(OPTIONS, size=(100, 10))
 ATTACKS: Mapping[str, tuple[int, Attack]] = {
     "training: 50 rounds of 16 steps": (10, partial(by_training, rounds=50)),
     "validation: 50 replies": (10 + TRAINING, partial(by_errors, kind=asks.VALIDATION, number=10, turns=50)),
     "scores of PluralLLM: 20 runs": (10 + TRAINING, partial(by_errors, kind=asks.SCORES, number=10, turns=20)),
+    "votes: 1000 copies of a question, of one group, unnamed": (10, by_votes),
     "rewards: each option": (10, by_rewards),
+    "rewards: 500 answers to a question, of one group, unnamed": (10, by_sums_of_rewards),
     "rewards: a second sum without the group, of answers 0.001 apart": (10, partial(by_rewards, change=1e-3)),
     "own scores: 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
     "terms of appa: of the worst-off group, unnamed": (10, by_terms),

@@ -15,17 +15,16 @@ from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
-from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
+from appa_flwr.run.records import RuleRound, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.scores import GroupScores, scores
+from server_app.federation.scores import scores
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 SIDES = {TARGET_SIDE: PREDICTIONS, TRUTH_SIDE: SURVEY}
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
@@ -129,35 +128,24 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
     The single scores behind the rows' means, if they are known, are added to the run's scores.parquet.
     """
     scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
-    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
+    written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
-    pairs = [
-        as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions)
-        for metric in metrics
-        for side, against in SIDES.items()
-        if (reward_GJ := scored[metric, side].reward_GJ) is not None
-    ]
-    if pairs:  # none with secure sums
-        put(run.folder.path, pd.concat(pairs))
-    return [
-        SummaryRow(
+    pairs, rows = [], []
+    for metric in metrics:
+        for side, against in SIDES.items():
+            if (reward_GJ := scored[metric, side][1]) is not None:
+                names = {"groups": run.groups.names, "questions": questions}
+                pairs.append(as_rows(method, metric, against, reward_GJ, **names))
+        record, survey = scored[metric, TARGET_SIDE][0], scored[metric, TRUTH_SIDE][0]
+        row = SummaryRow(
             method=method,
             metric=metric,
-            **vars(_record(scored[metric, TARGET_SIDE], readable_J)),
+            **dict(record),
             format_score=float(answers.format_score_J.mean()) if written else None,
-            survey=_record(survey, readable_J) if survey.known else None,
-            readable=float(readable_J.mean()),
+            survey=None if math.isnan(survey.avg_as) else survey,
+            readable=float(answers.readable_J.mean()),
         )
-        for metric in metrics
-        for survey in (scored[metric, TRUTH_SIDE],)
-    ]
-
-
-def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:
-    return ScoreRecord(
-        fi=scored.fairness(np.ones_like(readable_J)),
-        fi_readable=scored.fairness(readable_J),
-        avg_as=scored.avg_as,
-        min_as=scored.min_as,
-        per_group=dict(scored.per_group),
-    )
+        rows.append(row)
+    if pairs:  # none with secure sums
+        put(run.folder.path, pd.concat(pairs))
+    return rows

@@ -5,11 +5,10 @@ Axis letters: G groups, J answers, N numbers.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, RecordDict
 
 from appa_flwr.core.errors import UserError
@@ -17,15 +16,13 @@ from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest, Task
 from appa_flwr.secure import masks
 from appa_flwr.secure.masks import SEED_BYTES, Words
-from server_app.federation.ask import FloatArray, LostSum, Replies, keep_replies, kept_replies
+from pluralllm.data import BoolArray, FloatArray
+from server_app.federation.ask import LostSum, Replies, keep_replies, kept_replies
 from server_app.federation.foreign import listed, plain
+from server_app.federation.grid import Meanwhile
 from server_app.federation.members import Members
 
 Numbers = Mapping[str, Number]
-Meanwhile = Callable[[], None] | None
-
-CHECKPOINT_EVERY = 10
-"""PPO iterations from one checkpoint to the next, for plain replies."""
 
 OPENINGS = 2
 """How often at most a group is asked to open a sum."""
@@ -40,16 +37,10 @@ log = logging.getLogger("appa.server")
 class Groups(Members):
     """All groups of a run, and their numbers."""
 
-    @property
-    def checkpoint_every(self) -> int:
-        """PPO iterations from one checkpoint to the next; 1 under sums, since the groups' histories never go back."""
-        return CHECKPOINT_EVERY if self.plain else 1
-
     def send_catalogue(self, catalogue: Catalogue) -> dict[str, int]:
         """Send the public questions to all groups; return how many training questions each group has answered.
 
-        Raises:
-            TooFew: too few groups take part.
+        Raises TooFew if too few groups take part.
         """
         self._catalogue = catalogue
         self._hand_out(messages.CATALOGUE, messages.pack_catalogue(catalogue), "take the catalogue of questions")
@@ -57,11 +48,7 @@ class Groups(Members):
         return {name: count for name, count in counts.items() if count is not None}
 
     def send_targets(self, weights: ArrayRecord) -> None:
-        """Send the frozen PluralLLM to all groups, which compute their target tables with it.
-
-        Raises:
-            TooFew: too few groups have a target table.
-        """
+        """Send the frozen PluralLLM to all groups, which compute their target tables with it; TooFew if too few do."""
         self._hand_out(messages.TARGETS, messages.pack_weights(weights), "write a target table")
 
     def _hand_out(self, kind: str, content: RecordDict, what: str) -> None:
@@ -73,8 +60,6 @@ class Groups(Members):
 
     def ask(self, ask: Ask, *, meanwhile: Meanwhile = None) -> Replies:
         """Ask all groups for numbers, or read the replies to the same request from the run's folder.
-
-        `meanwhile` runs on the server while the groups work.
 
         Raises:
             TooFew: fewer groups answered than `run.min-groups`, or fewer than three under sums.
@@ -181,7 +166,7 @@ def _warn_missing(reasons: Mapping[str, str]) -> None:
         log.warning(f"{some} as missing: %s", listed(names), plain(reason))
 
 
-def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK: npt.NDArray[np.bool_]) -> str | None:
+def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK: BoolArray) -> str | None:
     """Fault in a group's row; None if the row can be used."""
     try:
         own = asks.split(row_N, numbers)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
@@ -16,11 +15,10 @@ from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.run.records import ScoreRecord
 from appa_flwr.secure.rule_sums import fairness_of_sums
+from pluralllm.data import BoolArray, FloatArray
 from server_app.federation.ask import Replies, TooFew
 from server_app.federation.groups import Groups
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 _Scores = tuple[float, float, Mapping[str, float], Callable[[BoolArray], float]]
 """Avg AS, Min AS, the groups' own scores, and the Fairness Index as a function of the answers that count (J,)."""
 

@@ -50,18 +50,12 @@ class Predictor:
 
     Predictions are conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability Modeling"). A
     question that the group answered is predicted from the group's other answers only.
-
-    Attributes:
-        model: trained on features of the same size.
-        public: the Q questions; "residual" predicts training questions in another way than other questions.
-        num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
-        seed: of the run; with the group's name it fixes the contexts.
     """
 
-    model: PluralLLM
-    public: Catalogue
-    num_context: int
-    seed: int
+    model: PluralLLM  # trained on features of the same size
+    public: Catalogue  # "residual" predicts training questions in another way than other questions
+    num_context: int  # most context questions; with none, or a single one for "residual", the mean is predicted
+    seed: int  # of the run; with the group's name it fixes the contexts
 
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.
@@ -96,10 +90,8 @@ class Predictor:
         Every answered question gets a key from (seed, draw, group) and its id, and the smallest keys win. So the choice
         depends neither on any order, nor on the process, nor on the questions to predict. "attention" predicts a
         question among the first C from the C others of these C + 1: for every single question the context is a uniform
-        sample of the other answers. "residual" predicts it from the C - 1 others of the first C.
-
-        Returns:
-            (min(C + 1, N),) distinct rows of `data`.
+        sample of the other answers. "residual" predicts it from the C - 1 others of the first C. Returns (min(C + 1,
+        N),) distinct rows of `data`.
         """
         own_key = np.uint64(_hash(child_seed(self.seed, "context", draw), data.group, 0))
         ids = (self.public.questions[row].question_id for row in data.question_N)

@@ -36,7 +36,11 @@ def score_baselines(
     """
     phase = run.folder.phase("baselines")
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-    known_JK |= _mean_answers(run, test_J)
+    if (mean_QK := _mean(run, ANSWERS)) is not None:
+        known_JK |= look_ups(mean_QK, run.catalogue, test_J)
+    # Where single groups' predictions are known, `baseline_scores` has their mean.
+    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
+        known_JK[MEAN_PREDICTION] = mean_QK[test_J]
     rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
     run.folder.write(SUMMARY, tuple(rows))
     lacking = _no_ceilings(run)
@@ -51,17 +55,6 @@ def _no_ceilings(run: RunInputs) -> str | None:
     if withheld := ", ".join(run.groups.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
     return None if run.groups.plain else "; NO CEILINGS: they need single groups' numbers"
-
-
-def _mean_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
-    """Answers to the held-out questions by look-up, and the mean prediction, as far as owners let them leave."""
-    known_JK = dict[str, FloatArray]()
-    if (mean_QK := _mean(run, ANSWERS)) is not None:
-        known_JK = look_ups(mean_QK, run.catalogue, test_J)
-    # Where single groups' predictions are known, `baseline_scores` has their mean.
-    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
-        known_JK[MEAN_PREDICTION] = mean_QK[test_J]
-    return known_JK
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:

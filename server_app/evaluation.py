@@ -110,7 +110,8 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
 
     The single scores behind the rows' means, if they are known, are added to the run's scores.parquet.
     """
-    scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
+    request = answers.request(metrics, sides=tuple(SIDES))
+    scored = scores(run.groups, request)
     written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
     pairs, rows = [], []
@@ -126,7 +127,7 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
             **dict(record),
             format_score=float(answers.format_score_J.mean()) if written else None,
             survey=None if math.isnan(survey.avg_as) else survey,
-            readable=float(answers.readable_J.mean()),
+            readable=float(request.readable_J.mean()),
         )
         rows.append(row)
     if pairs:  # none with secure sums

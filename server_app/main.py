@@ -10,7 +10,6 @@ from types import FrameType
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from appa_flwr.analysis.rules import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
@@ -36,7 +35,6 @@ def main(grid: Grid, context: Context) -> None:
     config = Config.load(flat).named(datetime.now())
     with RunFolder(config) as folder, _last_words(folder):
         try:
-            check_rules(config, config.group_names)
             # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
             quiet()
             from server_app.run import run_phases

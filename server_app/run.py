@@ -99,7 +99,6 @@ def join(run: RunInputs) -> dict[str, int]:
     config, groups, catalogue = run.config, run.groups, run.catalogue
     phase = run.folder.phase("join")
     groups.gather(config.group_names, patience=config.run.reply_timeout)
-    check_rules(config, groups.names)
     answered = groups.send_catalogue(catalogue)
     questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
     if others := int(catalogue.unanswered_Q.sum()):

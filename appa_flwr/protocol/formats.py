@@ -12,7 +12,7 @@ from string import ascii_uppercase
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from appa_flwr.survey.types import FloatArray
 
 STYLES = ("full", "counted", "compact")
 """`full`: instructions for a model that follows instructions; `compact`: cues for a model trained on the format;
@@ -84,13 +84,12 @@ class Parsed:
     Attributes:
         prediction: float64 (K,), or None if the answer cannot be used. DPA: a distribution. OPA:
             preference scores K..1, the first-ranked option has K.
-        format_score: how well the answer keeps to the format asked for, in [0, 1].
         parsed: False where the answer is "completely unparseable" and earns no training reward: for DPA without a
             prediction, for OPA without any option's letter.
     """
 
     prediction: FloatArray | None
-    format_score: float
+    format_score: float  # how well the answer keeps to the format asked for, in [0, 1]
     parsed: bool
 
 

@@ -23,12 +23,6 @@ class Answers:
     format_score_J: FloatArray  # in [0, 1]
     parsed_J: BoolArray  # False for a completely unparseable answer; see `formats.Parsed`
 
-    @property
-    def readable_J(self) -> BoolArray:
-        """True where an answer gives a prediction."""
-        readable_J: BoolArray = np.logical_not(np.isnan(self.prediction_JK).all(axis=1))
-        return readable_J
-
     def request(self, metrics: Sequence[str], *, sides: Sequence[str] = (TARGET_SIDE,), draw: int = 0) -> ScoreRequest:
         """Build the request for the groups' scores."""
         return ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)

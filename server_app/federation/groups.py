@@ -183,10 +183,9 @@ def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK
     if ask.kind != asks.REWARDS:
         return None
     request = ScoreRequest.of(ask)
-    unreadable_J = np.isnan(request.prediction_JK).all(axis=1)
     for metric, side in request.keys:
         reward_J, known_J = own[f"{metric} {side} reward"], own[f"{metric} {side} known"]
-        if (reward_J[unreadable_J] > 0).any():
+        if (reward_J[~request.readable_J] > 0).any():
             return f"{metric} rewards above 0 for answers that nobody can read"
         if not np.isin(known_J, (0.0, 1.0)).all() or (side == asks.TARGET_SIDE and not known_J.all()):
             return f"{metric} rewards that are not known"

@@ -35,8 +35,7 @@ def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], tuple
     if not groups.plain:
         with suppress(TooFew):  # too few owners let the own score of their group leave
             own_replies = groups.ask(request.ask(asks.OWN_SCORES))
-    readable_J: BoolArray = np.logical_not(np.isnan(request.prediction_JK).all(axis=1))
-    result = {}
+    readable_J, result = request.readable_J, {}
     for metric, side in request.keys:
         name, reward_GJ = f"{metric} {side}", None
         if groups.plain:

@@ -84,12 +84,13 @@ class Parsed:
     Attributes:
         prediction: float64 (K,), or None if the answer cannot be used. DPA: a distribution. OPA:
             preference scores K..1, the first-ranked option has K.
+        format_score: how well the answer keeps to the format asked for, in [0, 1].
         parsed: False where the answer is "completely unparseable" and earns no training reward: for DPA without a
             prediction, for OPA without any option's letter.
     """
 
     prediction: FloatArray | None
-    format_score: float  # how well the answer keeps to the format asked for, in [0, 1]
+    format_score: float
     parsed: bool
 
 

@@ -68,9 +68,9 @@ class Groups(Members):
         """
         assert self._catalogue is not None
         setup = (self._digests.get(kind, "") for kind in (messages.CATALOGUE, messages.TARGETS))
-        world, summed = asks.world_of(self.config, *setup), not self.plain and ask.kind != asks.OWN_SCORES
-        numbers = asks.numbers_of(ask, self._catalogue)
-        path, key = None, f"{ask.kind} {asks.request_digest(ask, world)} {'summed' if summed else 'plain'}"
+        request = asks.request_digest(ask, asks.world_of(self.config, *setup))
+        numbers, summed = asks.numbers_of(ask, self._catalogue), not self.plain and ask.kind != asks.OWN_SCORES
+        path, key = None, f"{ask.kind} {request} {'summed' if summed else 'plain'}"
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self._answers is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
             path = self._answers / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
@@ -86,19 +86,19 @@ class Groups(Members):
         if back := sorted(name for name, _ in self._hosts().items() - before):
             log.warning("back: %s", ", ".join(back))
         if summed and not self.simulated:
-            replies = self._sum(ask, numbers, world, meanwhile)
+            replies = self._sum(ask, numbers, request, meanwhile)
         else:
-            replies = self._rows(ask, numbers, world, meanwhile)
+            replies = self._rows(ask, numbers, request, meanwhile)
             if summed:
                 replies = replace(replies, data=replies.data.sum(axis=0))
         if path is not None:
             keep_replies(path, replies)
         return replies
 
-    def _rows(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
+    def _rows(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
         """Ask for every group's numbers; a group with faulty numbers counts as missing."""
         assert self._catalogue is not None
-        content = messages.pack_ask(ask, Task(self.config.run_name, request=asks.request_digest(ask, world)))
+        content = messages.pack_ask(ask, Task(self.config.run_name, request=request))
         contents = dict.fromkeys(self._hosts().values(), content)
         replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=(np.float64, 2))
         row_of: dict[str, FloatArray] = {}
@@ -111,16 +111,16 @@ class Groups(Members):
         _warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
         self._require(row_of, f"give {ask.kind}")
-        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
+        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), request)
 
-    def _sum(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
+    def _sum(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
         """Sum masked numbers over a cohort, which then opens the sum; if groups stay silent, the others send again."""
         hosts, size = self._hosts(), (len(asks.scales(numbers)),)
         cohort = tuple(hosts)
         while True:
             self._require(cohort, f"add {ask.kind}")
             self._round += 1
-            task = Task(self.config.run_name, self._round, cohort, asks.request_digest(ask, world), self._roster)
+            task = Task(self.config.run_name, self._round, cohort, request, self._roster)
             content = messages.pack_ask(ask, task)
             names = {hosts[name]: name for name in cohort}
             contents = dict.fromkeys(names, content)

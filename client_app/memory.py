@@ -50,8 +50,7 @@ def memory_of(context: Context) -> Memory:
 
 def read_array(memory: Memory, name: str) -> npt.NDArray[Any]:
     """Read an array that `keep_array` has stored; raises a KeyError if there is none."""
-    array: npt.NDArray[Any] = np.load(io.BytesIO(memory[name]), allow_pickle=False)
-    return array
+    return np.asarray(np.load(io.BytesIO(memory[name]), allow_pickle=False))
 
 
 def keep_array(memory: Memory, name: str, array: npt.NDArray[Any]) -> None:

@@ -9,7 +9,6 @@ Axis letters: Q public questions, K options, J scored answers, P weights, L meas
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import digest
@@ -19,10 +18,9 @@ from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
 from client_app.party import Group, Party
+from pluralllm.data import BoolArray, FloatArray, IntArray
 from pluralllm.scores import COUNT, local_sums, summed
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 Numbers = Mapping[str, FloatArray]
 
 MOST_ITERATIONS = 10_000  # earlier iterations that a request for terms may name: each is looked up
@@ -70,14 +68,8 @@ def _update(group: Group, ask: Ask, task: Task) -> Numbers:
     data = group.data
     if not len(data):
         return {"step": np.zeros(len(weight_P)), "answers": np.zeros(1), "loss": np.zeros(1)}
-    after_P, loss = predictor.train(
-        party.config,
-        weight_P,
-        data,
-        party.public,
-        round_number=ask.count("round"),
-        secret="" if party.ledger is None else party.ledger.secret().hex(),
-    )
+    number, secret = ask.count("round"), "" if party.ledger is None else party.ledger.secret().hex()
+    after_P, loss = predictor.train(party.config, weight_P, data, party.public, round_number=number, secret=secret)
     step_P = after_P.astype(np.float64) - weight_P
     total = _rounded(np.array([loss * len(data)]), party)
     return {"step": len(data) * step_P, "answers": np.array([float(len(data))]), "loss": total}
@@ -164,12 +156,8 @@ def _terms(group: Group, ask: Ask, task: Task) -> Numbers:
         raise Refused(refusals.BAD_REQUEST)
     rule_sums.check_rule(rule, config.appa)
     reward_J = _scored(group, request, asks.TARGET_SIDE)[config.reward_metric]
-    (training_J,) = rewards.training_reward(
-        reward_J[None],
-        format_J,
-        ask.array("parsed", np.bool_, axes=1),
-        alignment_weight=config.appa.alignment_weight,
-    )
+    parsed_J, weight = ask.array("parsed", np.bool_, axes=1), config.appa.alignment_weight
+    (training_J,) = rewards.training_reward(reward_J[None], format_J, parsed_J, alignment_weight=weight)
     run = f"{task.run}\n{group.name}"
     with group.party.facts() as facts:
         history = rule_sums.before(facts, run=run, rule=rule, reference=reference, completed=completed)
@@ -210,7 +198,7 @@ def _own_scores(group: Group, ask: Ask, task: Task) -> Numbers:
     return numbers
 
 
-def _may_give_own_score(group: Group, question_J: npt.NDArray[np.int64], task: Task) -> bool:
+def _may_give_own_score(group: Group, question_J: IntArray, task: Task) -> bool:
     """True if the group's mean score of readable answers to these questions may leave; the ledger then records it."""
     policy, question_Q = group.party.policy, np.unique(question_J)
     if not policy.own_score or len(question_Q) < policy.least_answers:

@@ -46,11 +46,7 @@ class Party:
 
     @classmethod
     def of(cls, context: Context) -> "Party":
-        """The node that receives a message, from Flower's context.
-
-        Raises:
-            UserError: its config, its owner's policy or the run's config cannot be used.
-        """
+        """The node that receives a message; UserError if its config, its owner's policy or the run's cannot be used."""
         items = context.run_config.items()
         config = Config.load({key: value for key, value in items if isinstance(value, bool | int | float | str)})
         node = context.node_config
@@ -60,13 +56,10 @@ class Party:
 
     @property
     def hosted(self) -> tuple[str, ...]:
-        """The groups this node speaks for.
+        """The groups this node speaks for; UserError if there are none.
 
         In a simulation node `partition-id` of `num-partitions` hosts every `num-partitions`-th group of the run's
         survey; deployed, the node's own config names its group (`group = "Kenya"`).
-
-        Raises:
-            UserError: the node's config names none, or the run's survey cannot be read.
         """
         if self.ledger is not None:
             return (str(self.node["group"]).strip(),)
@@ -109,11 +102,7 @@ class Party:
     # --- what it remembers of the run -------------------------------------------------------------------------------
 
     def remembered(self, name: str) -> bytes:
-        """An entry of the node's memory.
-
-        Raises:
-            Refused: the entry is missing, for example after a loss of the node's files.
-        """
+        """An entry of the node's memory; Refused if it is missing, for example after a loss of the node's files."""
         try:
             return self.memory[name]
         except KeyError:
@@ -192,11 +181,7 @@ class Group:
         return GroupData(self.name, rows, self.truth_QK[rows].astype(np.float32))
 
     def targets(self, draw: int = 0) -> FloatArray:
-        """The group's target table (Q, K), or a table from a fresh context if `draw` is not 0.
-
-        Raises:
-            Refused: PluralLLM's final weights have not arrived.
-        """
+        """The group's target table (Q, K), or one from a fresh context if `draw` is not 0; Refused without weights."""
         party = self.party
         party.remembered("targets")
         if not draw:

@@ -53,16 +53,9 @@ class GroupData:
 
 
 def group_data(group: str, answers: Mapping[str, FloatArray], *, public: Catalogue) -> GroupData:
-    """Pad one group's answers and match them to the public questions.
+    """Pad one group's answers, question id -> distribution (K,), and match them to the public questions.
 
-    Args:
-        group: the group's name, for messages and seeds.
-        answers: question id -> distribution (K,) over that question's own options. Leave out held-out questions if the
-            result becomes context.
-        public: fixes the order of questions and the padding.
-
-    Returns:
-        The answers to the public questions in their order; N = 0 is possible.
+    Leave out held-out questions if the result becomes context. N = 0 is possible.
     """
     ids = [question.question_id for question in public.questions]
     rows = np.array([row for row, name in enumerate(ids) if name in answers], dtype=np.int64)

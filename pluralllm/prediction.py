@@ -96,10 +96,8 @@ class Predictor:
         Every answered question gets a key from (seed, draw, group) and its id, and the smallest keys win. So the choice
         depends neither on any order, nor on the process, nor on the questions to predict. "attention" predicts a
         question among the first C from the C others of these C + 1: for every single question the context is a uniform
-        sample of the other answers. "residual" predicts it from the C - 1 others of the first C.
-
-        Returns:
-            (min(C + 1, N),) distinct rows of `data`.
+        sample of the other answers. "residual" predicts it from the C - 1 others of the first C. Returns (min(C + 1,
+        N),) distinct rows of `data`.
         """
         own_key = np.uint64(_hash(child_seed(self.seed, "context", draw), data.group, 0))
         ids = (self.public.questions[row].question_id for row in data.question_N)

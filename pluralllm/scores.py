@@ -28,13 +28,8 @@ def local_sums(
 ) -> dict[str, dict[str, float]]:
     """Score one group's predictions, and trivial predictions, against its own answers; returns only sums.
 
-    Questions with a single option are left out, since any answer to them is right.
-
-    Args:
-        prediction_QK: the group's targets for all Q questions; a question in `known` is predicted from the others.
-        truth: the answers to score against.
-        known: the answers that a predictor may know, for the nearest question.
-        public: the questions.
+    Questions with a single option are left out, since any answer to them is right. `truth` are the answers to score
+    against, `known` the answers that a predictor may know, for the nearest question.
 
     Returns:
         Predictor -> "answers", the number of scored answers, and the sums of `MEASURES` over them, all in [0, answers],

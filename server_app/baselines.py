@@ -7,27 +7,17 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
-from appa_flwr.run.records import (
-    CEILINGS,
-    MEAN_PREDICTION,
-    NEAREST_QUESTIONS,
-    OPTION_LIST,
-    SummaryRow,
-)
+from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
-from pluralllm.data import GroupData
+from pluralllm.data import FloatArray, GroupData, IntArray
 from pluralllm.scores import nearest_question
 from server_app.evaluation import given_answers, score
 from server_app.inputs import RunInputs
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 DIGITS = 9
 """Decimals of the groups' rounded tables: options that tie in a group's own table also tie here and rank the same."""
@@ -40,52 +30,37 @@ log = logging.getLogger("appa.server")
 def score_baselines(
     run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
 ) -> list[SummaryRow]:
-    """Score trivial baselines and ceilings; returns all rows of summary.json.
+    """Score trivial baselines and ceilings on the held-out questions `test_J`; returns all rows of summary.json.
 
-    Args:
-        run: the run.
-        test_J: held-out questions that are used.
-        majority_QK: the majority's answers; None if unknown.
-        earlier: rows of the models scored so far.
+    `majority_QK` has the majority's answers, None if unknown; `earlier` has the rows of the models scored so far.
     """
     phase = run.folder.phase("baselines")
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-    known_JK |= _mean_answers(run, test_J)
+    if (mean_QK := _mean(run, ANSWERS)) is not None:
+        known_JK |= look_ups(mean_QK, run.catalogue, test_J)
+    # Where single groups' predictions are known, `baseline_scores` has their mean.
+    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
+        known_JK[MEAN_PREDICTION] = mean_QK[test_J]
     rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
     run.folder.write(SUMMARY, tuple(rows))
-    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _about_ceilings(run))
+    lacking = _no_ceilings(run)
+    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + (", ceilings" if lacking is None else lacking))
     return rows
 
 
-def _about_ceilings(run: RunInputs) -> str:
-    """Text for the log: whether there are ceilings, and why not."""
+def _no_ceilings(run: RunInputs) -> str | None:
+    """Text for the log: why there are no ceilings; None if there are."""
     if not run.config.eval.ceilings:
         return ""
     if withheld := ", ".join(run.groups.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
-    if not run.groups.plain:
-        return "; NO CEILINGS: they need single groups' numbers"
-    return ", ceilings"
-
-
-def _mean_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
-    """Answers to the held-out questions by look-up, and the mean prediction, as far as owners let them leave."""
-    known_JK = dict[str, FloatArray]()
-    if (mean_QK := _mean(run, ANSWERS)) is not None:
-        known_JK = look_ups(mean_QK, run.catalogue, test_J)
-    # Where single groups' predictions are known, `baseline_scores` has their mean.
-    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
-        known_JK[MEAN_PREDICTION] = mean_QK[test_J]
-    return known_JK
+    return None if run.groups.plain else "; NO CEILINGS: they need single groups' numbers"
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
-    """Answers (J, K) by look-up in the training questions, the same for all groups.
+    """Answers (J, K) to held-out questions by look-up in the training questions, the same for all groups.
 
-    Args:
-        mean_QK: the groups' mean answers, normalised or not; only answers to training questions are used.
-        catalogue: the public questions.
-        question_J: the held-out questions to answer.
+    `mean_QK` has the groups' mean answers, normalised or not; only answers to training questions are used.
 
     Returns:
         "option-list": the mean answer to training questions with the same options, or else with equally many; uniform
@@ -104,11 +79,8 @@ def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) ->
 def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, options: tuple[str, ...]) -> FloatArray:
     alike = [q for q in known_Q if catalogue.questions[q].options == options]
     alike = alike or [q for q in known_Q if len(catalogue.questions[q].options) == len(options)]
-    if alike:
-        mean_K: FloatArray = share_QK[alike].mean(axis=0)
-        return mean_K
     uniform_K: FloatArray = (np.arange(share_QK.shape[1]) < len(options)) / len(options)
-    return uniform_K
+    return np.asarray(share_QK[alike].mean(axis=0)) if alike else uniform_K
 
 
 def _mean(run: RunInputs, kind: str) -> FloatArray | None:
@@ -116,35 +88,28 @@ def _mean(run: RunInputs, kind: str) -> FloatArray | None:
     if run.groups.without(kind):
         return None
     try:
-        mean_QK: FloatArray = run.groups.ask(Ask(kind)).mean("votes")
+        return run.groups.ask(Ask(kind)).mean("votes")
     except UserError as error:
         log.warning("no rows by the groups' mean %s: %s", kind, error)
         return None
-    return mean_QK
 
 
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[SummaryRow]:
-    """Score trivial baselines and ceilings.
+    """Score trivial baselines, the uniform answer and `known_JK` (name -> answers), and ceilings.
 
     Ceilings need each group's predictions. There are none with `eval.ceilings = false`, with secure sums, or if an
     owner lets no predictions leave. `js-distance` has no ceilings.
-
-    Args:
-        run: the run whose groups score the answers.
-        question_J: the held-out questions.
-        known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
-    groups, config, option_JK = run.groups, run.config, run.catalogue.option_QK[question_J]
-    metrics = TASK_METRICS[config.task]
+    option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
 
     def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> list[SummaryRow]:
         return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)
 
     trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     rows = [row for name, answer_JK in trivial_JK.items() for row in scores(name, answer_JK)]
-    if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
+    if _no_ceilings(run) is not None:
         return rows
-    target_GJK = _rounded(groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
+    target_GJK = _rounded(run.groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
     rows += scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):

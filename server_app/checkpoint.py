@@ -15,27 +15,16 @@ from appa_flwr.core.files import replace_file
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """PPO after an iteration.
-
-    Attributes:
-        iteration: number of completed iterations.
-        questions: number of questions taken for rollouts, including rollouts that got no reward.
-        rule: the rule's state, from `RewardRule.saved`.
-        engine: `PPOEngine.state()`.
-    """
+    """PPO after a number of completed iterations."""
 
     iteration: int
-    questions: int
-    rule: Mapping[str, Any]
-    engine: Mapping[str, Any]
+    questions: int  # taken for rollouts, including rollouts that got no reward
+    rule: Mapping[str, Any]  # from `RewardRule.saved`
+    engine: Mapping[str, Any]  # from `PPOEngine.state`
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in place of the last one.
-
-    Raises:
-        UserError: the checkpoint cannot be written; the last one is intact.
-    """
+    """Write a checkpoint in place of the last one, which is intact after a UserError."""
     # Saved through memory: on a full disk torch's own writer hides the reason.
     data = io.BytesIO()
     torch.save(vars(checkpoint), data)
@@ -43,11 +32,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path) -> Checkpoint | None:
-    """Load the checkpoint, with its tensors on the CPU; None if there is no file.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Load the checkpoint, with its tensors on the CPU; None if there is no file, UserError if it cannot be read."""
     if not path.exists():
         return None
     try:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
@@ -15,29 +14,20 @@ from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
-from appa_flwr.run.records import RuleRound, ScoreRecord, SummaryRow
+from appa_flwr.run.records import RuleRound, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
+from pluralllm.data import FloatArray, IntArray
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.scores import GroupScores, scores
+from server_app.federation.scores import scores
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 SIDES = {TARGET_SIDE: PREDICTIONS, TRUTH_SIDE: SURVEY}
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
-def decode(
-    base: Base,
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    *,
-    tokens: int,
-) -> list[str]:
+def decode(base: Base, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, tokens: int) -> list[str]:
     """Decode a batch of prompts greedily, with at most `tokens` tokens per answer."""
     decoded = sample(model, prompts, Decoding(tokens, 0.0, base.stop_ids)).sequences
     return base.texts(decoded.response_JT, decoded.mask_JT)
@@ -51,10 +41,7 @@ def greedy_answers(
     *,
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> Answers:
-    """Decode one answer to each of these questions, without sampling.
-
-    `progress` is called with (batches done, batches).
-    """
+    """Decode one answer to each of these questions, without sampling; `progress` gets (batches done, batches)."""
     texts: list[str] = []
     batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
@@ -78,13 +65,11 @@ def evaluate(
     `earlier` has the rows of the methods scored so far.
     """
     phase = run.folder.phase(f"evaluate {name}")
-    answers = greedy_answers(
-        run,
-        model,
-        inputs,
-        inputs.test_J,
-        progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
-    )
+
+    def progress(step: int, of: int) -> None:
+        phase.step(step, of, "batches of questions answered")
+
+    answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
     rows = score(run, name, answers, metrics=metric_names(run.config))
     run.folder.write(SUMMARY, (*earlier, *rows))
     phase.step(1, 1, in_words(rows[0]))
@@ -113,11 +98,8 @@ def round_in_words(line: RuleRound, *more: str) -> str:
 
     Shows the groups' mean reward beside the worst group's; the rule's own reward is on another scale.
     """
-    words, rewards = (
-        [f"reward {line.group_reward:.3f}"],
-        [reward for reward in line.rewards.values() if reward is not None],
-    )
-    if rewards:
+    words = [f"reward {line.group_reward:.3f}"]
+    if rewards := [reward for reward in line.rewards.values() if reward is not None]:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
     return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
@@ -128,36 +110,26 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
 
     The single scores behind the rows' means, if they are known, are added to the run's scores.parquet.
     """
-    scored = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
-    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
+    request = answers.request(metrics, sides=tuple(SIDES))
+    scored = scores(run.groups, request)
+    written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
-    pairs = [
-        as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions)
-        for metric in metrics
-        for side, against in SIDES.items()
-        if (reward_GJ := scored[metric, side].reward_GJ) is not None
-    ]
-    if pairs:  # none with secure sums
-        put(run.folder.path, pd.concat(pairs))
-    return [
-        SummaryRow(
+    pairs, rows = [], []
+    for metric in metrics:
+        for side, against in SIDES.items():
+            if (reward_GJ := scored[metric, side][1]) is not None:
+                names = {"groups": run.groups.names, "questions": questions}
+                pairs.append(as_rows(method, metric, against, reward_GJ, **names))
+        record, survey = scored[metric, TARGET_SIDE][0], scored[metric, TRUTH_SIDE][0]
+        row = SummaryRow(
             method=method,
             metric=metric,
-            **vars(_record(scored[metric, TARGET_SIDE], readable_J)),
+            **dict(record),
             format_score=float(answers.format_score_J.mean()) if written else None,
-            survey=_record(survey, readable_J) if survey.known else None,
-            readable=float(readable_J.mean()),
+            survey=None if math.isnan(survey.avg_as) else survey,
+            readable=float(request.readable_J.mean()),
         )
-        for metric in metrics
-        for survey in (scored[metric, TRUTH_SIDE],)
-    ]
-
-
-def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:
-    return ScoreRecord(
-        fi=scored.fairness(np.ones_like(readable_J)),
-        fi_readable=scored.fairness(readable_J),
-        avg_as=scored.avg_as,
-        min_as=scored.min_as,
-        per_group=dict(scored.per_group),
-    )
+        rows.append(row)
+    if pairs:  # none with secure sums
+        put(run.folder.path, pd.concat(pairs))
+    return rows

@@ -4,25 +4,22 @@ Axis letters: G groups, Q questions, K options, J held-out or training questions
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, votes
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
 from appa_flwr.run.run_files import QUESTIONS
 from appa_flwr.survey.types import Question
+from pluralllm.data import BoolArray, FloatArray, IntArray
 from server_app.federation.ask import Replies
 from server_app.federation.groups import Groups
 from server_app.policy import sft
 from server_app.policy.base import Base
 from server_app.questions import fitting_questions
 from server_app.run_folder import RunFolder
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,52 +37,39 @@ class RunInputs:
         return [self.catalogue.questions[q] for q in np.arange(len(self.catalogue.questions))[which_Q]]
 
 
-@dataclass(frozen=True, eq=False)
-class PolicyInputs:
-    """Starting point of the policy, and the questions that it learns from and is scored on.
-
-    Attributes:
-        base: the starting point.
-        prompts: token ids of every question's prompt, by catalogue position.
-        train_J: training questions that are used.
-        test_J: held-out questions that are used.
-    """
+class PolicyInputs(NamedTuple):
+    """Starting point of the policy, and the questions that it learns from and is scored on."""
 
     base: Base
-    prompts: list[list[int]]
-    train_J: IntArray
-    test_J: IntArray
+    prompts: list[list[int]]  # token ids of every question's prompt, by catalogue position
+    train_J: IntArray  # training questions that are used
+    test_J: IntArray  # held-out questions that are used
 
 
-@dataclass(frozen=True, eq=False)
-class VoteResult:
-    """Result of the groups' votes, as scores (Q, K).
+class VoteResult(NamedTuple):
+    """Result of the groups' votes, as scores (Q, K)."""
 
-    Attributes:
-        sft_QK: SFT's targets.
-        majority_QK: the majority's answers; None if they cannot be computed from sums.
-        sentence: about the votes, for the log.
-    """
-
-    sft_QK: FloatArray
-    majority_QK: FloatArray | None
-    sentence: str
+    sft_QK: FloatArray  # SFT's targets
+    majority_QK: FloatArray | None  # the majority's answers; None if they cannot be computed from sums
+    sentence: str  # for the log
 
 
 def ask_votes(run: RunInputs) -> VoteResult:
-    """Let the groups vote.
-
-    Raises:
-        UserError: fewer groups than `run.min-groups` voted.
-    """
+    """Let the groups vote; raises the errors of `Groups.ask`."""
     config, groups, option_QK = run.config, run.groups, run.catalogue.option_QK
     kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
     replies = groups.ask(Ask(kind))
     if groups.plain:
-        return _count(config, replies.each("votes"), option_QK)
+        votes_GQK = replies.each("votes")
+        cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
+        # A predictor that ignores its context predicts the same for every group; only this number would show it.
+        differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
+        sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
+        sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
+        return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
 
-    def targets(votes: Replies, target: str) -> FloatArray:
-        return sft.targets_of_mean(votes.mean("votes"), option_QK, target=target, num_groups=len(votes.groups))
+    def targets(summed: Replies, target: str) -> FloatArray:
+        return sft.targets_of_mean(summed.mean("votes"), option_QK, target=target, num_groups=len(summed.groups))
 
     majority_QK = None
     if config.task == "dpa":  # the most frequent ranking of OPA cannot be computed from sums
@@ -94,37 +78,20 @@ def ask_votes(run: RunInputs) -> VoteResult:
     return VoteResult(targets(replies, config.sft.target), majority_QK, sentence)
 
 
-def _count(config: Config, votes_GQK: FloatArray, option_QK: BoolArray) -> VoteResult:
-    sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
-    cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
-    # A predictor that ignores its context predicts the same for every group; only this number would show it.
-    differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
-    sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
-    return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
-
-
 def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:
     """Make the prompts, and choose the questions whose prompt and answer fit."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
     sizes_Q = [len(question.options) for question in catalogue.questions]
     by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
-    train_J, test_J, counts = fitting_questions(
-        config,
-        catalogue,
-        prompt_tokens_Q=[len(ids) for ids in prompts],
-        answer_tokens_Q=[by_size[size] for size in sizes_Q],
-    )
+    lengths = {"prompt_tokens_Q": [*map(len, prompts)], "answer_tokens_Q": [by_size[size] for size in sizes_Q]}
+    train_J, test_J, counts = fitting_questions(config, catalogue, **lengths)
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
     return PolicyInputs(base, prompts, train_J, test_J)
 
 
 def answer_tokens(base: Base, task: str, num_options: int) -> int:
-    """Number of tokens of an answer in the requested format, including the end token.
-
-    Measured on the uniform answer: for DPA its two decimals per number take as many characters as any other answer,
-    for OPA it lists the options in their order.
-    """
+    """Number of tokens of an answer in the requested format, including the end token; measured on the uniform one."""
     text = formats.answer(task, np.ones(num_options))
     return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1

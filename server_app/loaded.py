@@ -3,6 +3,7 @@
 Axis letters: K options.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,19 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from peft import PeftModel
 from threadpoolctl import threadpool_limits
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
-from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, read
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 from pluralllm.data import group_data
 from pluralllm.prediction import Predictor
 from pluralllm.training import build
 from server_app.evaluation import decode
-from server_app.policy import export
+from server_app.policy.base import load_model, prepare
 from server_app.policy.sequences import check_length
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
@@ -37,22 +39,27 @@ class LocalModel:
     """A local model in float32, prompted like a run's own policy, with the model's chat template.
 
     Args:
-        source: folder or hub id of a Qwen3, Llama or Gemma-2, or folder of an adapter.
+        source: folder or hub id of a Qwen3, Llama or Gemma-2, or folder of an adapter, which is merged into its base.
 
     Raises:
-        UserError: the model cannot be loaded.
+        UserError: the model, or the base model that its adapter names, cannot be loaded.
     """
 
     def __init__(self, source: str) -> None:
-        self._base, self._model = export.opened(source)
+        adapter = Path(source) / "adapter_config.json"
+        whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
+        # Without training no step size is checked. The length of each prompt is checked when it is answered.
+        config = Config.load({"run.phases": "serve", "model": whole, "policy.max-sequence-length": 1})
+        self._base = prepare(config, [])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # from Transformers, about PEFT
+            self._model = load_model(config, self._base.source, quantized=False)
+            if adapter.exists():
+                self._model = PeftModel.from_pretrained(self._model, source).merge_and_unload()
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
-        """Yield the greedily decoded answer to each prompt.
-
-        Raises:
-            UserError: a prompt and its answer do not fit into the model's context.
-        """
+        """Yield the greedily decoded answer to each prompt; UserError if one does not fit into the model's context."""
         ids = [self._base.ids(text) for text in prompts]
         check_length(self._model, ids, response_length=answer_tokens)  # before the first batch
         for start in range(0, len(ids), BATCH):

@@ -10,7 +10,6 @@ from types import FrameType
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from appa_flwr.analysis.rules import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
@@ -36,22 +35,17 @@ def main(grid: Grid, context: Context) -> None:
     config = Config.load(flat).named(datetime.now())
     with RunFolder(config) as folder, _last_words(folder):
         try:
-            _run(grid, config, folder)
+            # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
+            quiet()
+            from server_app.run import run_phases
+
+            run_phases(OverlapGrid(grid), config, folder)
         except SuperLinkLost as error:
             folder.fail(f"Flower's SuperLink does not answer, or has given this run up ({error}); {GO_ON}")
             raise
         except Exception as error:
             folder.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
             raise
-
-
-def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
-    check_rules(config, config.group_names)
-    # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
-    quiet()
-    from server_app.run import run_phases
-
-    run_phases(OverlapGrid(grid), config, folder)
 
 
 @contextmanager

@@ -12,19 +12,10 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.run import pair_scores
+from appa_flwr.run import pair_scores, run_files
 from appa_flwr.run.records import PPO, Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
-from appa_flwr.run.run_files import (
-    CARD,
-    CHECKPOINT_FILE,
-    CONFIG_FILE,
-    METRICS,
-    POLICY,
-    QUESTIONS,
-    WEIGHTS_FILE,
-    rule_folder,
-)
+from appa_flwr.run.run_files import CHECKPOINT_FILE, CONFIG_FILE, METRICS, POLICY, WEIGHTS_FILE, rule_folder
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
@@ -36,9 +27,10 @@ from server_app.policy.ppo import PPOEngine
 from server_app.policy.strategy import AppaStrategy, QuestionOrder
 from server_app.run_folder import RunFolder
 
+CHECKPOINT_EVERY = 10  # iterations, for plain replies
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # Files that the policies of all rules share, and that the report of each policy shows.
-_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name)
+_SHARED = (WEIGHTS_FILE, run_files.CARD.name, run_files.QUESTIONS.name)
 
 
 @contextmanager
@@ -46,7 +38,7 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
     """Yield the run that trains a policy by one of the rules; None if that run has finished.
 
     For the config's `rule` this is the run itself. For each of `baseline-rules` it is a run with its own folder inside
-    the run's folder, whose report is built at the end. SFT model, questions and first rollouts are the same.
+    the run's folder, whose report is built at the end.
     """
     if rule == run.config.rule:
         yield run
@@ -68,14 +60,7 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
 
 
 def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequence[SummaryRow]) -> None:
-    """Align the SFT model by the run's rule; scores and the policy go into the run's folder.
-
-    Args:
-        run: the run of the rule, see `run_by`.
-        models: PPO's models, made from the SFT model.
-        inputs: prompts and questions of the policy.
-        rows: earlier rows of summary.json, which are kept.
-    """
+    """Align the SFT model by the run's rule; the policy, and scores after the earlier `rows`, go into its folder."""
     train_policy(run, models, inputs)
     rows = evaluation.evaluate(run, PPO, models.policy, inputs, earlier=rows)
     with replaced_folder(run.folder.path / POLICY) as beside:
@@ -110,23 +95,18 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     """Train the policy by PPO on the groups' rewards, from the checkpoint if there is one."""
     config, folder, rule = run.config, run.folder, RewardRule(run.groups.names, run.config)
     iterations = num_iterations(config, len(inputs.train_J))
-    engine = PPOEngine(
-        models,
-        config.ppo,
-        num_iterations=iterations,
-        stop_ids=inputs.base.stop_ids,
-        seed=child_seed(config.seed, "ppo"),
-    )
+    stops, seed = inputs.base.stop_ids, child_seed(config.seed, "ppo")
+    engine = PPOEngine(models, config.ppo, num_iterations=iterations, stop_ids=stops, seed=seed)
     order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
     path = folder.path / CHECKPOINT_FILE
-    checkpoint = checkpoints.load(path)
-    done = 0 if checkpoint is None else checkpoint.iteration
-    if checkpoint is not None:
+    done, state = 0, rule.first()
+    if (checkpoint := checkpoints.load(path)) is not None:
         try:
             engine.restore(checkpoint.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
         order.take(checkpoint.questions)
+        done, state = checkpoint.iteration, rule.restored(checkpoint.rule)
     folder.keep_iterations(done)
     phase = folder.phase("ppo", done=done)
     if done:
@@ -136,7 +116,8 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         folder.append(METRICS, line)
         more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
-        if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
+        # Under sums each iteration has a checkpoint, since the groups' histories never go back.
+        if not run.groups.plain or line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
             checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
 
     strategy = AppaStrategy(
@@ -151,6 +132,6 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         num_iterations=iterations,
         finished=keep,
         done=done,
-        state=None if checkpoint is None else rule.restored(checkpoint.rule),
+        state=state,
     )
     strategy.start(num_rounds=iterations - done)

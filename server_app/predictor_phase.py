@@ -7,11 +7,9 @@ Axis letters: L sums of `pluralllm.scores.summed`.
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord
 
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
@@ -19,14 +17,13 @@ from appa_flwr.run.cards import Card
 from appa_flwr.run.records import PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
+from pluralllm.data import FloatArray
 from pluralllm.scores import COUNT, PREDICTORS, summed
 from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
 from server_app.predictor.checkpoint import load, new_card, save
 from server_app.predictor.pretraining import pretrain
-
-FloatArray = npt.NDArray[np.float64]
 
 ROUNDING = 1e-6
 """The sum of rewards that are all 1 may be slightly above their number."""
@@ -39,17 +36,27 @@ def train(
 ) -> None:
     """Train or load the weights, let the groups write their target tables, and write the card beside the weights.
 
-    Args:
-        run: the run.
-        start: the untrained weights.
-        checkpoint: weights and their card to use instead of training; None = train.
-        answered: group -> number of training questions that it has answered.
+    `start` has the untrained weights, `checkpoint` weights and their card to use instead of training, `answered` the
+    number of training questions that each group has answered.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
     """
-    path = run.folder.path / WEIGHTS_FILE
-    weights, card = _pretraining(run, path, start, checkpoint, answered)
+    config, path = run.config, run.folder.path / WEIGHTS_FILE
+    phase = run.folder.phase("pluralllm")
+    if path.exists() and path.with_suffix(".json").exists():
+        phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
+        weights, card = load(path, config, run.catalogue, start)
+    else:
+        if checkpoint is not None:
+            weights, card = checkpoint
+            phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
+        else:
+            weights, losses = pretrain(
+                run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
+            )
+            card = new_card(config, run.catalogue, answered, losses)
+        save(path, weights, card)
     phase = run.folder.phase("targets")
     run.groups.send_targets(weights)
     try:
@@ -63,36 +70,8 @@ def train(
     cards.write(path, card)
 
 
-def _pretraining(
-    run: RunInputs,
-    path: Path,
-    start: ArrayRecord,
-    checkpoint: tuple[ArrayRecord, Card] | None,
-    answered: Mapping[str, int],
-) -> tuple[ArrayRecord, Card]:
-    """Weights and card: from the run's folder or from the checkpoint, or else trained by the groups now."""
-    config = run.config
-    phase = run.folder.phase("pluralllm")
-    if path.exists() and path.with_suffix(".json").exists():
-        phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
-        return load(path, config, run.catalogue, start)
-    if checkpoint is not None:
-        phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
-    else:
-        weights, losses = pretrain(
-            run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
-        )
-        checkpoint = weights, new_card(config, run.catalogue, answered, losses)
-    save(path, *checkpoint)
-    return checkpoint
-
-
 def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
-    """The tables of a `Card`, from the groups' answers to the catalogue's held-out questions.
-
-    Returns:
-        The fields "scores", with means over all answers, and "groups", which is empty if single groups' sums are not
-        known.
+    """A `Card`'s "scores", means over all answers to held-out questions, and "groups", empty if only sums are known.
 
     Raises:
         UserError: too few groups answered.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -18,17 +17,12 @@ from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources, store
 from appa_flwr.survey.split import split_questions, without_copies
 from appa_flwr.survey.types import Question, Survey
+from pluralllm.data import IntArray
 from pluralllm.embedding import Progress, embed_questions
-
-IntArray = npt.NDArray[np.int64]
 
 
 def run_survey(config: Config) -> Survey:
-    """Read the survey of a run from the run's folder, or else from its source.
-
-    Raises:
-        UserError: the survey cannot be read.
-    """
+    """Read the survey of a run from the run's folder, or else from its source; UserError if it cannot be read."""
     # The folder of a baseline rule lies inside the run's folder.
     folders = (config.run_folder, config.run_folder.parent) if config.run_name else ()
     kept = next((folder / SURVEY_FILE for folder in folders if (folder / SURVEY_FILE).exists()), None)
@@ -49,11 +43,7 @@ def keep_survey(config: Config, file: Path) -> Survey:
 
 
 def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
-    """The questions of a run, further questions without answers, and the ids of the run's training questions.
-
-    Raises:
-        UserError: the survey cannot be read.
-    """
+    """The questions of a run, further questions without answers, and the ids of the run's training questions."""
     survey = run_survey(config)
     asked = survey.questions
     if config.data.max_questions and len(asked) > config.data.max_questions:
@@ -87,16 +77,10 @@ def fitting_questions(
 ) -> tuple[IntArray, IntArray, QuestionCounts]:
     """Choose the questions whose prompt and answer fit the maximum lengths (SFT and PPO tables), and count them.
 
-    Args:
-        config: `policy.max-sequence-length` and `ppo.response-length`.
-        catalogue: the public questions and their split.
-        prompt_tokens_Q: number of tokens of each question's prompt.
-        answer_tokens_Q: number of tokens of an answer to each question, including the end token.
+    `answer_tokens_Q` includes the end token.
 
     Returns:
-        Training questions that fit, including questions without answers; held-out questions that fit; counts of both,
-        of questions whose answer needs more than `ppo.response-length` tokens, and of other questions that exceed
-        `policy.max-sequence-length` with their answer.
+        Training questions that fit, including questions without answers; held-out questions that fit; counts.
 
     Raises:
         UserError: no training or no held-out question fits.

@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event
 
 import torch
-from transformers import PreTrainedModel
 
 from appa_flwr import report
 from appa_flwr.analysis.rules import check_rules
@@ -36,7 +35,7 @@ from server_app.inputs import PolicyInputs, RunInputs, VoteResult, ask_votes, po
 from server_app.policy import base as base_models
 from server_app.policy import sft
 from server_app.policy.base import Base
-from server_app.policy.export import load_policy
+from server_app.policy.models import load_policy
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.preflight import WITHOUT_POLICY, check, machine
@@ -76,7 +75,9 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             building = executor.submit(prepare_base, run, stop)
             try:
                 predictor_phase.train(run, start, checkpoint, answered)
-                votes = collect_votes(run)
+                phase = folder.phase("votes")
+                votes = ask_votes(run)
+                phase.step(1, 1, votes.sentence)
             except BaseException:
                 stop.set()
                 raise
@@ -98,7 +99,6 @@ def join(run: RunInputs) -> dict[str, int]:
     config, groups, catalogue = run.config, run.groups, run.catalogue
     phase = run.folder.phase("join")
     groups.gather(config.group_names, patience=config.run.reply_timeout)
-    check_rules(config, groups.names)
     answered = groups.send_catalogue(catalogue)
     questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
     if others := int(catalogue.unanswered_Q.sum()):
@@ -122,14 +122,6 @@ def prepare_base(run: RunInputs, stop: Event) -> Base:
             built(step, of)
 
     return base_models.prepare(run.config, run.questions(~run.catalogue.held_out_Q), progress=progress)
-
-
-def collect_votes(run: RunInputs) -> VoteResult:
-    """Collect the groups' votes."""
-    phase = run.folder.phase("votes")
-    votes = ask_votes(run)
-    phase.step(1, 1, votes.sentence)
-    return votes
 
 
 def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
@@ -156,21 +148,16 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
         return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
     model = base_models.load_model(run.config, inputs.base.source, quantized=False)
     rows = evaluate(run, "base", model, inputs, earlier=[])
-    fine_tune(run, model, inputs, votes)
-    return rows
-
-
-def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs, votes: VoteResult) -> None:
-    """Fine-tune the model, and save it in the run's folder."""
-    rows = sft.passes_of_texts(run.config, votes.sft_QK, run.catalogue.option_QK, inputs.train_J)
+    texts = sft.passes_of_texts(run.config, votes.sft_QK, run.catalogue.option_QK, inputs.train_J)
     phase = run.folder.phase("sft")
-    with replaced_folder(run.folder.path / SFT_MODEL) as beside:
+    with replaced_folder(folder) as beside:
         sft.fine_tune(
             model,
             inputs.base,
             run.config,
-            prompts=[inputs.prompts[q] for q, _ in rows],
-            answers=[text for _, text in rows],
+            prompts=[inputs.prompts[q] for q, _ in texts],
+            answers=[text for _, text in texts],
             folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
+    return rows

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Self, TypeVar
 
 from appa_flwr.config import Config
@@ -15,17 +16,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, recover, replace_file, sync, writing
 from appa_flwr.run import records, run_files
 from appa_flwr.run.resume import claim
-from appa_flwr.run.run_files import (
-    CHECKPOINT_FILE,
-    ERROR_FILE,
-    LOG_FILE,
-    METRICS,
-    PROGRESS,
-    SERVED,
-    TOKEN_FILE,
-    JsonFile,
-    LineFile,
-)
+from appa_flwr.run.run_files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, TOKEN_FILE, JsonFile, LineFile
 from appa_flwr.secure.roster import read_file
 
 log = logging.getLogger("appa.server")
@@ -40,14 +31,7 @@ class RunFolder:
     """Writes a run's files. Whole files are written beside and renamed; line files are flushed line by line.
 
     With `run.resume` the run in the folder goes on; otherwise the folder must not hold a run. The folder is locked
-    until it is closed or the process ends.
-
-    Args:
-        config: config of the run.
-        above: folder of the run that this run is part of; progress goes there too.
-
-    Attributes:
-        path: absolute path of the folder.
+    until it is closed or the process ends. Progress goes also to `above`, the folder of a run that this run is part of.
 
     Raises:
         UserError: the folder cannot be written, another process writes to it, it does not hold the run to resume, or
@@ -61,8 +45,8 @@ class RunFolder:
         self._lock = claim(config)
         with writing(self.path):
             recover(self.path)
-            served = (SERVED.name,) if config.run.phases == "serve" else ()
-            for name in (METRICS.name, PROGRESS.name, LOG_FILE, *served):
+            served = (run_files.SERVED.name,) if config.run.phases == "serve" else ()
+            for name in (run_files.METRICS.name, run_files.PROGRESS.name, LOG_FILE, *served):
                 keep_lines(self.path / name)
 
     def __enter__(self) -> Self:
@@ -100,19 +84,15 @@ class RunFolder:
         Raises:
             UserError: the file has fewer iterations.
         """
-        left = keep_lines(self.path / METRICS.name, count)
-        if left < count:
+        path = self.path / run_files.METRICS.name
+        if (left := keep_lines(path, count)) < count:
             raise UserError(
-                f"{self.path / METRICS.name}: has {left} lines, but {CHECKPOINT_FILE} was written after {count}; "
+                f"{path}: has {left} lines, but {CHECKPOINT_FILE} was written after {count}; "
                 f"without {CHECKPOINT_FILE} the run resumes before PPO"
             )
 
     def token(self) -> str:
-        """Read the token of the service; if there is no file, create it, readable by its owner only.
-
-        Raises:
-            UserError: the file cannot be read or written, or is empty.
-        """
+        """The token of the service, from a file that only its owner can read, made on first use; UserError if empty."""
         path = self.path / TOKEN_FILE
         if not path.exists():
             replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
@@ -135,20 +115,18 @@ class RunFolder:
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """Write a line for the launcher and a line for the log."""
-        self.append(
-            PROGRESS, records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
-        )
+        line = records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
+        self.append(run_files.PROGRESS, line)
         left = "" if not seconds_left else f", {seconds_left / MINUTE:.1f} min left"
-        line = self.note(f"{phase} {step}/{of}: {message}{left}")
+        text = self.note(f"{phase} {step}/{of}: {message}{left}")
         if self._above is None:
-            print(line, flush=True)
+            print(text, flush=True)
         else:
             self._above.progress(f"{phase} by {self._rule}", step, of, message, seconds_left)
 
     def timed(self, phase: str, message: str) -> Callable[[int, int], None]:
         """Function of (steps done, steps) that reports progress of work outside a phase, or before the phase begins."""
-        opened = OpenPhase(self, phase, done=0)
-        return lambda step, of: opened.step(step, of, message)
+        return partial(OpenPhase(self, phase, done=0).step, message=message)
 
     def note(self, text: str) -> str:
         """Add a line with the time to the log, and return the line."""

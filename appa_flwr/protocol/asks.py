@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.config import Config
-from appa_flwr.survey.types import Question
+from appa_flwr.survey.types import FloatArray, Question
 
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Setting = str | int | float | list[str]
 
@@ -54,21 +53,16 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """The public questions, which the server sends to every group once.
+    """The public questions, which the server sends to every group once; later messages refer to them by position.
 
-    Attributes:
-        questions: Q questions; all later messages refer to them by position.
-        train_Q: bool, True for training questions: groups' answers to them are PluralLLM's context.
-        embedding_QKE: float32 features of every option, 0 on padding.
-        option_QK: bool, True where a question has that option.
-        unanswered_Q: bool, True for questions on which the policy is trained with predictions only: groups' answers
-            to them are not used, and none is in `train_Q`.
+    Groups' answers to training questions are PluralLLM's context. With unanswered questions the policy is trained on
+    predictions only: groups' answers to them are not used, and none is a training question.
     """
 
     questions: tuple[Question, ...]
     train_Q: BoolArray
-    embedding_QKE: npt.NDArray[np.float32]
-    option_QK: BoolArray
+    embedding_QKE: npt.NDArray[np.float32]  # features of every option, 0 on padding
+    option_QK: BoolArray  # True where a question has that option
     unanswered_Q: BoolArray
 
     @property
@@ -115,21 +109,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Task:
-    """The sum that the reply to a request enters.
+    """The sum that the reply to a request enters."""
 
-    Attributes:
-        run: the run's name.
-        round: number of the masked sum in this run, from 1 on; 0 for a plain reply.
-        cohort: the groups of the sum; empty for a plain reply.
-        request: see `request_digest`.
-        roster: SHA-256 of the groups' roster.
-    """
-
-    run: str = ""
-    round: int = 0
-    cohort: tuple[str, ...] = ()
-    request: str = ""
-    roster: str = ""
+    run: str = ""  # name of the run
+    round: int = 0  # number of the masked sum in this run, from 1 on; 0 for a plain reply
+    cohort: tuple[str, ...] = ()  # the groups of the sum; empty for a plain reply
+    request: str = ""  # see `request_digest`
+    roster: str = ""  # SHA-256 of the groups' roster
 
     @cached_property
     def digest(self) -> bytes:
@@ -139,21 +125,18 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """Answers to be scored.
+    """Answers to be scored."""
 
-    Attributes:
-        question_J: position of each answer's question in the catalogue.
-        prediction_JK: parsed answers; a row of NaN is an unreadable answer, which scores 0.
-        metrics: names of reward metrics.
-        sides: `TARGET_SIDE` and/or `TRUTH_SIDE`.
-        draw: 0 = score against the target table of the run; other numbers select a fresh context for predictions.
-    """
-
-    question_J: npt.NDArray[np.int64]
-    prediction_JK: FloatArray
+    question_J: npt.NDArray[np.int64]  # position of each answer's question in the catalogue
+    prediction_JK: FloatArray  # parsed answers; a row of NaN is an unreadable answer, which scores 0
     metrics: tuple[str, ...]
     sides: tuple[str, ...] = (TARGET_SIDE,)
-    draw: int = 0
+    draw: int = 0  # 0 = score against the run's target table; other numbers select a fresh context for predictions
+
+    @property
+    def readable_J(self) -> BoolArray:
+        """True where an answer gives a prediction."""
+        return np.logical_not(np.isnan(self.prediction_JK).all(axis=1))
 
     @property
     def keys(self) -> list[tuple[str, str]]:
@@ -228,13 +211,9 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
 
 
 def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], *, cut: bool = False) -> FloatArray:
-    """Flatten a group's arrays to one row (N,).
+    """Flatten a group's arrays to one row (N,), in the layout of `numbers_of`.
 
-    Args:
-        values: arrays by name.
-        numbers: their layout, from `numbers_of`.
-        cut: clip numbers to their bounds and replace NaN by 0, as an error under masks would reveal whose number it
-            is.
+    With `cut`, numbers are clipped to their bounds and NaN becomes 0: under masks an error would reveal whose it is.
 
     Raises:
         ValueError: names or shapes differ from the layout; without `cut`, a number is outside its bounds.

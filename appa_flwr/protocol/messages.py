@@ -159,17 +159,11 @@ def _task(content: RecordDict) -> Task:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A node's reply.
+    """A node's reply."""
 
-    Attributes:
-        groups: the groups whose node has sent the reply.
-        fields: further values by name.
-        numbers: a row for each group (G, N), or masked words (N,); None if the reply has no numbers.
-    """
-
-    groups: tuple[str, ...]
-    fields: Mapping[str, Any]
-    numbers: npt.NDArray[Any] | None = None
+    groups: tuple[str, ...]  # the groups whose node has sent the reply
+    fields: Mapping[str, Any]  # further values by name
+    numbers: npt.NDArray[Any] | None = None  # a row for each group (G, N), or masked words (N,); None if there are none
 
 
 def pack_reply(groups: Sequence[str], numbers: npt.NDArray[Any] | None = None, **fields: Any) -> RecordDict:
@@ -183,13 +177,7 @@ def pack_reply(groups: Sequence[str], numbers: npt.NDArray[Any] | None = None, *
 def unpack_reply(
     content: RecordDict, *, numbers: tuple[type[Any], int] | None = None, **fields: type[Any] | tuple[type[Any]]
 ) -> Reply:
-    """Records -> reply.
-
-    Args:
-        content: content received from another party.
-        numbers: type and number of axes of the numbers; None: no numbers are read.
-        fields: the type of each field; `(type,)` means a list of this type.
-    """
+    """Records -> reply; reads `numbers` of this type and number of axes, and fields of these types (see `typed`)."""
     with _following_the_protocol("a reply"):
         head = content.config_records[_HEAD]
         groups = tuple(typed(head["groups"], (str,)))

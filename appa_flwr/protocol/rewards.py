@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from appa_flwr.config.ranges import ALIGNMENT_WEIGHT
 from appa_flwr.core.errors import unknown_name
+from appa_flwr.survey.types import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Metric = Callable[..., FloatArray]
 

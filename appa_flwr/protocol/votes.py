@@ -6,7 +6,7 @@ Axis letters: Q public questions, K options.
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from appa_flwr.survey.types import FloatArray
 
 BALLOTS = {"dpa": "mode", "opa": "ranking"}
 """Task -> the least revealing kind of vote that the task needs."""

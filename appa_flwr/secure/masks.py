@@ -22,9 +22,9 @@ from appa_flwr.protocol import refusals
 from appa_flwr.protocol.asks import Task, hashed
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.roster import LEAST_GROUPS, Roster, public_key
+from appa_flwr.survey.types import FloatArray
 
 Words = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
 Facts = MutableMapping[str, bytes]  # state of a group that persists over all processes and runs
 
 FRACTION_BITS = 52  # of a number in [-1, 1]; a random word passes as a sum over 64 groups 1 time in 32
@@ -33,24 +33,15 @@ SEED_BYTES = 32
 
 @dataclass(frozen=True)
 class Member:
-    """A group as a member of the roster that its owner has pinned; raises Refused if the roster lacks its key.
-
-    Attributes:
-        name: the group's name.
-        private: the group's X25519 key, 32 bytes.
-        roster: the pinned roster.
-        least: fewest groups of a sum, this group included; values under 3 count as 3.
-        changes: most cohorts, besides the first, that the group opens in a run.
-        facts: opens the persistent facts for one transaction, which an exception rolls back.
-    """
+    """A group as a member of the roster that its owner has pinned; raises Refused if the roster lacks its key."""
 
     name: str
-    private: bytes = field(repr=False)
+    private: bytes = field(repr=False)  # the group's X25519 key, 32 bytes
     roster: Roster
     _: KW_ONLY
-    least: int
-    changes: int
-    facts: Callable[[], AbstractContextManager[Facts]]
+    least: int  # fewest groups of a sum, this group included; values under 3 count as 3
+    changes: int  # most cohorts, besides the first, that the group opens in a run
+    facts: Callable[[], AbstractContextManager[Facts]]  # opens them for a transaction, which an exception rolls back
 
     def __post_init__(self) -> None:
         if self.roster.key_of.get(self.name) != public_key(self.private):

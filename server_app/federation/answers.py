@@ -7,45 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.asks import TARGET_SIDE, Catalogue, ScoreRequest
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from pluralllm.data import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers to questions of the catalogue.
+    """Answers to questions of the catalogue."""
 
-    Attributes:
-        question_J: positions of the questions in the catalogue.
-        texts: the policy's answers as written.
-        prediction_JK: parsed answers; a row of NaN for an unreadable answer.
-        format_score_J: in [0, 1].
-        parsed_J: False for a completely unparseable answer; see `appa_flwr.protocol.formats.Parsed`.
-    """
-
-    question_J: npt.NDArray[np.int64]
-    texts: tuple[str, ...]
-    prediction_JK: FloatArray
-    format_score_J: FloatArray
-    parsed_J: BoolArray
-
-    @property
-    def readable_J(self) -> BoolArray:
-        """True where an answer gives a prediction."""
-        readable_J: BoolArray = np.logical_not(np.isnan(self.prediction_JK).all(axis=1))
-        return readable_J
+    question_J: IntArray  # positions of the questions in the catalogue
+    texts: tuple[str, ...]  # as the policy wrote them
+    prediction_JK: FloatArray  # parsed; a row of NaN for an unreadable answer
+    format_score_J: FloatArray  # in [0, 1]
+    parsed_J: BoolArray  # False for a completely unparseable answer; see `formats.Parsed`
 
     def request(self, metrics: Sequence[str], *, sides: Sequence[str] = (TARGET_SIDE,), draw: int = 0) -> ScoreRequest:
         """Build the request for the groups' scores."""
         return ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
 
 
-def parse_answers(task: str, texts: Sequence[str], question_J: npt.NDArray[np.int64], catalogue: Catalogue) -> Answers:
+def parse_answers(task: str, texts: Sequence[str], question_J: IntArray, catalogue: Catalogue) -> Answers:
     """Parse the policy's answers; `question_J` are the catalogue positions of their questions."""
     prediction_JK = np.full((len(texts), catalogue.option_QK.shape[1]), np.nan)
     format_score_J, parsed_J = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)

@@ -12,14 +12,12 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Number
-
-FloatArray = npt.NDArray[np.float64]
+from pluralllm.data import FloatArray
 
 
 class TooFew(UserError):
@@ -32,19 +30,12 @@ class LostSum(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """The groups' replies to one request for numbers.
+    """The groups' replies to one request for numbers."""
 
-    Attributes:
-        groups: groups that replied, in the order of the run's groups.
-        numbers: the arrays by name, see `appa_flwr.protocol.asks.numbers_of`.
-        data: a row for each group (G, N), or only their sum (N,).
-        task: digest of the secure sum's task, else of the request; groups store their histories under this name.
-    """
-
-    groups: tuple[str, ...]
-    numbers: Mapping[str, Number]
-    data: FloatArray
-    task: str
+    groups: tuple[str, ...]  # groups that replied, in the order of the run's groups
+    numbers: Mapping[str, Number]  # the arrays by name, see `appa_flwr.protocol.asks.numbers_of`
+    data: FloatArray  # a row for each group (G, N), or only their sum (N,)
+    task: str  # digest of the secure sum's task, else of the request; groups store their histories under this name
 
     def sum(self, name: str) -> FloatArray:
         """The groups' sum of an array."""
@@ -68,11 +59,7 @@ class Replies:
 
 
 def kept_replies(path: Path, numbers: Mapping[str, Number]) -> Replies:
-    """Read the replies that `keep_replies` has written; `numbers` are the arrays of the request.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Read the replies that `keep_replies` has written; raises a UserError if that fails."""
     try:
         with np.load(path, allow_pickle=False) as file:
             groups, data, task = tuple(file["groups"].tolist()), file["data"], str(file["task"])

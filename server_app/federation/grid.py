@@ -28,6 +28,9 @@ LATE_SECONDS = 5.0
 LATE_TTL = 60.0
 """Lifetime of a message to a late node, in seconds. The node gets no other message meanwhile, so none pile up."""
 
+Meanwhile = Callable[[], None] | None
+"""Work of the server to run while the nodes work."""
+
 log = logging.getLogger("appa.server")
 
 
@@ -39,16 +42,12 @@ class OverlapGrid:
     """Sends through Flower's Grid, and waits with short, growing pauses.
 
     A node that has not answered in time is late until it answers. Waits for late nodes end soon after other replies.
-
-    Attributes:
-        simulated: True in a simulation. Its nodes are never late; only the timeout limits a wait.
-        seconds_waited: seconds that the server spent idle in waits, added up until the caller sets them to 0.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.simulated = isinstance(grid, InMemoryGrid)
-        self.seconds_waited = 0.0
+        self.simulated = isinstance(grid, InMemoryGrid)  # its nodes are never late; only the timeout limits a wait
+        self.seconds_waited = 0.0  # that the server spent idle in waits, added up until the caller sets them to 0
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
     def online(self) -> frozenset[int]:
@@ -69,23 +68,12 @@ class OverlapGrid:
             return self._grid.get_nodes()
 
     def send(
-        self,
-        kind: str,
-        contents: Mapping[int, RecordDict],
-        *,
-        timeout: float,
-        meanwhile: Callable[[], None] | None = None,
+        self, kind: str, contents: Mapping[int, RecordDict], *, timeout: float, meanwhile: Meanwhile = None
     ) -> dict[int, RecordDict | Error]:
         """Push a message to each node, run `meanwhile`, then pull until all replies have arrived or time is up.
 
-        Args:
-            kind: type of the messages.
-            contents: node -> content of its message.
-            timeout: longest wait for a reply, in seconds from the push.
-            meanwhile: work of the server to run while the nodes work.
-
-        Returns:
-            Node that was asked -> its reply, in order of arrival. The sender named in a reply is ignored.
+        `timeout` is the longest wait for a reply, in seconds from the push. Returns the replies by the node that was
+        asked, in order of arrival. The sender named in a reply is ignored.
         """
         outgoing = [
             self._grid.create_message(content, kind, node, "", LATE_TTL if node in self._late else None)

@@ -10,8 +10,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from appa_flwr.core.errors import UserError
 
 KEY = "run.group-keys"
-
-
 GroupKeys = Mapping[str, bytes]
 """Group -> its public key, as DER bytes."""
 
@@ -25,8 +23,7 @@ def names_of(node: NodeInfo, keys: GroupKeys) -> frozenset[str]:
 def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
     """Read the keys in a TOML file, group = "public key in OpenSSH's format"; None if `run.group-keys` is empty.
 
-    Raises:
-        UserError: the file cannot be read, has other content, or lacks one of the expected groups.
+    Raises a UserError if the file cannot be read, has other content, or lacks one of the expected groups.
     """
     if not path:
         return None

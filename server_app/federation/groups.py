@@ -5,11 +5,10 @@ Axis letters: G groups, J answers, N numbers.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, RecordDict
 
 from appa_flwr.core.errors import UserError
@@ -17,15 +16,13 @@ from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest, Task
 from appa_flwr.secure import masks
 from appa_flwr.secure.masks import SEED_BYTES, Words
-from server_app.federation.ask import FloatArray, LostSum, Replies, keep_replies, kept_replies
+from pluralllm.data import BoolArray, FloatArray
+from server_app.federation.ask import LostSum, Replies, keep_replies, kept_replies
 from server_app.federation.foreign import listed, plain
+from server_app.federation.grid import Meanwhile
 from server_app.federation.members import Members
 
 Numbers = Mapping[str, Number]
-Meanwhile = Callable[[], None] | None
-
-CHECKPOINT_EVERY = 10
-"""PPO iterations from one checkpoint to the next, for plain replies."""
 
 OPENINGS = 2
 """How often at most a group is asked to open a sum."""
@@ -40,16 +37,10 @@ log = logging.getLogger("appa.server")
 class Groups(Members):
     """All groups of a run, and their numbers."""
 
-    @property
-    def checkpoint_every(self) -> int:
-        """PPO iterations from one checkpoint to the next; 1 under sums, since the groups' histories never go back."""
-        return CHECKPOINT_EVERY if self.plain else 1
-
     def send_catalogue(self, catalogue: Catalogue) -> dict[str, int]:
         """Send the public questions to all groups; return how many training questions each group has answered.
 
-        Raises:
-            TooFew: too few groups take part.
+        Raises TooFew if too few groups take part.
         """
         self._catalogue = catalogue
         self._hand_out(messages.CATALOGUE, messages.pack_catalogue(catalogue), "take the catalogue of questions")
@@ -57,11 +48,7 @@ class Groups(Members):
         return {name: count for name, count in counts.items() if count is not None}
 
     def send_targets(self, weights: ArrayRecord) -> None:
-        """Send the frozen PluralLLM to all groups, which compute their target tables with it.
-
-        Raises:
-            TooFew: too few groups have a target table.
-        """
+        """Send the frozen PluralLLM to all groups, which compute their target tables with it; TooFew if too few do."""
         self._hand_out(messages.TARGETS, messages.pack_weights(weights), "write a target table")
 
     def _hand_out(self, kind: str, content: RecordDict, what: str) -> None:
@@ -74,8 +61,6 @@ class Groups(Members):
     def ask(self, ask: Ask, *, meanwhile: Meanwhile = None) -> Replies:
         """Ask all groups for numbers, or read the replies to the same request from the run's folder.
 
-        `meanwhile` runs on the server while the groups work.
-
         Raises:
             TooFew: fewer groups answered than `run.min-groups`, or fewer than three under sums.
             LostSum: the sum cannot be opened, or a group's part of it was wrong.
@@ -83,9 +68,9 @@ class Groups(Members):
         """
         assert self._catalogue is not None
         setup = (self._digests.get(kind, "") for kind in (messages.CATALOGUE, messages.TARGETS))
-        world, summed = asks.world_of(self.config, *setup), not self.plain and ask.kind != asks.OWN_SCORES
-        numbers = asks.numbers_of(ask, self._catalogue)
-        path, key = None, f"{ask.kind} {asks.request_digest(ask, world)} {'summed' if summed else 'plain'}"
+        request = asks.request_digest(ask, asks.world_of(self.config, *setup))
+        numbers, summed = asks.numbers_of(ask, self._catalogue), not self.plain and ask.kind != asks.OWN_SCORES
+        path, key = None, f"{ask.kind} {request} {'summed' if summed else 'plain'}"
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self._answers is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
             path = self._answers / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
@@ -101,19 +86,19 @@ class Groups(Members):
         if back := sorted(name for name, _ in self._hosts().items() - before):
             log.warning("back: %s", ", ".join(back))
         if summed and not self.simulated:
-            replies = self._sum(ask, numbers, world, meanwhile)
+            replies = self._sum(ask, numbers, request, meanwhile)
         else:
-            replies = self._rows(ask, numbers, world, meanwhile)
+            replies = self._rows(ask, numbers, request, meanwhile)
             if summed:
                 replies = replace(replies, data=replies.data.sum(axis=0))
         if path is not None:
             keep_replies(path, replies)
         return replies
 
-    def _rows(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
+    def _rows(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
         """Ask for every group's numbers; a group with faulty numbers counts as missing."""
         assert self._catalogue is not None
-        content = messages.pack_ask(ask, Task(self.config.run_name, request=asks.request_digest(ask, world)))
+        content = messages.pack_ask(ask, Task(self.config.run_name, request=request))
         contents = dict.fromkeys(self._hosts().values(), content)
         replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=(np.float64, 2))
         row_of: dict[str, FloatArray] = {}
@@ -126,16 +111,16 @@ class Groups(Members):
         _warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
         self._require(row_of, f"give {ask.kind}")
-        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), asks.request_digest(ask, world))
+        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), request)
 
-    def _sum(self, ask: Ask, numbers: Numbers, world: str, meanwhile: Meanwhile) -> Replies:
+    def _sum(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
         """Sum masked numbers over a cohort, which then opens the sum; if groups stay silent, the others send again."""
         hosts, size = self._hosts(), (len(asks.scales(numbers)),)
         cohort = tuple(hosts)
         while True:
             self._require(cohort, f"add {ask.kind}")
             self._round += 1
-            task = Task(self.config.run_name, self._round, cohort, asks.request_digest(ask, world), self._roster)
+            task = Task(self.config.run_name, self._round, cohort, request, self._roster)
             content = messages.pack_ask(ask, task)
             names = {hosts[name]: name for name in cohort}
             contents = dict.fromkeys(names, content)
@@ -181,7 +166,7 @@ def _warn_missing(reasons: Mapping[str, str]) -> None:
         log.warning(f"{some} as missing: %s", listed(names), plain(reason))
 
 
-def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK: npt.NDArray[np.bool_]) -> str | None:
+def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK: BoolArray) -> str | None:
     """Fault in a group's row; None if the row can be used."""
     try:
         own = asks.split(row_N, numbers)
@@ -198,10 +183,9 @@ def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK
     if ask.kind != asks.REWARDS:
         return None
     request = ScoreRequest.of(ask)
-    unreadable_J = np.isnan(request.prediction_JK).all(axis=1)
     for metric, side in request.keys:
         reward_J, known_J = own[f"{metric} {side} reward"], own[f"{metric} {side} known"]
-        if (reward_J[unreadable_J] > 0).any():
+        if (reward_J[~request.readable_J] > 0).any():
             return f"{metric} rewards above 0 for answers that nobody can read"
         if not np.isin(known_J, (0.0, 1.0)).all() or (side == asks.TARGET_SIDE and not known_J.all()):
             return f"{metric} rewards that are not known"

@@ -6,7 +6,7 @@ Nodes are other parties. A node may speak only for its own groups, and its repli
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from appa_flwr.protocol.messages import Reply
 from appa_flwr.secure.roster import LEAST_GROUPS
 from server_app.federation.ask import LostSum, TooFew
 from server_app.federation.foreign import listed
-from server_app.federation.grid import OverlapGrid
+from server_app.federation.grid import Meanwhile, OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
 
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
@@ -43,31 +43,23 @@ log = logging.getLogger("appa.server")
 
 @dataclass
 class Node:
-    """State of a node, as known to the server.
+    """State of a node, as known to the server."""
 
-    Attributes:
-        groups: groups that the node may speak for, whether or not they are in the run.
-        roster: SHA-256 of the roster of secure sums that its owner has pinned.
-        answered: group of the run on the node -> number of training questions that it has answered.
-        may: kinds of numbers that its owner lets leave.
-        held: 0 if the node must be greeted, else 1 plus the number of setup messages that it holds, in their order.
-        failures: failed setup messages since the node was last set up completely.
-        error: code of its error reply to the last message; 0 if there was none.
-        out: True if the node is left out and gets no messages.
-    """
-
-    groups: tuple[str, ...] = ()
-    roster: str = ""
-    answered: Mapping[str, int] = field(default_factory=dict)
-    may: frozenset[str] = frozenset()
-    held: int = 0
-    failures: int = 0
-    error: int = 0
-    out: bool = False
+    groups: tuple[str, ...] = ()  # groups that the node may speak for, whether or not they are in the run
+    roster: str = ""  # SHA-256 of the roster of secure sums that its owner has pinned
+    answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
+    may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
+    held: int = 0  # 0 if the node must be greeted, else 1 plus the number of setup messages that it holds
+    failures: int = 0  # failed setup messages since the node was last set up completely
+    error: int = 0  # code of its error reply to the last message; 0 if there was none
+    out: bool = False  # the node is left out and gets no messages
 
 
 class Members:
     """The groups of a run and the nodes that host them.
+
+    `keys` are the groups' public keys, if the run checks them; `survey` is the path of the run's survey, which
+    simulated nodes read; `answers` is the folder for replies.
 
     Attributes:
         names: the groups of the run, whether or not they have joined.
@@ -83,7 +75,6 @@ class Members:
         survey: str = "",
         answers: Path | None = None,
     ) -> None:
-        """`survey` is the path of the run's survey, which simulated nodes read; `answers` is the folder for replies."""
         self.grid, self.config, self._keys, self.plain = grid, config, keys, config.run.sums == "plain"
         self._survey, self._answers = survey if grid.simulated else "", answers
         self.names: tuple[str, ...] = ()
@@ -119,11 +110,9 @@ class Members:
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def gather(self, expected: Sequence[str], *, patience: float) -> None:
-        """Greet nodes until all expected groups have joined, or `patience` ends and enough groups have joined.
+        """Greet nodes until all expected groups have joined, or until `patience` seconds have passed and enough have.
 
-        Args:
-            expected: names of the groups that should join, now or later; empty in a simulation for all groups.
-            patience: seconds to wait for the groups; a deployed node that is greeted late has a few more to reply.
+        `expected` names the groups that should join, now or later, and is empty in a simulation for all groups.
 
         Raises:
             UserError: a deployment names no groups, two nodes speak for the same group, or too few groups joined.
@@ -131,16 +120,13 @@ class Members:
         if not (expected or self.simulated):
             raise UserError("groups: name the groups that take part; no other group may join a deployment")
         self.names = tuple(expected)
-        now = time.monotonic()
-        deadline = now + patience
+        deadline = time.monotonic() + patience
         while True:
-            left = self.config.run.reply_timeout if self.simulated else max(JOIN_SECONDS, deadline - now)
-            self._meet(timeout=left)
-            now = time.monotonic()
-            if len(self._node_of) >= (len(expected) or self._least) or now > deadline:
+            left = max(JOIN_SECONDS, deadline - time.monotonic())  # a node that is greeted late has time to reply
+            self._meet(timeout=self.config.run.reply_timeout if self.simulated else left)
+            if len(self._node_of) >= (len(expected) or self._least) or time.monotonic() > deadline:
                 break
             time.sleep(JOIN_PAUSE)
-            now = time.monotonic()
         self._agree_on_roster()
         # The order of groups is fixed: sums over groups must not depend on the order in which nodes replied.
         self.names = self.names or tuple(sorted(self._node_of))
@@ -181,40 +167,35 @@ class Members:
 
     def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
         """Ask nodes for their groups: node -> groups that it may speak for, empty if it cannot take part."""
-        keyed = self._names_by_key(nodes)
+        keyed, groups_of = self._names_by_key(nodes), dict[int, tuple[str, ...]]()
         hello = messages.pack_hello(self.config.run_name, self._survey)
-        groups_of = {}
         replies = self._send(messages.HELLO, dict.fromkeys(keyed, hello), timeout=timeout)
         second = sorted([0, self._round, *(reply.fields["round"] for reply in replies.values())])[-2]
         most = second + MOST_AHEAD if len(replies) > 1 else MOST_ROUNDS
         for node, reply in replies.items():
             known, last_round, allowed = self._nodes[node], reply.fields["round"], keyed[node]
             known.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
-            known.roster, groups_of[node] = reply.fields["roster"], known.groups
+            known.roster, groups_of[node] = reply.fields["roster"], ()
             if strange := sorted(set(reply.groups) - set(known.groups)):
                 log.warning("node %s speaks for %s without its key; that claim is ignored", node, listed(strange))
             if last_round > most:
                 log.warning("node %s reports an impossible number of masked rounds; the node is left out", node)
-                groups_of[node] = ()
             elif self._roster and known.roster != self._roster:
                 _warn_of_roster(known.groups)
-                groups_of[node] = ()
             else:
                 self._round = max(self._round, last_round)
+                groups_of[node] = known.groups
         return groups_of
 
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
-        """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys.
-
-        A node without any group's key is not greeted: it could make the server wait.
-        """
+        """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys."""
         joining = sorted(node for node in nodes if not self._nodes[node].out)
         if self._keys is None:
             return dict.fromkeys(joining)
         keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
         for node in sorted(node for node, names in keyed.items() if not names):
             log.warning("node %s has no group's key; the node is left out", node)
-            self._nodes[node].out = True
+            self._nodes[node].out = True  # it could make the server wait
         return {node: names for node, names in keyed.items() if names}
 
     def _agree_on_roster(self) -> None:
@@ -266,7 +247,7 @@ class Members:
         contents: Mapping[int, RecordDict],
         *,
         timeout: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Meanwhile = None,
         numbers: tuple[type[Any], int] | None = None,
     ) -> dict[int, Reply]:
         """Send messages of one kind; return the replies that follow the protocol, and log all other replies."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.analysis import rules
 from appa_flwr.analysis.rules import State
@@ -18,10 +17,10 @@ from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.rewards import training_reward
 from appa_flwr.secure import rule_sums
 from appa_flwr.secure.rule_sums import FromSums, SumState
+from pluralllm.data import FloatArray
 from server_app.federation.answers import Answers
 from server_app.federation.ask import Replies
 
-FloatArray = npt.NDArray[np.float64]
 RuleState = State | SumState
 
 _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}

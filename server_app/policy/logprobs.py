@@ -3,15 +3,15 @@
 A survey prompt is one long fixed instruction before one short question. So the common prefix of all prompts runs once,
 and all rows share its keys and values; in a batch of rows with one prompt, the rows share the whole prompt.
 
-Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, S scored tokens of all rows, B scored
-tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
+Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, L tokens of a row in one pass,
+S scored tokens of all rows, B scored tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from appa_flwr.core.errors import UserError
-from server_app.policy.last_layer import computing_only
 from server_app.policy.sequences import Sequences
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
-"""Most logits in a block, by device; a smaller block would slow the matrix product down. On a GPU this limit is 262
-tokens of Gemma. With gradients a logit takes about 24 bytes.
-"""
+"""Most logits in a block, by device: on a GPU 262 tokens of Gemma. With gradients a logit takes about 24 bytes."""
 TOKENS = "tokens (ppo.micro-batch-tokens)"
 FEWEST_TOKENS = 64  # smallest limit of a pass; if memory does not hold such a pass, the run ends
 PROBE_TOKENS = 6  # length of the row that `finite_logits` checks
@@ -52,11 +49,7 @@ class Budget:
         self.size, self._unit, self._fewest = size, unit, fewest
 
     def run(self, passes: Callable[[int], _T]) -> _T:
-        """Return `passes(size)`; when memory runs out, start again with half the size.
-
-        Raises:
-            torch.OutOfMemoryError: memory does not hold a pass of the smallest size.
-        """
+        """Return `passes(size)`; when memory runs out, start again with half the size, down to `fewest`."""
         while True:
             try:
                 return passes(self.size)
@@ -66,6 +59,30 @@ class Budget:
             torch.cuda.empty_cache()
             self.size //= 2
             log.warning("out of memory: from here on passes have %d %s", self.size, self._unit)
+
+
+@contextmanager
+def computing_only(trunk: Any, read_JL: Tensor) -> Iterator[None]:
+    """Within the block, the trunk's last hidden states are correct where `read_JL` is True, and arbitrary elsewhere.
+
+    After the last layer's attention no position depends on another. So of the positions that are not read the last
+    layer computes keys and values only.
+    """
+    places = read_JL.nonzero(as_tuple=True)  # computed once: each indexing by a mask waits for the GPU
+
+    def gather(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0][places], *inputs[1:])
+
+    def scatter(_: nn.Module, __: Any, result_SH: Tensor) -> Tensor:
+        full_JLH = result_SH.new_zeros(*read_JL.shape, result_SH.shape[-1])
+        return full_JLH.index_put(places, result_SH)
+
+    last = trunk.layers[-1]
+    with ExitStack() as hooks:
+        for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp):  # they process each position alone
+            for handle in (part.register_forward_pre_hook(gather), part.register_forward_hook(scatter)):
+                hooks.callback(handle.remove)
+        yield
 
 
 @contextmanager
@@ -126,29 +143,20 @@ def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
     return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)
 
 
-def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) -> Tensor:
-    """Log-probability of given tokens under softmax(logits / temperature), by gather and logsumexp.
-
-    `logits_SV` are the logits at the position before each token. S may be any shape; `token_S` and the result have the
-    same shape. `temperature` > 0. The result is float32, or float64 for float64 logits.
-    """
-    scaled_SV = (logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()) / temperature
-    return scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1) - scaled_SV.logsumexp(-1)
-
-
 def response_logprobs(
     model: PreTrainedModel, sequences: Sequences, *, temperature: float, prefix: Layers = ()
 ) -> Tensor:
-    """Log-probabilities of the response tokens (J, T), 0 outside the mask.
+    """Log-probabilities of the response tokens (J, T), 0 outside the mask, at a temperature above 0.
 
-    Computes logits only for these tokens, block by block. `temperature` > 0. `prefix` comes from `shared_prefix` and
-    is empty if the rows have no prefix.
+    Logits are computed for these tokens only, block by block. `prefix` comes from `shared_prefix`.
     """
     hidden_SH = _response_states(model.base_model, sequences, prefix)
     token_S = sequences.response_JT[sequences.mask_JT]
 
     def block(hidden_BH: Tensor, token_B: Tensor) -> Tensor:
-        return token_logprobs(logits(model, hidden_BH), token_B, temperature=temperature)
+        logits_BV = logits(model, hidden_BH)
+        scaled_BV = (logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()) / temperature
+        return scaled_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1) - scaled_BV.logsumexp(-1)
 
     size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
     blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))

@@ -83,8 +83,7 @@ def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
 def full_loss(*, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, num_tokens: int) -> Tensor:
     """Equation 7, full PPO loss: (L_POLICY + c1 L_VF) / tokens; the PPO table gives the entropy no weight (c2 = 0).
 
-    Takes the sums of a micro-batch and the token count of its mini-batch, so that micro-batches add up to the mean over
-    the mini-batch. Linear in both losses, so that either can be backpropagated alone.
+    Takes the sums of a micro-batch and the token count of its mini-batch, so that micro-batches add up to the mean.
     """
     return torch.as_tensor(policy / num_tokens + VALUE_COEFFICIENT * value / num_tokens)
 

@@ -1,8 +1,6 @@
 """The models of PPO: policy, reference and value, by LoRA on one frozen base or by full fine-tuning.
 
 PPO uses `FullModels` and `LoraModels` alike, and does not know which weights they share.
-
-Axis letters: J rollouts, T response tokens.
 """
 
 import copy
@@ -17,6 +15,7 @@ from transformers import PreTrainedModel
 
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
+from server_app.policy.base import Base, load_model
 from server_app.policy.one_product import round_once
 
 SFT, POLICY, VALUE = "sft", "policy", "value"  # adapter names in PEFT
@@ -67,13 +66,10 @@ class FullModels:
 class LoraModels:
     """LoRA adapters for policy and value on one frozen base, over SFT's own adapter where there is one.
 
-    The attributes are those of `FullModels`.
+    The attributes are those of `FullModels`. The reference is the base with SFT's adapter alone. SFT's adapter stays
+    separate and frozen: merged into weights of 16 bits or fewer, most of its update would be rounded away.
 
-    The reference is the base with SFT's adapter alone. SFT's adapter stays separate and frozen: merged into weights of
-    16 bits or fewer, most of its update would be rounded away.
-
-    PEFT resets `requires_grad` whenever adapters are switched. So every switch goes through `_switch`, which turns the
-    gradients of policy and value on again.
+    PEFT resets `requires_grad` whenever adapters are switched. So every switch goes through `_switch`.
     """
 
     def __init__(
@@ -156,3 +152,11 @@ def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | No
         return FullModels(model, value=value)
     targets = list(split_names(config.policy.ppo_targets))
     return LoraModels(model, rank=config.policy.lora_rank, targets=targets, value=value, sft_adapter=sft_adapter)
+
+
+def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
+    """Load PPO's models: from SFT's model, or from the base with SFT's adapter; raises UserError as `load_model`."""
+    if config.policy.tuning == "full":
+        return ppo_models(config, load_model(config, str(sft), quantized=False))
+    model = load_model(config, base.source, quantized=config.policy.tuning == "qlora")
+    return ppo_models(config, model, sft_adapter=sft)

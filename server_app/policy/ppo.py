@@ -6,9 +6,8 @@ Axis letters: J rollouts, T response tokens.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +33,7 @@ MAX_GRAD_NORM = 1.0  # each model's gradient is clipped to this norm; not in the
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
 
-@dataclass(frozen=True)
-class ReferencePass:
+class ReferencePass(NamedTuple):
     """Results that the server computes while the groups answer; (J, T) each, 0 outside the mask.
 
     Attributes:
@@ -49,48 +47,25 @@ class ReferencePass:
     policy_logprob_JT: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """Fixed values in the losses of an update; (J, T) each.
+class _Targets(NamedTuple):
+    """Fixed values in the losses of an update, (J, T) each; returns are unused without a value model."""
 
-    Attributes:
-        old_JT: log pi before the update.
-        importance_JT: pi / pi_sampler before the update, capped.
-        advantage_JT: whitened advantages.
-        value_JT: V before the update.
-        return_JT: regression targets of V; unused without a value model.
-    """
-
-    old_JT: Tensor
-    importance_JT: Tensor
-    advantage_JT: Tensor
-    value_JT: Tensor
+    old_JT: Tensor  # log pi before the update
+    importance_JT: Tensor  # pi / pi_sampler before the update, capped
+    advantage_JT: Tensor  # whitened
+    value_JT: Tensor  # V before the update
     return_JT: Tensor
-
-    def rows(self, index: Tensor, width: int) -> "_Targets":
-        """The rows `index`, cut to `width` tokens."""
-        return _Targets(*(getattr(self, field.name)[index, :width] for field in fields(self)))
 
 
 class PPOEngine:
     """Owns models, optimizer and random generators; `rollout`, `reference_pass` and `update` make an iteration.
 
-    Args:
-        models: policy, reference and value.
-        settings: the `ppo` section of the config.
-        num_iterations: iterations of the run; the learning rate falls linearly to 0 over them.
-        stop_ids: tokens that end an answer.
-        seed: seed of sampling and of the order within an update.
+    The learning rate falls linearly to 0 over `num_iterations`. `stop_ids` are the tokens that end an answer; `seed` is
+    of sampling and of the order within an update.
     """
 
     def __init__(
-        self,
-        models: PolicyModels,
-        settings: PPOSection,
-        *,
-        num_iterations: int,
-        stop_ids: Sequence[int],
-        seed: int,
+        self, models: PolicyModels, settings: PPOSection, *, num_iterations: int, stop_ids: Sequence[int], seed: int
     ) -> None:
         self.models, self.settings = models, settings
         self._budget = Budget(TOKENS, settings.micro_batch_tokens)
@@ -142,12 +117,7 @@ class PPOEngine:
         return self._budget.run(passes)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
-        """Run all PPO epochs on one rollout batch (Equation 7).
-
-        Args:
-            rollout: the batch and its log-probabilities at sampling time.
-            reference: its reference log-probabilities and values.
-            score_J: the aggregated reward of each rollout.
+        """Run all PPO epochs on one rollout batch (Equation 7); `score_J` has the aggregated reward of each rollout.
 
         Returns:
             Means per token over all steps of the update: policy_loss, value_loss, clip_fraction and approximate_kl.
@@ -188,20 +158,14 @@ class PPOEngine:
         mask_JT, old_JT = rollout.sequences.mask_JT, rollout.logprob_JT
         if reference.policy_logprob_JT is not None:
             old_JT = reference.policy_logprob_JT
-        reward_JT = losses.shaped_rewards(
-            losses.whiten_scores(score_J),
-            old_JT,
-            reference.reference_logprob_JT,
-            mask_JT,
-            kl_coefficient=self.settings.kl_coefficient,
-        )
+        white_J, beta = losses.whiten_scores(score_J), self.settings.kl_coefficient
+        reward_JT = losses.shaped_rewards(white_J, old_JT, reference.reference_logprob_JT, mask_JT, kl_coefficient=beta)
         if self.models.head is None:
             # ppo.baseline = question. These rewards have mean 0 over answers, so whitening over answers keeps a 0 where
             # all answers to a question earn the same; a mean over tokens would not.
             reward_J = losses.leave_one_out(reward_JT.sum(1), per_question=self.settings.answers_per_question)
-            advantage_JT = return_JT = (
-                losses.whiten(reward_J, torch.ones_like(reward_J, dtype=torch.bool))[:, None] * mask_JT
-            )
+            white_J = losses.whiten(reward_J, torch.ones_like(reward_J, dtype=torch.bool))
+            advantage_JT = return_JT = white_J[:, None] * mask_JT
         else:
             advantage_JT, return_JT = losses.gae(
                 reward_JT, reference.value_JT, mask_JT, gamma=DISCOUNT, gae_lambda=GAE_LAMBDA
@@ -213,8 +177,7 @@ class PPOEngine:
     def _gradients(self, batch: Sequences, targets: _Targets, mini_batch: Tensor, tokens: int) -> Tensor:
         """Compute the gradients of Equation 7 on a mini-batch, in passes of at most `tokens` tokens.
 
-        Returns:
-            Sums over the mini-batch: policy loss, value loss, clipped tokens and 0.5 (log ratio)^2.
+        Returns the sums over the mini-batch of policy loss, value loss, clipped tokens and 0.5 (log ratio)^2.
         """
         models, s = self.models, self.settings
         self._optimizer.zero_grad(set_to_none=True)
@@ -222,20 +185,15 @@ class PPOEngine:
         parts = []
         for rows in self._micro_batches(batch, mini_batch, tokens):
             part = batch.rows(rows)
-            parts.append((part, targets.rows(rows, part.mask_JT.shape[1])))
+            width = part.mask_JT.shape[1]
+            parts.append((part, _Targets(*(value_JT[rows, :width] for value_JT in targets))))
         sums = torch.zeros(4, dtype=torch.float64, device=mini_batch.device)
         # Models share one base, so the backward passes of each run while its adapter is active.
         with shared_prefix(models.policy.base_model, batch.prefix_C) as prefix:
             for part, target in parts:
                 logprob_JT = response_logprobs(models.policy, part, temperature=s.temperature, prefix=prefix)
-                policy, clipped, kl = losses.policy_loss(
-                    logprob_JT,
-                    target.old_JT,
-                    target.advantage_JT,
-                    target.importance_JT,
-                    part.mask_JT,
-                    clip_range=s.clip_range,
-                )
+                fixed = target.old_JT, target.advantage_JT, target.importance_JT
+                policy, clipped, kl = losses.policy_loss(logprob_JT, *fixed, part.mask_JT, clip_range=s.clip_range)
                 losses.full_loss(policy=policy, num_tokens=count).backward()
                 sums += torch.stack([policy.detach(), sums.new_zeros(()), clipped, kl])
         if models.head is None:
@@ -243,9 +201,8 @@ class PPOEngine:
         with models.value() as trunk, shared_prefix(trunk, batch.prefix_C) as prefix:
             for part, target in parts:
                 value_JT = response_values(trunk, models.head, part, prefix=prefix)
-                value = losses.value_loss(
-                    value_JT, target.value_JT, target.return_JT, part.mask_JT, clip_range=s.clip_range
-                )
+                before = target.value_JT, target.return_JT
+                value = losses.value_loss(value_JT, *before, part.mask_JT, clip_range=s.clip_range)
                 losses.full_loss(value=value, num_tokens=count).backward()
                 sums[1] += value.detach()
         return sums
@@ -276,9 +233,7 @@ class PPOEngine:
         """
         here, there = self._generator.device.type, state["device"]
         if here != there:
-            raise ValueError(
-                f"it was written on a {there} device and this machine has {here}; resume on a {there} device"
-            )
+            raise ValueError(f"it was written on a {there} device and this machine has {here}")
         trained = {"policy": self.models.policy_parameters, "value": self.models.value_parameters}
         with torch.no_grad():
             for name, parameters in trained.items():

@@ -12,30 +12,22 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from server_app.policy.last_layer import computing_only
-from server_app.policy.logprobs import Budget, logits, shared_prefix
+from server_app.policy.logprobs import Budget, computing_only, logits, shared_prefix
 from server_app.policy.sequences import Sequences, split_prompts
 
 COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two checks for finished rows: a check waits for the GPU
 
-Prompts = tuple[Tensor, Tensor, Tensor]
-"""Common prefix of all prompts (C,), and the rest of each prompt and its mask, both (J, P)."""
+Prompts = tuple[Tensor, Tensor, Tensor]  # see `split_prompts`
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Settings of sampling.
-
-    Attributes:
-        max_new_tokens: longest answer in tokens.
-        temperature: divides the logits before sampling; 0 decodes greedily.
-        stop_ids: tokens that end an answer, and are part of the answer.
-    """
+    """Settings of sampling."""
 
     max_new_tokens: int
-    temperature: float
-    stop_ids: tuple[int, ...]
+    temperature: float  # divides the logits before sampling; 0 decodes greedily
+    stop_ids: tuple[int, ...]  # tokens that end an answer, and are part of the answer
 
 
 @dataclass(frozen=True)
@@ -80,18 +72,10 @@ def sample(
     *,
     generator: torch.Generator | None = None,
 ) -> Rollout:
-    """Sample one answer per prompt, or decode greedily.
+    """Sample one answer to each of J prompts under softmax(logits / temperature), or decode greedily (temperature 1).
 
-    Args:
-        model: causal LM, used with its current adapters.
-        prompts: J token id lists.
-        decoding: sampling settings.
-        generator: random generator on the model's device; None only for greedy decoding.
-
-    A batch that does not fit into memory is sampled in halves, with other random numbers than the whole batch.
-
-    Returns:
-        Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
+    `generator` is on the model's device, and None only for greedy decoding. A batch that does not fit into memory is
+    sampled in halves, with other random numbers than the whole batch.
 
     Raises:
         UserError: a prompt and its answer may be longer than the model's `longest_row`.
@@ -148,9 +132,8 @@ def _decode(
 def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tuple[Cache, Tensor, Tensor, Tensor]:
     """Run the common prefix once and each different prompt once.
 
-    Returns:
-        Cache of J rows with room for `new_tokens` more; last hidden states (J, H); mask of real tokens (J, C + P);
-        position of the last token of each row (J,).
+    Returns a cache of J rows with room for `new_tokens` more, last hidden states (J, H), a mask of real tokens
+    (J, C + P), and the position of the last token of each row (J,).
     """
     prefix_C, prompt_JP, prompt_mask_JP = prompt
     prompt_QP, prompt_J = prompt_JP.masked_fill(~prompt_mask_JP, -1).unique(dim=0, return_inverse=True)

@@ -54,16 +54,14 @@ class Sequences:
 
     @property
     def num_shared_prompt_tokens(self) -> int:
-        """Number of prompt tokens after the prefix that one pass can serve for all rows.
+        """Number of prompt tokens after the prefix that one pass can serve for all rows; 0 if that does not pay.
 
-        0 for a single row, for rows with different prompts, without a prefix, or if these tokens are too few. The last
-        token of the prompt is not shared: its hidden state predicts each row's first response token.
+        The last token of the prompt is not shared: its hidden state predicts each row's first response token.
         """
         own = self.prompt_JP.shape[1]
-        same = len(self.prompt_JP) > 1 and bool(
-            self.prompt_mask_JP.all() and (self.prompt_JP == self.prompt_JP[0]).all()
-        )
-        return own - 1 if same and own > MIN_TOKENS and len(self.prefix_C) else 0
+        if len(self.prompt_JP) == 1 or own <= MIN_TOKENS or not len(self.prefix_C):
+            return 0
+        return own - 1 if self.prompt_mask_JP.all() and (self.prompt_JP == self.prompt_JP[0]).all() else 0
 
     def after(self, tokens: int) -> "Sequences":
         """The same rows without the first `tokens` tokens of their common prompt."""
@@ -80,24 +78,22 @@ class Sequences:
             return _chunks(rows, self.length_J[rows], tokens=tokens)
         marked_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
         _, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
-        mixed, chunks = [], []
+        mixed, chunks = [rows[:0]], []
         for prompt in range(int(prompt_J.max()) + 1):
             members = rows[prompt_J == prompt]
             if common := self.rows(members).num_shared_prompt_tokens:
                 chunks += _chunks(members, self.length_J[members] - common, tokens=tokens)
             else:
                 mixed.append(members)
-        if mixed:
-            others = torch.cat(mixed)
+        if len(others := torch.cat(mixed)):
             chunks += _chunks(others, self.length_J[others], tokens=tokens)
         return chunks
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """Join prompt and response of each row for one pass, with all padding on the right.
 
-        Returns:
-            Token ids (J, L), without the last token of the longest row, which predicts nothing; and a mask (J, L), True
-            at the positions that predict a response token, in the order of these tokens.
+        Returns token ids (J, L), without the last token of the longest row, which predicts nothing; and a mask (J, L),
+        True at the positions that predict a response token.
         """
         ids_JL = torch.cat([self.prompt_JP, self.response_JT], 1)
         real_JL = torch.cat([self.prompt_mask_JP, self.mask_JT], 1)
@@ -136,8 +132,7 @@ def split_prompts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split prompts into the common prefix (C,) that rows can share, and the rest with its mask, both (J, P).
 
-    Raises:
-        UserError: the longest prompt with `response_length` more tokens is longer than the model's `longest_row`.
+    Raises the UserError of `check_length`.
     """
     check_length(model, prompts, response_length=response_length)
     shared = common_length(prompts)
@@ -146,11 +141,7 @@ def split_prompts(
 
 
 def check_length(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int) -> None:
-    """Check that the longest prompt with `response_length` more tokens is no longer than the model's `longest_row`.
-
-    Raises:
-        UserError: it is longer.
-    """
+    """Raise a UserError if the longest prompt with `response_length` more tokens is above the model's `longest_row`."""
     longest = max(map(len, prompts)) + response_length
     if longest > longest_row(model.config):
         raise UserError(
@@ -159,15 +150,12 @@ def check_length(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, re
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
-    """Length in tokens of the common prefix of all prompts, J non-empty token id lists.
+    """Length in tokens of the common prefix of J non-empty prompts, or 0 if sharing it does not pay.
 
-    0 if sharing it does not pay, else at least `MIN_TOKENS`. Less than the shortest prompt, whose last token predicts
-    the first token of the answer.
+    Less than the shortest prompt, whose last token predicts the first token of the answer.
     """
-    first, last = (
-        min(map(list, prompts)),
-        max(map(list, prompts)),
-    )  # in sorted order, all prompts share the common prefix of the first and the last
+    # In sorted order, all prompts share the common prefix of the first and the last.
+    first, last = min(map(list, prompts)), max(map(list, prompts))
     differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     common = min(next(differ, len(first)), min(map(len, prompts)) - 1)
     return common if common >= MIN_TOKENS else 0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -21,33 +20,28 @@ from trl import SFTConfig, SFTTrainer
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
+from pluralllm.data import BoolArray, FloatArray, IntArray
 from server_app.policy.base import Base
 from server_app.policy.logprobs import TOKENS, Budget, NotFinite, finite_logits, response_logprobs, shared_prefix
 from server_app.policy.models import ALPHA_PER_RANK
 from server_app.policy.one_product import round_once
 from server_app.policy.sequences import Sequences, pad, split_prompts
 
-FloatArray = npt.NDArray[np.float64]
-
 MAX_PASS = 32  # most answers in a forward pass
 IGNORED_LABEL = -100  # label of tokens without a loss in TRL's collator
 LORA_DROPOUT = 0.05  # of SFT's adapter (SFT table)
 
 
-def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
-    """Compute SFT's target answers from the groups' votes, as scores for `formats.answer`.
+def sft_targets(votes_GQK: FloatArray, option_QK: BoolArray, *, target: str) -> FloatArray:
+    """Compute SFT's target answers (Q, K), 0 on padding, from the groups' votes, as scores for `formats.answer`.
 
-    Args:
-        votes_GQK: each group's votes: one-hot (DPA), K..1 by rank (OPA) or distributions (`mean`).
-        option_QK: True for real options.
-        target: "majority": 1 on the option with most votes (DPA), or the most frequent full ranking (OPA);
-            "votes": the vote shares; "smoothed-votes": the shares after one more vote for every option (Laplace's
-            estimate); for rankings both order the options by mean rank score; "mean" and "predicted-mean": the mean
-            distribution.
+    Votes are one-hot (DPA), K..1 by rank (OPA) or distributions. Targets:
 
-    Returns:
-        (Q, K), 0 on padding. Ties go to the earlier option, as in `targets_of_mean`, or to the ranking that has earlier
-        options first.
+    - "majority": 1 on the option with most votes (DPA), or the most frequent full ranking (OPA). Ties go to the earlier
+      option, or to the ranking that has earlier options first.
+    - "votes": the vote shares; "smoothed-votes": the shares after one more vote for every option (Laplace's estimate).
+      For rankings both order the options by mean rank score.
+    - "mean" and "predicted-mean": the mean distribution.
     """
     if target != "majority":
         return targets_of_mean(votes_GQK.mean(0), option_QK, target=target, num_groups=votes_GQK.shape[0])
@@ -58,9 +52,7 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
     return chosen_QK
 
 
-def targets_of_mean(
-    mean_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str, num_groups: int
-) -> FloatArray:
+def targets_of_mean(mean_QK: FloatArray, option_QK: BoolArray, *, target: str, num_groups: int) -> FloatArray:
     """Compute the same targets from the mean (Q, K) of the groups' votes; majority ties go to the first option."""
     mean_QK = np.where(option_QK, mean_QK, 0.0)
     if target == "smoothed-votes":
@@ -72,12 +64,11 @@ def targets_of_mean(
 
 
 def passes_of_texts(
-    config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], train_J: npt.NDArray[np.int64]
+    config: Config, scores_QK: FloatArray, option_QK: BoolArray, train_J: IntArray
 ) -> list[tuple[int, str]]:
     """Return (question, answer text) of every SFT row, for all passes over the questions.
 
-    Each pass rounds probabilities to `sft.answer-step` up or down at random. So answers are right on average, and the
-    model memorises fewer of them.
+    Each pass rounds probabilities to `sft.answer-step` up or down at random, so that answers are right on average.
     """
     rows = config.sft.steps * config.sft.batch_size
     passes = math.ceil(rows / len(train_J)) if rows else config.sft.epochs
@@ -206,7 +197,7 @@ def make_trainer(
     folder: Path,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> SFTTrainer:
-    """Build the trainer of `fine_tune`. `rows` come from `dataset`; the trainer may write into `folder`."""
+    """Build the trainer of `fine_tune`; it may write into `folder`."""
     trained: PreTrainedModel | PeftModel = model
     torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is made before the trainer sets its seed
     if config.policy.tuning != "full":
@@ -233,19 +224,11 @@ def fine_tune(
     folder: Path,
     progress: Callable[[int, int, float], None],
 ) -> None:
-    """Fine-tune on prompt and answer pairs; only the answer's tokens count (SFT table, "Loss masking").
+    """Fine-tune on pairs of prompt ids and answer text; only the answer's tokens count (SFT table, "Loss masking").
 
-    The result is saved to a folder, not returned: accelerate wraps the trained model's `forward` in a closure, so a
-    copy of the model, such as PPO's frozen reference, would still compute with the weights of the original.
-
-    Args:
-        model: causal LM; not usable afterwards.
-        base: tokenizer and end tokens of the model.
-        config: the SFT keys; an adapter is trained unless `policy.tuning = "full"`.
-        prompts: token ids.
-        answers: one text per prompt.
-        folder: receives the tokenizer and the adapter, or with `policy.tuning = "full"` the model.
-        progress: called with (step, steps, loss).
+    The tokenizer and the adapter, or with `policy.tuning = "full"` the model, are saved to `folder`, not returned:
+    accelerate wraps the trained model's `forward` in a closure, so a copy of the model, such as PPO's frozen reference,
+    would still compute with the weights of the original. `progress` is called with (step, steps, loss).
 
     Raises:
         NotFinite: a loss, or a logit of the trained model, is infinite or NaN.
@@ -260,5 +243,5 @@ def fine_tune(
     # The saved model generates with these settings; without them it would not stop at the end tokens of this run.
     model.generation_config.eos_token_id = list(base.stop_ids)
     # the vocabulary has not changed; otherwise PEFT asks the hub whether it has
-    trained.save_pretrained(folder, **({"save_embedding_layers": False} if trained is not model else {}))
+    trained.save_pretrained(folder, **({} if trained is model else {"save_embedding_layers": False}))
     base.tokenizer.save_pretrained(folder)

@@ -7,30 +7,25 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
-from appa_flwr.protocol.asks import Ask, Catalogue
-from appa_flwr.protocol.messages import ASK
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.records import Iteration
-from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.ask import LostSum, Replies
+from pluralllm.data import IntArray
+from server_app.federation.answers import parse_answers
+from server_app.federation.ask import LostSum
 from server_app.federation.groups import Groups
 from server_app.federation.reward_rule import RewardRule, RuleState
 from server_app.policy.base import Base
-from server_app.policy.ppo import PPOEngine, ReferencePass
-from server_app.policy.sample import Rollout
-
-IntArray = npt.NDArray[np.int64]
+from server_app.policy.ppo import PPOEngine
 
 TRIES = 3
 """Batches of rollouts that an iteration samples at most when secure sums are lost; then the run ends."""
@@ -63,48 +58,15 @@ def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
     return np.repeat(order.take(settings.batch_size // number), number)
 
 
-class AskMessage(Message):
-    """A request for numbers, which `Groups` sends to all groups."""
-
-    def __init__(self, ask: Ask) -> None:
-        super().__init__(RecordDict(), 1, ASK)
-        self.ask = ask
-
-
-class RepliesMessage(Message):
-    """The groups' replies to an `AskMessage`."""
-
-    def __init__(self, replies: Replies, request: AskMessage) -> None:
-        super().__init__(RecordDict(), reply_to=request)
-        self.replies = replies
-
-
-@dataclass
-class _Round:
-    """Rollouts and answers of a round, kept while the groups score them."""
-
-    rollout: Rollout
-    answers: Answers
-    seconds: dict[str, float]
-    reference: ReferencePass | None = None
-
-
 class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the data stays with the groups, and groups send only rewards.
 
-    A round is an iteration of Algorithm 1. `configure_train` samples answers and builds the request for rewards.
-    `aggregate_train` combines the groups' numbers into one reward per answer and updates the policy. No weights travel,
-    so all Flower arrays are empty.
+    A round is an iteration of Algorithm 1. `configure_train` samples answers and makes the request for their rewards,
+    which `Groups` sends; `aggregate_train` combines the replies into one reward per answer and updates the policy. So
+    neither weights nor messages pass through Flower's arguments.
 
     Args:
-        groups: score the answers.
-        engine: samples answers and updates the policy.
-        rule: combines the groups' rewards.
-        config: config of the run.
-        base: turns token ids into text.
-        catalogue: the public questions.
         prompts: token ids of every question's prompt, by catalogue position.
-        order: order of the training questions.
         num_iterations: PPO iterations of the whole run.
         finished: called after each iteration with its line for metrics.jsonl and the rule's state.
         done: iterations completed before this process started.
@@ -140,38 +102,29 @@ class AppaStrategy(Strategy):
         *_: Any,
         **__: Any,
     ) -> Result:
-        """Run `num_rounds` more rounds.
-
-        Args:
-            grid: unused: `Groups` has its own grid, which lets the server compute while the groups score.
-            initial_arrays: unused.
-            num_rounds: iterations of Algorithm 1.
+        """Run `num_rounds` more iterations of Algorithm 1; the result is empty.
 
         Raises:
             UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost. Policy
                 and state stay those of the previous iteration.
         """
-        result = Result()
-        for _number in range(num_rounds):
-            server_round = self._done + 1
-            replies = self._replies(server_round)
-            result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
-        return result
+        for server_round in range(self._done + 1, self._done + 1 + num_rounds):
+            self._ask(server_round)
+            self.aggregate_train(server_round, ())
+        return Result()
 
-    def _replies(self, server_round: int) -> Iterable[Message]:
-        """Replies of a round. When a secure sum is lost, tries again with the next questions."""
+    def _ask(self, server_round: int) -> None:
+        """Ask for rewards of a batch of answers. When a secure sum is lost, try again with the next questions."""
         for tries_left in reversed(range(TRIES)):
-            (request,) = self.configure_train(server_round)
+            self.configure_train(server_round)
             try:
-                replies = self._groups.ask(request.ask, meanwhile=self._reference_pass)
+                self._replies = self._groups.ask(self._request, meanwhile=self._reference_pass)
+                break
             except LostSum as error:
                 if not tries_left:
                     raise
                 log.warning("iteration %d: %s; the next questions are answered instead", server_round, error)
-            else:
-                self._round.seconds["federation_wait"] = self._groups.seconds_waited
-                return [RepliesMessage(replies, request)]
-        raise AssertionError
+        self._seconds["federation_wait"] = self._groups.seconds_waited
 
     def configure_train(
         self,
@@ -179,43 +132,39 @@ class AppaStrategy(Strategy):
         arrays: ArrayRecord | None = None,
         config: ConfigRecord | None = None,
         grid: Grid | None = None,
-    ) -> list[AskMessage]:
-        """Sample answers to the next questions and build the request for their rewards."""
-        seconds = dict[str, float]()
-        with timed(seconds, "rollout"):
+    ) -> list[Message]:
+        """Sample answers to the next questions and make the request for their rewards."""
+        self._seconds = dict[str, float]()
+        with timed(self._seconds, "rollout"):
             question_J = next_questions(self._order, self._config.ppo)
-            rollout = self._engine.rollout([self._prompts[q] for q in question_J])
-            texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
-            answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
+            self._rollout = self._engine.rollout([self._prompts[q] for q in question_J])
+            sequences = self._rollout.sequences
+            texts = self._base.texts(sequences.response_JT, sequences.mask_JT)
+            self._answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
         draw = server_round if self._config.pluralllm.fresh_contexts else 0
-        self._round = _Round(rollout, answers, seconds)
-        return [AskMessage(self._rule.ask(self._state, answers, draw))]
+        self._request = self._rule.ask(self._state, self._answers, draw)
+        return []
 
     def _reference_pass(self) -> None:
         """Compute reference log-probs and values while the groups score."""
-        with timed(self._round.seconds, "reference"):
-            self._round.reference = self._engine.reference_pass(self._round.rollout.sequences)
+        with timed(self._seconds, "reference"):
+            self._reference = self._engine.reference_pass(self._rollout.sequences)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord | None]:
         """Combine the groups' numbers into one reward per answer by the rule, and update the policy."""
-        now = self._round
-        assert now.reference is not None
-        (reply,) = replies
-        assert isinstance(reply, RepliesMessage)
-        reward_J, state, fields = self._rule.result(self._state, now.answers, reply.replies)
-        with timed(now.seconds, "update"):
-            device = now.rollout.logprob_JT.device
-            score_J = torch.tensor(reward_J, dtype=torch.float32, device=device)
-            learned = self._engine.update(now.rollout, now.reference, score_J)
+        reward_J, state, fields = self._rule.result(self._state, self._answers, self._replies)
+        with timed(self._seconds, "update"):
+            score_J = torch.tensor(reward_J, dtype=torch.float32, device=self._rollout.logprob_JT.device)
+            learned = self._engine.update(self._rollout, self._reference, score_J)
         self._done, self._state = server_round, state
         line = Iteration(
             iteration=server_round,
             num_iterations=self._num_iterations,
             **(fields | learned),
-            seconds={name: round(value, 4) for name, value in now.seconds.items()},
+            seconds={name: round(value, 4) for name, value in self._seconds.items()},
         )
         self._finished(line, self._state)
-        return None, MetricRecord({"reward": line.reward, "fairness-index": line.fairness_index})
+        return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -28,8 +27,6 @@ from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.policy.logprobs import response_logprobs
 from server_app.policy.sequences import Sequences, pad
-
-FloatArray = npt.NDArray[np.float64]
 
 LONGEST = 2048  # context length, in tokens
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -44,30 +41,17 @@ TOKENS_PER_PASS = 5120  # padding counted; bounds memory
 
 @dataclass(frozen=True)
 class TinyRecipe:
-    """Settings that determine the tiny model's weights. Their hash, with the questions, is the cache key.
-
-    Attributes:
-        task: "dpa" or "opa".
-        steps: optimizer steps on the format-only corpus.
-        counted: whether prompts state the number of options, as for a real survey.
-        batch_size: sequences per step.
-        learning_rate: peak of a one-cycle schedule for AdamW.
-        vocab_size: upper bound of the BPE vocabulary.
-        hidden_size: width of the model.
-        num_layers: decoder layers.
-        num_heads: attention heads (half as many key-value heads).
-        seed: seeds weights and corpus.
-    """
+    """Settings that determine the tiny model's weights. Their hash, with the questions, is the cache key."""
 
     task: str
     steps: int
-    counted: bool = False
+    counted: bool = False  # whether prompts state the number of options, as for a real survey
     batch_size: int = 64
-    learning_rate: float = 3e-3
-    vocab_size: int = 2048
+    learning_rate: float = 3e-3  # peak of a one-cycle schedule for AdamW
+    vocab_size: int = 2048  # upper bound of the BPE vocabulary
     hidden_size: int = 96
     num_layers: int = 3
-    num_heads: int = 4
+    num_heads: int = 4  # half as many key-value heads
     seed: int = 0
 
     def prompt(self, text: str, options: Sequence[str]) -> str:
@@ -104,19 +88,12 @@ def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTra
     )
 
 
-def random_shares(num_options: int, rng: np.random.Generator) -> FloatArray:
-    """A random, sometimes peaked, distribution (K,)."""
-    concentration = np.exp(rng.uniform(*np.log(CONCENTRATION)))
-    return rng.dirichlet(np.full(num_options, concentration))
-
-
 def corpus(
     recipe: TinyRecipe, questions: Sequence[Question], rng: np.random.Generator
 ) -> Iterator[list[tuple[str, str]]]:
     """Yield the (prompt, answer) pairs of one step, without end.
 
-    With `counted`, all numbers of options up to the largest are equally likely. Options are drawn from all questions,
-    since few questions have ten.
+    With `counted`, all numbers of options up to the largest are equally likely, with options from any questions.
     """
     options = [option for question in questions for option in question.options]
     most = max(OPTIONS, *(len(question.options) for question in questions))
@@ -126,14 +103,18 @@ def corpus(
         prompt = recipe.prompt(text, [options[i] for i in rng.integers(len(options), size=size)])
         return prompt.rpartition("\n")[2] if rng.random() < CUE_SHARE else prompt, size
 
+    def random_answer(num_options: int) -> str:
+        concentration = np.exp(rng.uniform(*np.log(CONCENTRATION)))
+        shares_K = rng.dirichlet(np.full(num_options, concentration))
+        return formats.answer(recipe.task, shares_K, step=ANSWER_STEP)
+
     while True:
         asked = [questions[index] for index in rng.integers(len(questions), size=recipe.batch_size)]
         if recipe.counted:
             rows = [counted_row(question.text) for question in asked]
         else:
             rows = [(recipe.prompt(question.text, question.options), len(question.options)) for question in asked]
-        shares = [(prompt, random_shares(size, rng)) for prompt, size in rows]
-        yield [(prompt, formats.answer(recipe.task, shares_K, step=ANSWER_STEP)) for prompt, shares_K in shares]
+        yield [(prompt, random_answer(size)) for prompt, size in rows]
 
 
 def load_or_build(
@@ -144,8 +125,6 @@ def load_or_build(
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> Path:
     """Return the folder of the tiny model and its tokenizer; build it if the cache lacks it.
-
-    `cache` has a folder for each recipe and set of questions; `progress` is called with (step, steps).
 
     Raises:
         UserError: the cache folder cannot be written.
@@ -160,10 +139,7 @@ def load_or_build(
 
 
 def build(
-    recipe: TinyRecipe,
-    questions: Sequence[Question],
-    *,
-    progress: Callable[[int, int], None] = lambda step, of: None,
+    recipe: TinyRecipe, questions: Sequence[Question], *, progress: Callable[[int, int], None] = lambda step, of: None
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     """Train the tiny model from scratch on the format-only corpus, on the CPU in float32 and in eval mode."""
     tokenizer = build_tokenizer(recipe, questions)

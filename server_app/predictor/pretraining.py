@@ -20,9 +20,10 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
+from pluralllm.data import FloatArray
 from pluralllm.residual import SHARES_KEY
 from pluralllm.training import build, choices
-from server_app.federation.ask import FloatArray, LostSum, Replies
+from server_app.federation.ask import LostSum, Replies
 from server_app.federation.groups import Groups
 
 LARGEST_STEP = 10.0  # longest step of a group, in units of the round's median
@@ -45,11 +46,8 @@ def pretrain(
 ) -> tuple[ArrayRecord, list[float]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    After the last round the shares of the views are chosen by the groups' errors on held-out questions. The
-    groups must hold the catalogue. `progress` is called with (round, rounds, mean loss).
-
-    Returns:
-        The weights, and the groups' mean loss in every round.
+    After the last round the shares of the views are chosen by the groups' errors on held-out questions. `progress` is
+    called with (round, rounds, mean loss). Returns the weights, and the groups' mean loss in every round.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
@@ -100,13 +98,8 @@ def federated_average(
     """Average the groups' weights and losses after a round, weighted by their numbers of answers (FedAvg).
 
     The arithmetic is that of Flower's FedAvg: float32, added in the order of the groups. `SHARES_KEY` is not trained,
-    and groups cannot change it.
-
-    Args:
-        sent: the weights that the round started from.
-        names: names of the G groups, for messages.
-        rows: "answers" (G, 1), all above 0; "step" (G, P), the change of the weights times "answers"; "loss" (G, 1),
-            the mean loss times "answers".
+    and groups cannot change it. `rows` has "answers" (G, 1), all above 0; "step" (G, P), the change of the weights that
+    were `sent` times "answers"; "loss" (G, 1), the mean loss times "answers".
     """
     count_G1 = rows["answers"]
     step_GP = bounded(rows["step"] / count_G1, names)
@@ -123,10 +116,7 @@ def federated_average(
 
 
 def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
-    """Shorten steps to at most `LARGEST_STEP` times the median length (the lower median of an even number).
-
-    So a single group with huge weights cannot decide the round.
-    """
+    """Shorten steps to at most `LARGEST_STEP` times the (lower) median length, so that no group decides the round."""
     length_G = np.linalg.norm(step_GP, axis=1)
     longest = LARGEST_STEP * median_low(length_G)
     factor_G = np.ones(len(names))

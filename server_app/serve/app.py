@@ -18,7 +18,7 @@ from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from server_app.evaluation import round_in_words
 from server_app.inputs import RunInputs
-from server_app.serve.judge import Judge
+from server_app.serve import judge
 from server_app.serve.rounds import Rounds, RunName, ScoreRequest, Text
 
 MEBIBYTE = 2**20
@@ -63,7 +63,7 @@ class Door:
         await self._app(scope, limited, send)
 
 
-def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
+def web_app(rounds: Rounds, run: RunInputs, token: str) -> FastAPI:
     """Build the application, which gives rewards and scores models."""
     app = FastAPI(title="APPA: the groups' rewards", version="1")
     app.add_middleware(Door, token=token)
@@ -82,12 +82,12 @@ def web_app(rounds: Rounds, judge: Judge, token: str) -> FastAPI:
     @app.get("/v1/held-out")
     async def held_out() -> dict[str, Any]:
         """Return the held-out questions with their prompts, for a model to answer."""
-        return judge.questions()
+        return judge.questions(run)
 
     @app.post("/v1/models/{name}")
     async def model(body: ModelAnswers, name: RunName) -> Any:
         """Let the groups score a model's answers; returns the scores of all models, with intervals."""
-        return await rounds.in_turn(judge.scores, name, body.answers)
+        return await rounds.in_turn(judge.scores, run, name, body.answers)
 
     return app
 
@@ -109,7 +109,7 @@ def serve(run: RunInputs) -> None:
     """Score other trainers' answers until the run's folder has a file `stop`, or a signal arrives.
 
     Raises:
-        UserError: the address cannot be used, or the token cannot be used.
+        UserError: the address or the token cannot be used.
         Exception: an error after which no request can succeed, such as the loss of Flower's SuperLink.
     """
     config, stop = run.config, run.folder.path / STOP_FILE
@@ -125,22 +125,18 @@ def serve(run: RunInputs) -> None:
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"
         phase.step(0, 1, f"at {where}, its token in {run.folder.path / TOKEN_FILE}")
-        asyncio.run(until(lambda: rounds.failed or stop.exists(), rounds, Judge(run), token, listener))
+        asyncio.run(until(lambda: rounds.failed or stop.exists(), rounds, run, token, listener))
         stop.unlink(missing_ok=True)
         if rounds.failed:
             raise rounds.failed
 
 
-async def until(ended: Callable[[], object], rounds: Rounds, judge: Judge, token: str, listener: socket.socket) -> None:
+async def until(
+    ended: Callable[[], object], rounds: Rounds, run: RunInputs, token: str, listener: socket.socket
+) -> None:
     """Answer requests until `ended` returns a true value, or a signal arrives."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            web_app(rounds, judge, token),
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=END_SECONDS,
-        )
-    )
+    options: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": END_SECONDS}
+    server = uvicorn.Server(uvicorn.Config(web_app(rounds, run, token), **options))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not (server.should_exit or running.done() or ended()):
         await asyncio.sleep(LOOK_SECONDS)

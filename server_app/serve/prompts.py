@@ -27,11 +27,7 @@ def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[
 
 
 def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, int]:
-    """Write the rows of each split as JSONL, and for verl as Parquet; returns split -> number of rows.
-
-    Raises:
-        UserError: the survey cannot be read, or a file cannot be written.
-    """
+    """Write the rows of each split as JSONL, and for verl as Parquet; returns split -> number of rows."""
     asked, unanswered, train = divided_questions(config)
     learned = [*(question for question in asked if question.question_id in train), *unanswered]
     held_out = [question for question in asked if question.question_id not in train]

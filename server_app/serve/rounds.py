@@ -56,15 +56,13 @@ class Item(BaseModel):
 
 
 class ScoreRequest(BaseModel):
-    """The body of POST /v1/score.
+    """The body of POST /v1/score: answers of a training run.
 
     Attributes:
-        run: name of the training run.
         round: number of the round of these answers; numbers rise from round to round. None = the next round.
         size: number of all answers in a numbered round; None if this request has all of them.
         resumed: whether the trainer starts at this round, perhaps from a checkpoint. This round and later rounds are
             then discarded, and waiting answers of another round of this run are refused.
-        items: the answers.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -94,24 +92,15 @@ Scored = tuple[ServedRound, Mapping[str, ServedAnswer]]
 
 @dataclass(eq=False)
 class Batch:
-    """Answers of a trainer's run, by id, that the groups score together.
+    """Answers of a trainer's run, by id, that the groups score together."""
 
-    Attributes:
-        run: name of the trainer's run.
-        round: number of the round; None = the next number, chosen when the groups are asked.
-        size: number of answers of a full batch.
-        requests: number of requests that wait for the batch.
-        full: set to end the wait for more answers.
-        refusal: error for the waiting requests if the groups are not asked.
-    """
-
-    run: str
-    round: int | None
-    size: int
+    run: str  # name of the trainer's run
+    round: int | None  # None = the next number, chosen when the groups are asked
+    size: int  # number of answers of a full batch
     items: dict[str, Item] = field(default_factory=dict)
-    requests: int = 0
-    full: asyncio.Event = field(default_factory=asyncio.Event)
-    refusal: HTTPException | None = None
+    requests: int = 0  # number of requests that wait for the batch
+    full: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the wait for more answers
+    refusal: HTTPException | None = None  # for the waiting requests if the groups are not asked
     scored: asyncio.Task[Scored] = field(init=False)
 
     def takes(self, request: ScoreRequest) -> bool:
@@ -125,14 +114,9 @@ class Batch:
 class Rounds:
     """Scores answers for any number of trainers' runs, one round at a time.
 
-    The coroutines run in one event loop; a separate thread asks the groups and writes the lines.
-
-    Args:
-        inputs: the run whose groups score the answers and whose folder stores the scores.
-        closed: called with the name of a trainer's run and its round, after the round is written.
-
-    Attributes:
-        failed: error after which no request can succeed, or None.
+    The coroutines run in one event loop; a separate thread asks the groups and writes the lines. `closed` is called
+    with the name of a trainer's run and its round, after the round is written. `failed` is an error after which no
+    request can succeed, or None.
 
     Raises:
         UserError: the rounds served earlier cannot be read.
@@ -157,10 +141,7 @@ class Rounds:
             pass
 
     async def score(self, request: ScoreRequest) -> dict[str, Any]:
-        """Score answers; the rewards are returned after they are written.
-
-        Returns:
-            Body of the reply: run, last round, its metrics, and for each item its id, reward and components.
+        """Score answers; return the body of the reply after the rewards are written.
 
         Raises:
             HTTPException: see the module's docstring; no answer of a refused request is queued.
@@ -178,11 +159,7 @@ class Rounds:
         return {"run": request.run, "round": last.round, "metrics": _metrics(last), "items": replies}
 
     async def in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `work`, which asks the groups, in a thread, after all earlier requests to the groups.
-
-        Raises:
-            HTTPException: `work` refused the request, too few groups answered, or `work` failed.
-        """
+        """Run `work`, which asks the groups, in a thread after all earlier ones; every error is an HTTPException."""
         async with self._turn:
             return await self._in_thread(work, *arguments)
 

@@ -15,7 +15,7 @@ SIZES = {
         "RANK": 8,
     },
     "server_app.policy.tiny": {"STEPS": 20, "COUNTED_STEPS": 20},
-    "server_app.federation.groups": {"CHECKPOINT_EVERY": 1},
+    "server_app.ppo_phase": {"CHECKPOINT_EVERY": 1},
 }
 """Module -> constants of what tests build: small; a checkpoint after every iteration."""
 

@@ -18,10 +18,9 @@ from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores
-from server_app import checkpoint
+from server_app import checkpoint, ppo_phase
 from server_app import run as server
-from server_app.federation import groups
-from server_app.policy import export
+from server_app.policy import models
 from server_app.policy.tiny import TinyRecipe, build
 from server_app.questions import build_catalogue
 from server_app.run_folder import RunFolder
@@ -44,7 +43,7 @@ ITERATIONS = TINY["ppo.num-iterations"]
 @pytest.fixture(scope="module", autouse=True)
 def _every_second_iteration_is_kept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(groups, "CHECKPOINT_EVERY", 2)
+        patched.setattr(ppo_phase, "CHECKPOINT_EVERY", 2)
         yield
 
 
@@ -76,7 +75,7 @@ def session(config: Config) -> InProcessGrid:
 
     with pytest.MonkeyPatch.context() as patched:
         read_every_answer(patched)
-        for user in (server.base_models, export):
+        for user in (server.base_models, models):
             patched.setattr(user, "load_model", loaded)
         patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
         run_server(grid, config)

@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from server_app.policy import export, sft
+from server_app.loaded import LocalModel
+from server_app.policy import sft
 from server_app.policy.base import Base
 from server_app.policy.logprobs import response_logprobs
+from server_app.policy.models import load_policy
 
 ROWS = answer_rows()
 
@@ -44,7 +46,7 @@ def as_sampled_and_saved(config, folder):
         taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
         learn(p for p in taught.parameters() if p.requires_grad)
         taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
-    models = export.load_policy(config, base, start)
+    models = load_policy(config, base, start)
     trained = models.policy_parameters + models.value_parameters
     learn(trained)
     with models.value():
@@ -82,4 +84,4 @@ def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, tar
 def test_an_adapter_that_cannot_be_read_is_named(content, says, tmp_path):
     (tmp_path / "adapter_config.json").write_text(content)
     with pytest.raises(UserError, match=rf"adapter_config\.json.*{says}"):
-        export.opened(str(tmp_path))
+        LocalModel(str(tmp_path))

@@ -19,8 +19,7 @@ from fakes import (
 )
 
 from server_app.policy import logprobs
-from server_app.policy.last_layer import computing_only
-from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
+from server_app.policy.logprobs import computing_only, response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
 from server_app.policy.sequences import MIN_TOKENS, Sequences, common_length
 

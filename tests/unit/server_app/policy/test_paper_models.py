@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from server_app.policy import base as bases
-from server_app.policy import export, sft
+from server_app.policy import models, sft
 
 QUESTIONS = catalogue_of([2, 3, 5, 2], train=[True] * 4).questions
 ANSWERS = ["0.10,0.90", "0.80,0.10,0.10", "0.20,0.20,0.20,0.20,0.20", "1.00,0.00"]
@@ -109,7 +109,7 @@ def test_sft_s_adapter_reaches_ppo_on_four_bits_as_it_was_saved(prepared, tmp_pa
     save_adapter(bases.load_model(config, base.source, quantized=False), tmp_path)
     packed = bases.load_model(config, base.source, quantized=True)
     ids = prompt_tensor(base, config)
-    policy = export.load_policy(config, base, tmp_path).policy
+    policy = models.load_policy(config, base, tmp_path).policy
     assert_rounds_once(policy)
     with torch.no_grad():
         found, without = policy(ids).logits, packed(ids).logits

@@ -28,7 +28,7 @@ from appa_flwr.analysis.equations import (
     historical_alignment,
     reversed_softmax,
 )
-from appa_flwr.config import Config, check_groups, ranges
+from appa_flwr.config import Config, ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.secure.rule_sums import check_config
@@ -304,12 +304,6 @@ def configured(name: str, settings: BaseModel) -> Rule:
     return make(name, **{key: getattr(settings, key) for key in find(name).model_fields if hasattr(settings, key)})
 
 
-def try_out(rule: Rule, *, num_groups: int) -> None:
-    """Check before a run that a user's rule works; raises UserError as `Rule.apply` does."""
-    reward_GJ = np.linspace(0.1, 0.9, num_groups * _NUM_TRIED).reshape(num_groups, _NUM_TRIED)
-    rule.apply(rule.init(num_groups), reward_GJ, reward_GJ)
-
-
 def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
     """Check a run's rules and groups before anything expensive begins, in a few milliseconds.
 
@@ -320,11 +314,14 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
     """
     for name in config.rules:
         rule = configured(name, config.appa)
-        if groups:
-            try_out(rule, num_groups=len(groups))
+        if groups:  # a user's rule may fail
+            reward_GJ = np.linspace(0.1, 0.9, len(groups) * _NUM_TRIED).reshape(len(groups), _NUM_TRIED)
+            rule.apply(rule.init(len(groups)), reward_GJ, reward_GJ)
     check_config(config, groups=len(groups) or None)
-    if groups:
-        check_groups(config, groups)
+    if groups and len(groups) < config.run.min_groups:
+        raise UserError(
+            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
+        )
 
 
 def make(name: str, **params: Any) -> Rule:

@@ -144,37 +144,27 @@ class Flower:
         """Start a SuperLink and wait until it listens; raises RunFailed if it does not."""
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _listens(self.port):  # else `flwr run` would start its own SuperLink
-            if time.monotonic() >= deadline or superlink.poll() is not None:
-                raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
+        while time.monotonic() < deadline and superlink.poll() is None:
+            # It opens its port last; without it `flwr run` would start its own SuperLink.
+            with suppress(OSError), socket.create_connection((LOOPBACK, self.port), timeout=1.0):
+                return superlink
             time.sleep(POLL_SECONDS)
-        return superlink
+        raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
 
     def call(self, command: list[str]) -> str:
         """Run a Flower command to its end and return its output; raises RunFailed if it fails."""
-        done = self._run(command)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
         if done.returncode:
             raise RunFailed(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        return str(done.stdout)
 
     def status(self) -> str:
         """Flower's status of the only run, such as "finished:completed"; empty if there is none."""
         try:
-            command = ["flwr", "list", *filter(None, [self.connection]), "--format", "json"]
-            runs = json.loads(self._run(command).stdout).get("runs", [])
-        except ValueError:
+            runs = json.loads(self.call(["flwr", "list", *self.connection.split(), "--format", "json"])).get("runs", [])
+        except (RunFailed, ValueError):
             return ""
         return str(runs[0]["status"]) if runs else ""
-
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
-
-
-def _listens(port: int) -> bool:
-    """True if the port accepts connections; a SuperLink opens it last."""
-    with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
-        return True
-    return False
 
 
 def followed(config: Config, flower: Flower, command: list[str], *, superlink: subprocess.Popen[bytes]) -> None:

@@ -1,13 +1,11 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 
 from appa_flwr.config import Config
@@ -60,8 +58,14 @@ def survey(
         *survey.about.notes,
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
-        *(_diagnosis(config, survey) if diagnose else ()),
     )
+    if diagnose:
+        from appa_flwr.analysis.destinations import diagnose as diagnosis
+        from appa_flwr.analysis.destinations import rules
+        from appa_flwr.report.tables import show as table
+
+        frames = diagnosis(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
+        show(*(table(frame, sign=True) for frame in frames))
 
 
 def _table(survey: Survey) -> Table:
@@ -74,17 +78,6 @@ def _table(survey: Survey) -> Table:
         people = list(survey.respondents.get(name, {}).values())
         shown.add_row(name, str(len(survey.answers[name])), f"{np.median(people):.0f}" if people else "")
     return shown
-
-
-def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
-    """Tables of each rule's destination, before any training."""
-    from appa_flwr.analysis.destinations import diagnose, rules
-    from appa_flwr.report.tables import show as table
-
-    yield from (
-        table(frame, sign=True)
-        for frame in diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
-    )
 
 
 @export.command("lm-eval")

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from appa_flwr.config import Config
-from appa_flwr.config.keys import to_word
+from appa_flwr.config.keys import to_toml
 from appa_flwr.core.text import duration
 from appa_flwr.report import frames, predictor, template
 from appa_flwr.report.tables import html
@@ -143,5 +143,5 @@ def command(config: Config) -> str:
     """Command that repeats the run in a simulation, under another name."""
     default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
-    texts = [f"{key}={to_word(value)}" for key, value in set_here.items()]
+    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
     return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *texts])

@@ -1,14 +1,11 @@
 """The card of PluralLLM's weights, written beside them: what they were trained on."""
 
-from typing import Annotated
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from appa_flwr.config import Scalar
 from appa_flwr.run.records import PredictorScores, Record
-
-CARD_FORMAT = 11
-"""Version of PluralLLM's card and of the inputs that its weights expect; both may be copied out of a run's folder."""
 
 
 class EmbeddingSummary(Record):
@@ -40,16 +37,11 @@ class SurveySummary(Record):
     groups: dict[str, int]
 
 
-def _readable(version: int) -> int:
-    if version != CARD_FORMAT:
-        raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
-    return version
-
-
 class Card(Record):
     """pluralllm.json: what PluralLLM's weights were trained on and how good they are. It holds no answer.
 
     Attributes:
+        format: version of the card and of the inputs that its weights expect; both may be copied out of a run's folder.
         weights: SHA-256 of the file of weights.
         training: the config's keys of the training.
         losses: the groups' mean loss in every round.
@@ -57,7 +49,7 @@ class Card(Record):
         groups: group -> its own scores.
     """
 
-    format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
+    format: Literal[11] = 11
     weights: str = ""
     embedding: EmbeddingSummary
     survey: SurveySummary

@@ -5,7 +5,7 @@ Fields have the same order and names as in the files.
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 PPO = "ppo"
 TRAINED_METHODS = ("base", "sft", PPO)
@@ -128,14 +128,8 @@ class ServedLine(Record):
     answers: tuple[ServedAnswer, ...]
 
 
-def _method(name: str) -> str:
-    if name not in METHODS and not name.startswith(MODEL):
-        raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")
-    return name
-
-
 class _Evaluated(Record):
-    method: Annotated[str, AfterValidator(_method)]
+    method: Annotated[str, StringConstraints(pattern=rf"^({'|'.join(METHODS)}|{MODEL}.*)$")]
     metric: str
 
 

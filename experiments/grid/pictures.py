@@ -12,8 +12,6 @@ from appa_flwr.report import style
 
 COLUMN = 5.0
 """Inches; scaled to the width of a paper's column, the text has the size of the paper's text."""
-FEW_TICKS = 5
-LINES = ("base", "sft")
 
 
 @style.picture
@@ -24,10 +22,10 @@ def trade_off(summary: pd.DataFrame, rules: Sequence[str], *, metric: str, title
     """
     figure = Figure((COLUMN, 3.6))
     axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
-    axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))  # more ticks would overlap at a column's width
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # more ticks would overlap at a column's width
     others, by_method = itertools.cycle(style.OTHER_STYLES), summary.groupby("method")[["fi", "min_as"]]
     mean, spread = by_method.mean(), by_method.std().fillna(0.0)
-    for name in filter(mean.index.__contains__, LINES):
+    for name in filter(mean.index.__contains__, ("base", "sft")):
         label, colour, _, dash = style.METHOD_STYLE[name]
         axes.axhline(mean["min_as"][name], color=colour, linestyle=dash, label=label)
     for name in filter(mean.index.__contains__, rules):

@@ -18,16 +18,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.special import softmax
 
-from appa_flwr.analysis.equations import (
-    BoolArray,
-    FloatArray,
-    adaptive_aggregate,
-    alpha_aggregate,
-    alpha_weights,
-    fairness_index,
-    historical_alignment,
-    reversed_softmax,
-)
+from appa_flwr.analysis import equations
+from appa_flwr.analysis.equations import BoolArray, FloatArray
 from appa_flwr.config import Config, ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
@@ -90,10 +82,8 @@ class Combination(NamedTuple):
 class Past(NamedTuple):
     """Inputs of a rule other than training rewards, for present groups only.
 
-    Attributes:
-        history_G: histories before this iteration.
-        log_weight_G: log-weights, with this iteration's change.
-        fairness: Fairness Index of this iteration's alignment rewards.
+    Histories are those before this iteration, log-weights have its change; `fairness` is the Fairness Index of its
+    alignment rewards.
     """
 
     history_G: FloatArray
@@ -141,7 +131,7 @@ class Rule(BaseModel, ABC):
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
         present_G = _present_groups(state, reward_GJ, training_reward_GJ)
-        fairness = fairness_index(reward_GJ)
+        fairness = equations.fairness_index(reward_GJ)
         history_G = _with_late_joiners(state.history_G, state, present_G)
         log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
         mean_G = reward_GJ[present_G].mean(axis=1)
@@ -155,7 +145,9 @@ class Rule(BaseModel, ABC):
         present_weight_G = self._finite("weights", combined.weight_G, size=len(mean_G))
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
-        history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
+        history_G[present_G] = equations.historical_alignment(
+            history_G[present_G], reward_GJ[present_G], decay=self.ema_decay
+        )
         next_state = State(history_G, state.answered_G | present_G, log_weight_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
@@ -194,7 +186,9 @@ def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray)
 
 
 def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
-    return Combination(alpha_aggregate(reward_GJ, alpha=alpha), alpha_weights(reward_GJ, alpha=alpha))
+    return Combination(
+        equations.alpha_aggregate(reward_GJ, alpha=alpha), equations.alpha_weights(reward_GJ, alpha=alpha)
+    )
 
 
 class Average(Rule):
@@ -233,8 +227,8 @@ class Appa(Rule):
     fairness_threshold: ranges.FairnessThreshold = ranges.FAIRNESS_THRESHOLD
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        weight_G = reversed_softmax(past.history_G, temperature=self.temperature)
-        aggregate_J = adaptive_aggregate(
+        weight_G = equations.reversed_softmax(past.history_G, temperature=self.temperature)
+        aggregate_J = equations.adaptive_aggregate(
             reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
         )
         return Combination(aggregate_J, weight_G, past.fairness >= self.fairness_threshold)
@@ -296,11 +290,7 @@ def find(name: str) -> type[Rule]:
 
 
 def configured(name: str, settings: BaseModel) -> Rule:
-    """Make a rule with its parameters from a config's section `appa`; other parameters keep their defaults.
-
-    Raises:
-        UserError: see `make`.
-    """
+    """`make` a rule with its parameters from a config's section `appa`; other parameters keep their defaults."""
     return make(name, **{key: getattr(settings, key) for key in find(name).model_fields if hasattr(settings, key)})
 
 

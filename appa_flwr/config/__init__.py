@@ -71,9 +71,7 @@ class Config(Section):
     def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> "Config":
         """Build the config from flat keys, sections dotted; missing keys take their default.
 
-        Args:
-            flat: key -> value; text is converted to a number for numeric keys.
-            folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them.
+        Text is converted to a number for numeric keys. Relative paths are made absolute from `folder`, if any.
 
         Raises:
             UserError: unknown key, wrong type, out of range, or keys that contradict each other; one line.

@@ -23,9 +23,6 @@ from appa_flwr.survey.types import Survey
 # The harness imports functions only from files beside a task.
 _METRICS = "from appa_flwr.launch.lm_eval import avg_as, fi, min_as, process_results  # noqa: F401\n"
 
-Rewards = Mapping[str, float]
-"""Group -> reward of one answer; groups that were not asked the question are absent."""
-
 _TASK = """# {questions} held-out questions of {survey}, answered by {groups} groups; written by `appa export lm-eval`.
 # Run it where appa-flwr is installed too.
 task: {name}
@@ -61,7 +58,7 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     Raises:
         UserError: too few questions for a split, or the folder cannot be written.
     """
-    held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
+    held_out = split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test
     rows = [
         {
             "question_id": question.question_id,
@@ -97,7 +94,7 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
 
 
 def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, object]:
-    """Score one answer: each group's reward, under the name of every measure, and the format score."""
+    """Score one answer: the reward by each group that was asked, under the name of every measure, and the format."""
     parsed, metric = formats.parse(doc["task"], results[0], len(doc["options"])), find(doc["metric"])
     real_K = np.ones(len(doc["options"]), dtype=bool)
     rewards = {
@@ -108,21 +105,21 @@ def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
     return {"avg_as": rewards, "min_as": rewards, "fi": rewards, "format_score": parsed.format_score}
 
 
-def avg_as(items: Sequence[Rewards]) -> float:
+def avg_as(items: Sequence[Mapping[str, float]]) -> float:
     """Mean over the groups' scores."""
     return _scores(items).avg_as
 
 
-def min_as(items: Sequence[Rewards]) -> float:
+def min_as(items: Sequence[Mapping[str, float]]) -> float:
     """The worst group's score."""
     return _scores(items).min_as
 
 
-def fi(items: Sequence[Rewards]) -> float:
+def fi(items: Sequence[Mapping[str, float]]) -> float:
     """Fairness Index over the questions that two groups or more were asked."""
     return _scores(items).fairness_index
 
 
-def _scores(items: Sequence[Rewards]) -> Scores:
+def _scores(items: Sequence[Mapping[str, float]]) -> Scores:
     groups = sorted({name for rewards in items for name in rewards})
     return alignment_scores([[rewards.get(name, np.nan) for rewards in items] for name in groups])

@@ -53,19 +53,21 @@ def survey(
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
+    diagnosis = []
+    if diagnose:
+        from appa_flwr.analysis import destinations
+        from appa_flwr.report import tables
+
+        rules = destinations.rules(config)
+        frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
+        diagnosis = [tables.show(frame, sign=True) for frame in frames]
     show(
         _table(survey),
         *survey.about.notes,
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
+        *diagnosis,
     )
-    if diagnose:
-        from appa_flwr.analysis.destinations import diagnose as diagnosis
-        from appa_flwr.analysis.destinations import rules
-        from appa_flwr.report.tables import show as table
-
-        frames = diagnosis(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
-        show(*(table(frame, sign=True) for frame in frames))
 
 
 def _table(survey: Survey) -> Table:

@@ -62,11 +62,7 @@ def of_run(run: RunFiles) -> pd.DataFrame:
 
 
 def as_json(folder: Any) -> dict[str, Any]:
-    """A run's summary and intervals by the training metric, as JSON for `appa eval`; None stands for NaN.
-
-    Raises:
-        UserError: see `appa_flwr.run.read.read_run`.
-    """
+    """A run's summary and intervals by the training metric, as JSON for `appa eval`; None stands for NaN."""
     run = read_run(folder)
     own = {"survey": run.config.survey, "task": run.config.task, "metric": run.metric, "rule": run.config.rule}
     summary = run.summary[run.summary["metric"] == run.metric]
@@ -131,9 +127,8 @@ def _compared(rows: pd.DataFrame) -> tuple[str, str]:
     """Verdict of the first row's interval of a difference, and the interval as text."""
     value, low, high = rows[["value", "low", "high"]].to_numpy(float)[0]
     better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
-    return better, f"Min AS {value:+.3f} " + (
-        f"(95 %: {low:+.3f} to {high:+.3f})" if np.isfinite(low) else "(no interval)"
-    )
+    bounds = f"95 %: {low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval"
+    return better, f"Min AS {value:+.3f} ({bounds})"
 
 
 def all_metrics(run: RunFiles) -> pd.DataFrame:

@@ -126,7 +126,7 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     if run.made_by:
         yield "Made by", run.made_by
     own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
-    yield from ((name, f"{value}") for name, value in own.items())
+    yield from ((name, str(value)) for name, value in own.items())
     if "appa" in config.rules:
         yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold}"
     if not run.iterations.empty:

@@ -9,11 +9,9 @@ from appa_flwr.run.records import PredictorScores, Record
 
 
 class EmbeddingSummary(Record):
-    """Features that the network was trained on.
+    """Features of `pluralllm.encoder` that the network was trained on.
 
-    Attributes:
-        encoder: as the config's `pluralllm.encoder`.
-        probe: (E,) the features of the first question's first option, which differ for another encoder.
+    `probe` (E,) are those of the first question's first option, which differ for another encoder.
     """
 
     encoder: str
@@ -21,12 +19,10 @@ class EmbeddingSummary(Record):
 
 
 class SurveySummary(Record):
-    """Survey that the network was trained on, by hashes of its questions.
+    """Survey that the network was trained on.
 
-    Attributes:
-        table: hash of all public questions, whatever their order.
-        training: hashes of the training questions.
-        groups: groups that trained -> training questions they answered.
+    `table` is a hash of all public questions in any order, `training` has one for each training question; `groups` maps
+    the groups that trained to the number of training questions that they answered.
     """
 
     table: str
@@ -43,10 +39,8 @@ class Card(Record):
     Attributes:
         format: version of the card and of the inputs that its weights expect; both may be copied out of a run's folder.
         weights: SHA-256 of the file of weights.
-        training: the config's keys of the training.
         losses: the groups' mean loss in every round.
-        scores: agreement with the groups' own survey answers; see `server_app.predictor_phase.scores`.
-        groups: group -> its own scores.
+        scores: agreement with all groups' own survey answers; `groups` has that with each group's.
     """
 
     format: Literal[11] = 11

@@ -142,9 +142,8 @@ class Rule(BaseModel, ABC):
         combined = self.combine(training_reward_GJ[present_G], past)
         fell_back = None if combined.fell_back is None else bool(combined.fell_back)
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
-        present_weight_G = self._finite("weights", combined.weight_G, size=len(mean_G))
         weight_G = np.zeros(present_G.size)
-        weight_G[present_G] = present_weight_G
+        weight_G[present_G] = self._finite("weights", combined.weight_G, size=len(mean_G))
         history_G[present_G] = equations.historical_alignment(
             history_G[present_G], reward_GJ[present_G], decay=self.ema_decay
         )
@@ -186,9 +185,8 @@ def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray)
 
 
 def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
-    return Combination(
-        equations.alpha_aggregate(reward_GJ, alpha=alpha), equations.alpha_weights(reward_GJ, alpha=alpha)
-    )
+    weight_G = equations.alpha_weights(reward_GJ, alpha=alpha)
+    return Combination(equations.alpha_aggregate(reward_GJ, alpha=alpha), weight_G)
 
 
 class Average(Rule):

@@ -71,10 +71,7 @@ def survey(
 
 
 def _table(survey: Survey) -> Table:
-    """Table of the groups, those with most questions first.
-
-    Print it with `markup=False`, since brackets in names of the survey would be interpreted as markup.
-    """
+    """Table of the groups, those with most questions first."""
     shown = Table("group", "questions", "respondents (median)")
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
         people = list(survey.respondents.get(name, {}).values())

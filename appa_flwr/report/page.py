@@ -61,20 +61,13 @@ def _sections(
     rule, summary = run.config.rule, run.summary
     summed = SUMS_NOTE if run.config.run.sums == "secure" else ""
     if not summary.empty:
-        yield (
-            "Scores",
-            [
-                *drawn.get("worst_group", ()),
-                html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}", css="wide"),
-                _folded("All metrics", html(frames.all_metrics(run), css="wide")),
-            ],
-        )
+        levels = html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}", css="wide")
+        every = _folded("All metrics", html(frames.all_metrics(run), css="wide"))
+        yield "Scores", [*drawn.get("worst_group", ()), levels, every]
         few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
-        yield (
-            "Differences",
-            [html(minus, caption=note, sign=True, css="wide") for minus in frames.differences(intervals, rule=rule)],
-        )
+        differences = frames.differences(intervals, rule=rule)
+        yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
     yield "Groups", [*drawn.get("spider", ()), html(frames.groups(run), css="wide")]
     yield "Training", drawn.get("training", [])
     for name, rounds in run.served.items():
@@ -90,8 +83,7 @@ def _sections(
     yield "Provenance", [_facts(provenance(run)), _folded("All keys", html(keys, css="texts"))]
 
 
-def _folded(title: str, *parts: Markup) -> Markup:
-    content = Markup("").join(parts)
+def _folded(title: str, content: Markup) -> Markup:
     return Markup(template.FOLDED).format(title, content) if content else content
 
 

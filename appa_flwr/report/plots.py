@@ -120,9 +120,10 @@ def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable
     for place, (title, frame) in enumerate(shown.items(), start=1):
         axes = figure.add_subplot(math.ceil(len(shown) / 2), 2, place, title=title, xlabel=xlabel)
         axes.plot(frame.iloc[:, len(style.GROUP_COLOURS) :], color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
-        marker = "o" if len(frame) <= MOST_MARKED_POINTS else None  # a single point is visible by its marker alone
         for (name, values), colour in zip(frame.items(), style.GROUP_COLOURS, strict=False):
-            axes.plot(values.dropna(), marker=marker, color=colour, label=style.label(str(name)), zorder=3)
+            points = values.dropna()
+            marker = "o" if len(points) <= MOST_MARKED_POINTS else None  # shows a single point
+            axes.plot(points, marker=marker, color=colour, label=style.label(str(name)), zorder=3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
         for number in shaded:
             axes.axvspan(number - 0.5, number + 0.5, color=style.SHADE, linewidth=0, zorder=0)

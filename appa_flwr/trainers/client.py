@@ -34,12 +34,7 @@ class Served:
     """
 
     def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        patience: float = 3600.0,
-        read_seconds: float = READ_SECONDS,
+        self, url: str = "", token: str = "", *, patience: float = 3600.0, read_seconds: float = READ_SECONDS
     ) -> None:
         self._url, token = (url or os.environ.get(URL, "")).rstrip("/"), token or os.environ.get(TOKEN, "")
         if not self._url or not token:

@@ -27,9 +27,7 @@ class RemoteGroupRewards:
     need different names `run`; the other arguments are those of `Served`, such as the environment's `APPA_URL`.
     """
 
-    def __init__(
-        self, url: str | None = None, token: str | None = None, *, run: str = "trl", patience: float = 3600.0
-    ) -> None:
+    def __init__(self, url: str = "", token: str = "", *, run: str = "trl", patience: float = 3600.0) -> None:
         self._served, self._run = Served(url, token, patience=patience), run
         self._first: int | None = None
         self._step, self._calls = -1, 0

@@ -19,8 +19,8 @@ AT_ONCE = 8  # concurrent questions to an endpoint
 def evaluate(served: Served, name: str, *, model: str, endpoint: str = "", plain: bool = False) -> dict[str, Any]:
     """Ask a model all held-out questions, and have the groups score its answers.
 
-    `name` names the model in the tables; `model` at the endpoint, an OpenAI-compatible address up to `/v1`, or without
-    one as a folder or on the hub. With `plain` the endpoint completes the prompt as plain text.
+    `name` is the model's name in the tables, `model` its name at the endpoint (an OpenAI-compatible address up to
+    `/v1`) or, without an endpoint, its folder or hub id. With `plain` the endpoint completes the prompt as plain text.
 
     Raises:
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.

@@ -23,8 +23,9 @@ class RemoteGroupRewards:
         rewards = RemoteGroupRewards("http://127.0.0.1:9200", token)
         GRPOTrainer(model, rewards.group_reward, GRPOConfig(...), dataset).train()
 
-    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step. Concurrent trainings
-    need different names `run`; the other arguments are those of `Served`, such as the environment's `APPA_URL`.
+    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step. `url` and `token`
+    default to the environment's `APPA_URL` and `APPA_TOKEN`, a request is repeated for `patience` seconds, and
+    concurrent trainings need different names `run`.
     """
 
     def __init__(self, url: str = "", token: str = "", *, run: str = "trl", patience: float = 3600.0) -> None:

@@ -187,12 +187,8 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
             predicted |= {f"{size} context questions": tables(part, size) for size in SIZES}
             predicted |= baselines(problem, part)
         for label, by_group in predicted.items():
-            yield {
-                "part": name,
-                "predictor": label,
-                "seed": seed,
-                **measure(by_group, part.truth, problem.public.option_QK),
-            }
+            at = {"part": name, "predictor": label, "seed": seed}
+            yield {**at, **measure(by_group, part.truth, problem.public.option_QK)}
 
 
 def main(

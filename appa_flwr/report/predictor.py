@@ -5,11 +5,7 @@ import pandas as pd
 from appa_flwr.run.cards import Card
 
 MEASURES = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was.", "answers": "Answers"}
-PREDICTORS = {
-    "pluralllm": "PluralLLM",
-    "nearest-question": "Own nearest question",
-    "uniform": "Uniform answer",
-}
+PREDICTORS = {"pluralllm": "PluralLLM", "nearest-question": "Own nearest question", "uniform": "Uniform answer"}
 """In the order of tables."""
 CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "

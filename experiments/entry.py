@@ -8,8 +8,8 @@ import typer
 from appa_flwr.launch.terminal import exit_codes
 
 
-def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], object] = typer.run) -> None:
-    """Run a command with the exit codes of `exit_codes`; `call` parses the command's options and calls it."""
+def run(main: Callable[..., None]) -> None:
+    """Run a command with the exit codes of `exit_codes`."""
     spec = sys.modules["__main__"].__spec__
     with exit_codes(spec.name.removesuffix(".__main__") if spec else main.__name__):
-        call(main)
+        typer.run(main)

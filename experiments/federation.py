@@ -60,11 +60,8 @@ class LocalGroups(Groups):
 class Deployed:
     """Groups of a survey as deployed nodes in a folder, each with the real ClientApp, and the server's view of them.
 
-    Attributes:
-        config: config of the next runs.
-        silent: nodes that do not answer, by the index of their group in the survey.
-        groups: the current run's groups.
-        public: the current run's catalogue.
+    `config` is that of the next runs, `silent` are nodes that do not answer, by the index of their group in the survey;
+    `groups` and `public`, the catalogue, are the current run's.
     """
 
     groups: Groups

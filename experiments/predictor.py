@@ -8,7 +8,7 @@ all training. Prints Markdown tables of the mean over seeds with the lowest and 
 Axis letters: G groups, Q questions, K options.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -51,10 +51,7 @@ OPINIONQA_FOLDS = 3
 UNSEEN, SEEN = "unseen", "seen"
 SIZES = (1, 4, 16, 64, 128)
 """Further numbers of context questions with which the first row is scored."""
-ROWS: Mapping[str, tuple[str, ...]] = {
-    "residual": (),
-    "attention": PAPER,
-}
+ROWS: Mapping[str, tuple[str, ...]] = {"residual": (), "attention": PAPER}
 """Name of a predictor -> its config keys."""
 ATTENTION_DRAWS = 4
 """Number of contexts over which the attention network's predictions are averaged; a run redraws them per iteration."""
@@ -104,16 +101,11 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     train_Q = np.array([question.question_id in split.train for question in survey.questions])
     public = Catalogue(survey.questions, train_Q, *features, unanswered_Q=np.zeros_like(train_Q))
 
+    def data(name: str, ids: Collection[str]) -> GroupData:
+        return group_data(name, {key: row for key, row in survey.answers[name].items() if key in ids}, public=public)
+
     def part(groups: Sequence[str]) -> Part:
-        sides = (
-            tuple(
-                group_data(name, {key: survey.answers[name][key] for key in kept}, public=public)
-                for name in groups
-                for kept in ({*ids} & survey.answers[name].keys(),)
-            )
-            for ids in (split.train, split.test)
-        )
-        return Part(*sides)
+        return Part(tuple(data(name, split.train) for name in groups), tuple(data(name, split.test) for name in groups))
 
     parts = {UNSEEN: part([name for name in names if name not in seen]), SEEN: part(seen)}
     return Problem(public, parts)
@@ -142,9 +134,8 @@ def train(problem: Problem, config: Config) -> Predictor:
 def measure(predicted: Sequence[FloatArray], truth: Sequence[GroupData], option_QK: BoolArray) -> dict[str, float]:
     """Compare (G,) tables of predictions (Q, K) with the groups' answers to questions with at least two options.
 
-    Returns:
-        "js_distance", the mean over answers of 1 - the Jensen-Shannon distance with natural logarithms, as in the
-        papers of GPO and PluralLLM; "r", the `deviation_correlation`.
+    "js_distance" is the mean over answers of 1 - the Jensen-Shannon distance with natural logarithms, as in the papers
+    of GPO and PluralLLM; "r" is the `deviation_correlation`.
     """
     truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
     scores = []
@@ -196,12 +187,8 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
             predicted |= {f"{size} context questions": tables(part, size) for size in SIZES}
             predicted |= baselines(problem, part)
         for label, by_group in predicted.items():
-            yield {
-                "part": name,
-                "predictor": label,
-                "seed": seed,
-                **measure(by_group, part.truth, problem.public.option_QK),
-            }
+            at = {"part": name, "predictor": label, "seed": seed}
+            yield {**at, **measure(by_group, part.truth, problem.public.option_QK)}
 
 
 def main(

@@ -77,8 +77,7 @@ def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> dic
 
 def rule_columns(numbers: pd.DataFrame) -> study.Columns:
     """Each rule's scores, and their differences to those of rule `average`."""
-    shown = partial(study.spread, absent="")
-    return {title: (numbers[name], shown) for name, title in TITLES.items()} | {
+    return {title: (numbers[name], study.spread) for name, title in TITLES.items()} | {
         f"{title} less average's": (study.less(numbers[name], "rule", "average"), study.difference)
         for name, title in TITLES.items()
     }

@@ -25,7 +25,7 @@ Columns = Mapping[str, tuple["pd.Series[float]", Show]]
 """Title -> numbers, indexed by the names of the table's rows and by seed, and the function that formats them."""
 
 
-def spread(values: "pd.Series[float]", *, form: str = ".3f", absent: str = "nan") -> str:
+def spread(values: "pd.Series[float]", *, form: str = ".3f", absent: str = "") -> str:
     """Format the mean over seeds and, with two seeds or more, the standard deviation; `absent` if a number is NaN."""
     if values.isna().any():
         return absent
@@ -65,14 +65,8 @@ def study(
 ) -> None:
     """Measure every setting with every seed; write NAME.csv and NAME.md, and print the table.
 
-    Args:
-        name: name of the files.
-        names: names of the parts of a setting.
-        settings: the settings, in the table's order.
-        seeds: the seeds of every setting.
-        measure: computes a setting's numbers with a seed.
-        columns: makes the table's columns from the numbers, which are indexed by `names` and "seed".
-        output: folder of the files.
+    `settings` are in the table's order, `names` names their parts; `measure` computes a setting's numbers with a seed,
+    and `columns` makes the table's columns from all numbers, which are indexed by `names` and "seed".
     """
     places = track([*itertools.product(settings, seeds)], name, console=Console(stderr=True))
     numbers = pd.DataFrame(

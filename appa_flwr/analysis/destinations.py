@@ -14,13 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import softmax
 
-from appa_flwr.analysis.alignment import (
-    GROUPS_TO_COMPARE,
-    alignment_scores,
-    as_arrays,
-    known_targets,
-    shared_rewards,
-)
+from appa_flwr.analysis import alignment
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.analysis.equations import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import bootstrap
@@ -110,7 +104,7 @@ def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
 
 
 def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> tuple[pd.DataFrame, ...]:
-    """Diagnose whether rules can differ on a survey: two tables on the groups' own answers, by one metric.
+    """Diagnose whether rules, `average` among them, can differ on a survey: two tables on the groups' own answers.
 
     The first table has one row: the number of questions, of questions that two groups or more have answered, and of
     questions on which rules were tried, drawn with the seed.
@@ -120,13 +114,11 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is the most that a
     rule can win.
 
-    `rules` must contain `average`; the function `rules` makes them from a config.
-
     Raises:
         UserError: no question was answered by two groups.
     """
-    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    compared_Q = known_targets(target_GQK, option_QK).sum(axis=0) >= GROUPS_TO_COMPARE
+    target_GQK, option_QK = alignment.as_arrays(survey.questions, survey.answers)
+    compared_Q = alignment.known_targets(target_GQK, option_QK).sum(axis=0) >= alignment.GROUPS_TO_COMPARE
     if not compared_Q.any():
         raise UserError("no question was answered by two groups, so there is nothing to compare")
     most = max(LEAST_QUESTIONS, MOST_PAIRS // len(target_GQK))
@@ -136,10 +128,13 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     for objective in OBJECTIVES if metric in SOLVED_METRICS else ():
         best_QK = shared_answer(target_GQK, option_QK, metric=metric, objective=objective)
         ends[f"ceiling-{objective}"] = Destination(best_QK, None)
-    rewards = {name: shared_rewards(end.answer_QK, target_GQK, option_QK, metric=metric) for name, end in ends.items()}
+    rewards = {
+        name: alignment.shared_rewards(end.answer_QK, target_GQK, option_QK, metric=metric)
+        for name, end in ends.items()
+    }
     rows = []
     for name, reward_GQ in rewards.items():
-        scores, over = alignment_scores(reward_GQ), bootstrap([(reward_GQ, rewards["average"])])["Min AS"]
+        scores, over = alignment.alignment_scores(reward_GQ), bootstrap([(reward_GQ, rewards["average"])])["Min AS"]
         rows.append((name, scores.avg_as, scores.min_as, over, ends[name].fell_back))
     counts = {"Questions": len(compared_Q), "of two groups or more": int(compared_Q.sum()), "tried": len(drawn)}
     columns = ["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"]

@@ -18,17 +18,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.special import softmax
 
-from appa_flwr.analysis.equations import (
-    BoolArray,
-    FloatArray,
-    adaptive_aggregate,
-    alpha_aggregate,
-    alpha_weights,
-    fairness_index,
-    historical_alignment,
-    reversed_softmax,
-)
-from appa_flwr.config import Config, check_groups, ranges
+from appa_flwr.analysis import equations
+from appa_flwr.analysis.equations import BoolArray, FloatArray
+from appa_flwr.config import Config, ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.secure.rule_sums import check_config
@@ -90,10 +82,8 @@ class Combination(NamedTuple):
 class Past(NamedTuple):
     """Inputs of a rule other than training rewards, for present groups only.
 
-    Attributes:
-        history_G: histories before this iteration.
-        log_weight_G: log-weights, with this iteration's change.
-        fairness: Fairness Index of this iteration's alignment rewards.
+    Histories are those before this iteration, log-weights have its change; `fairness` is the Fairness Index of its
+    alignment rewards.
     """
 
     history_G: FloatArray
@@ -141,7 +131,7 @@ class Rule(BaseModel, ABC):
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
         present_G = _present_groups(state, reward_GJ, training_reward_GJ)
-        fairness = fairness_index(reward_GJ)
+        fairness = equations.fairness_index(reward_GJ)
         history_G = _with_late_joiners(state.history_G, state, present_G)
         log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
         mean_G = reward_GJ[present_G].mean(axis=1)
@@ -152,10 +142,11 @@ class Rule(BaseModel, ABC):
         combined = self.combine(training_reward_GJ[present_G], past)
         fell_back = None if combined.fell_back is None else bool(combined.fell_back)
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
-        present_weight_G = self._finite("weights", combined.weight_G, size=len(mean_G))
         weight_G = np.zeros(present_G.size)
-        weight_G[present_G] = present_weight_G
-        history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
+        weight_G[present_G] = self._finite("weights", combined.weight_G, size=len(mean_G))
+        history_G[present_G] = equations.historical_alignment(
+            history_G[present_G], reward_GJ[present_G], decay=self.ema_decay
+        )
         next_state = State(history_G, state.answered_G | present_G, log_weight_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
@@ -194,7 +185,8 @@ def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray)
 
 
 def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
-    return Combination(alpha_aggregate(reward_GJ, alpha=alpha), alpha_weights(reward_GJ, alpha=alpha))
+    weight_G = equations.alpha_weights(reward_GJ, alpha=alpha)
+    return Combination(equations.alpha_aggregate(reward_GJ, alpha=alpha), weight_G)
 
 
 class Average(Rule):
@@ -233,8 +225,8 @@ class Appa(Rule):
     fairness_threshold: ranges.FairnessThreshold = ranges.FAIRNESS_THRESHOLD
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        weight_G = reversed_softmax(past.history_G, temperature=self.temperature)
-        aggregate_J = adaptive_aggregate(
+        weight_G = equations.reversed_softmax(past.history_G, temperature=self.temperature)
+        aggregate_J = equations.adaptive_aggregate(
             reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
         )
         return Combination(aggregate_J, weight_G, past.fairness >= self.fairness_threshold)
@@ -296,18 +288,8 @@ def find(name: str) -> type[Rule]:
 
 
 def configured(name: str, settings: BaseModel) -> Rule:
-    """Make a rule with its parameters from a config's section `appa`; other parameters keep their defaults.
-
-    Raises:
-        UserError: see `make`.
-    """
+    """`make` a rule with its parameters from a config's section `appa`; other parameters keep their defaults."""
     return make(name, **{key: getattr(settings, key) for key in find(name).model_fields if hasattr(settings, key)})
-
-
-def try_out(rule: Rule, *, num_groups: int) -> None:
-    """Check before a run that a user's rule works; raises UserError as `Rule.apply` does."""
-    reward_GJ = np.linspace(0.1, 0.9, num_groups * _NUM_TRIED).reshape(num_groups, _NUM_TRIED)
-    rule.apply(rule.init(num_groups), reward_GJ, reward_GJ)
 
 
 def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
@@ -320,11 +302,14 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
     """
     for name in config.rules:
         rule = configured(name, config.appa)
-        if groups:
-            try_out(rule, num_groups=len(groups))
+        if groups:  # a user's rule may fail
+            reward_GJ = np.linspace(0.1, 0.9, len(groups) * _NUM_TRIED).reshape(len(groups), _NUM_TRIED)
+            rule.apply(rule.init(len(groups)), reward_GJ, reward_GJ)
     check_config(config, groups=len(groups) or None)
-    if groups:
-        check_groups(config, groups)
+    if groups and len(groups) < config.run.min_groups:
+        raise UserError(
+            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
+        )
 
 
 def make(name: str, **params: Any) -> Rule:

@@ -3,7 +3,7 @@
 import difflib
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from appa_flwr.config import sections
 from appa_flwr.config.keys import Scalar as Scalar
 from appa_flwr.config.keys import to_toml, valid
-from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS, must
+from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS
 from appa_flwr.config.sections import Section, kebab, key, path_or
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
@@ -71,9 +71,7 @@ class Config(Section):
     def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> "Config":
         """Build the config from flat keys, sections dotted; missing keys take their default.
 
-        Args:
-            flat: key -> value; text is converted to a number for numeric keys.
-            folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them.
+        Text is converted to a number for numeric keys. Relative paths are made absolute from `folder`, if any.
 
         Raises:
             UserError: unknown key, wrong type, out of range, or keys that contradict each other; one line.
@@ -92,7 +90,9 @@ class Config(Section):
             place = error.errors()[0]["loc"]
             name = str(place[0]) if place[0] in KEYS else f"{place[0]}.{place[1]}"
             shown = to_toml(flat.get(name, KEYS[name].default))
-            raise UserError(f"{name} = {shown} is not valid: it {must(error)}; {_hint(name)}") from None
+            must = error.errors()[0]["msg"].removeprefix("Value error, ")
+            must = must.replace("Input should", "must").replace("String should", "must")
+            raise UserError(f"{name} = {shown} is not valid: it {must}; {_hint(name)}") from None
         _check_keys(config)
         return config
 
@@ -175,14 +175,6 @@ def unknown_key(name: str) -> str:
 
 def _hint(name: str) -> str:
     return f"{valid(KEYS[name])}, default {to_toml(KEYS[name].default)}"
-
-
-def check_groups(config: Config, groups: Sequence[str]) -> None:
-    """Raise a UserError if a run has fewer groups than `run.min-groups`."""
-    if config.run.min_groups > len(groups):
-        raise UserError(
-            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
-        )
 
 
 def _check_keys(config: Config) -> None:

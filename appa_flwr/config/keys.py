@@ -19,11 +19,6 @@ def valid(field: FieldInfo) -> str:
     return ", ".join([*choices, *own]) or _KINDS[kind]
 
 
-def to_word(value: Scalar) -> str:
-    """Write a scalar for a command line: text without quotes, other values as in TOML."""
-    return value if isinstance(value, str) else to_toml(value)
-
-
 def to_toml(value: Scalar) -> str:
     """Write a scalar as TOML; a float keeps its point or exponent, so that it is read back as a float."""
     if isinstance(value, bool):

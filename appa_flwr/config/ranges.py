@@ -7,7 +7,7 @@ is separate so that a group, which reads the config, does not import the rules.
 import math
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
 """Task -> the reward metrics that can score its answers, the default first."""
@@ -46,9 +46,3 @@ WorstShare = Annotated[float, Field(ge=0, le=1)]
 """c of rule mix: the share of the weights that group DRO sets."""
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-def must(error: ValidationError) -> str:
-    """Requirement on the first wrong value, such as "must be greater than 0"."""
-    message = error.errors()[0]["msg"].removeprefix("Value error, ")
-    return message.replace("Input should", "must").replace("String should", "must")

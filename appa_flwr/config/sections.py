@@ -45,24 +45,20 @@ class Section(BaseModel):
     )
 
 
-def absolute(path: str, folder: Path | None) -> str:
-    """Make a path absolute from a folder, since Flower runs elsewhere; without a folder it is unchanged.
-
-    Raises:
-        ValueError: the path cannot be resolved, since a home does not exist or links form a circle.
-    """
-    try:
-        return str((folder / Path(path).expanduser()).resolve()) if folder else path
-    except (RuntimeError, OSError) as error:
-        raise ValueError(f"must be a path that can be followed ({error})") from None
-
-
 def path_or(*names: str, on_hub: bool = False) -> AfterValidator:
-    """Validate a path, one of `names` or an empty text; with `on_hub`, only an existing path counts as a path."""
+    """Validate a path, one of `names` or an empty text; with `on_hub`, only an existing path counts as a path.
+
+    Paths are made absolute from the folder that is the context, since Flower runs elsewhere.
+    """
 
     def checked(value: str, info: ValidationInfo) -> str:
-        path = absolute(value, info.context)
-        return value if value in ("", *names) or (on_hub and not os.path.exists(path)) else path
+        if info.context is None or value in ("", *names):
+            return value
+        try:
+            path = str((info.context / Path(value).expanduser()).resolve())
+        except (RuntimeError, OSError) as error:  # a home does not exist, or links form a circle
+            raise ValueError(f"must be a path that can be followed ({error})") from None
+        return value if on_hub and not os.path.exists(path) else path
 
     return AfterValidator(checked)
 

@@ -17,11 +17,7 @@ PRESETS = sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() i
 
 
 def preset(name: str) -> dict[str, Scalar]:
-    """Read the keys of a preset, including those of the preset that it is based on.
-
-    Raises:
-        UserError: there is no preset of this name.
-    """
+    """Read the keys of a preset and of the preset that it is based on; an unknown name is a UserError."""
     if name not in PRESETS:
         raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(PRESETS)}')
     text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
@@ -90,10 +86,8 @@ def read_words(words: Sequence[str]) -> dict[str, Scalar]:
 def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str, Scalar] = {}) -> Config:
     """Assemble the config of a run: defaults, then the preset, then the files and keys of the command line.
 
-    Args:
-        words: as for `read_words`. `preset=NAME` is allowed among the keys and in a file.
-        folder: relative paths are made absolute from here; None leaves them, and skips the check of the checkpoint.
-        beneath: keys that override defaults, but nothing else.
+    `preset=NAME` is allowed among the keys and in a file; keys of `beneath` override defaults, but nothing else.
+    Relative paths are made absolute from `folder`; None leaves them, and skips the check of the checkpoint.
 
     Raises:
         UserError: as for `read_words`, `preset` and `Config.load`; or `pluralllm.checkpoint` does not exist.

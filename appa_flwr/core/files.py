@@ -62,11 +62,8 @@ def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yield a new folder to write into; it replaces `folder` after the block has ended without an error.
 
     A folder cannot be renamed over another one, so the old folder is renamed first. If the process ends between the
-    two steps, `recover` restores the old folder.
-
-    Args:
-        folder: the folder to be replaced; missing parents are created.
-        keep: do not replace a folder that exists at the end, for example from another process.
+    two steps, `recover` restores the old folder. Missing parents are created. With `keep`, a folder that exists at the
+    end, for example from another process, is not replaced.
 
     Raises:
         UserError: the folder cannot be written; the old folder is intact.
@@ -142,11 +139,7 @@ def cache_folder() -> Path:
 
 
 def check_cache() -> None:
-    """Check that the user's cache, which keeps built models, can be written.
-
-    Raises:
-        UserError: the cache cannot be written.
-    """
+    """Raise a UserError if the user's cache, which keeps built models, cannot be written."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)

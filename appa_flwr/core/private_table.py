@@ -15,10 +15,7 @@ _PATIENCE = 30.0  # seconds to wait for another process of this node that is wri
 def transaction(path: Path, schema: str, *, what: str) -> Iterator[sqlite3.Connection]:
     """Open a file, created if missing, for one transaction, which an exception rolls back.
 
-    Args:
-        path: path of the file.
-        schema: SQL that creates missing tables.
-        what: name of the file in error messages.
+    `schema` is SQL that creates missing tables; `what` names the file in error messages.
 
     Raises:
         UserError: the file cannot be used.

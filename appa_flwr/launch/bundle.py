@@ -16,17 +16,13 @@ APP_FOLDER = Path(appa_flwr.__file__).parent.parent
 """The checkout in which this package lies."""
 
 
-def sent_files(home: Path, *, app_folder: Path | None = None) -> Path:
-    """Copy the files that `flwr run` sends; in a checkout it would scan all files, even 60,000 of an environment.
-
-    Args:
-        home: folder of the copy.
-        app_folder: the checkout; None = `APP_FOLDER`.
+def sent_files(home: Path, *, app_folder: Path = APP_FOLDER) -> Path:
+    """Copy to `home` what `flwr run` sends; in a checkout it would scan all files, even 60,000 of an environment.
 
     Raises:
         UserError: the folder is not a checkout.
     """
-    app_folder, copy = app_folder or APP_FOLDER, home / APP_NAME
+    copy = home / APP_NAME
     try:
         table = tomllib.loads((app_folder / PROJECT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -41,7 +37,7 @@ def sent_files(home: Path, *, app_folder: Path | None = None) -> Path:
     return copy
 
 
-def bundle_hash(app_folder: Path | None = None) -> str:
+def bundle_hash(app_folder: Path = APP_FOLDER) -> str:
     """SHA-256 of a checkout's bundle, by which owners' policies pin it; see `sent_files`.
 
     Raises:
@@ -53,5 +49,5 @@ def bundle_hash(app_folder: Path | None = None) -> str:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
         built = list(Path(scratch).glob("*.fab"))
         if done.returncode or not built:
-            raise UserError(f"{app_folder or APP_FOLDER}: flwr build failed: {(done.stderr or done.stdout).strip()}")
+            raise UserError(f"{app_folder}: flwr build failed: {(done.stderr or done.stdout).strip()}")
         return hashlib.sha256(built[0].read_bytes()).hexdigest()

@@ -82,19 +82,18 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="Folder for the scores.")] = Path("eval"),
 ) -> None:
     """Score a model's answers to the held-out questions by the groups of `appa serve` (at APPA_URL, by APPA_TOKEN)."""
-    from appa_flwr.launch import evaluate as evaluation
-    from appa_flwr.trainers.client import Served
-
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):  # checked before a model is asked
         raise UserError(f'--name "{name}" must be up to 64 letters, digits, ".", "_" and "-", a letter or digit first')
+    import pandas as pd
+
+    from appa_flwr.launch import evaluate as evaluation
+    from appa_flwr.report import frames, tables
+    from appa_flwr.trainers.client import Served
+
     served = Served(patience=600.0)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     result = evaluation.evaluate(served, name, model=model, endpoint=endpoint, plain=plain)
-    import pandas as pd
-
-    from appa_flwr.report import frames, tables
-
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
     show(tables.show(frames.methods(intervals, summary), title="95 % intervals, over questions"))

@@ -55,11 +55,7 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
 
 
 def pin_rosters(sites: Sites) -> None:
-    """Make each group's key for secure sums and pin the roster, as each owner does on their own machine.
-
-    Raises:
-        UserError: there are too few groups or too many, or an existing key or owner's policy cannot be used.
-    """
+    """Make each group's key for secure sums and pin the roster, as each owner does; raises UserError as they do."""
     key_of = {name: public_key(own_key(sites.sums_key(name))) for name in sites.groups}
     roster = sites.server / ROSTER_FILE
     replace_file(roster, roster_file(key_of).encode())
@@ -70,15 +66,12 @@ def pin_rosters(sites: Sites) -> None:
 def deploy_local(config: Config, root: Path) -> Path:
     """Write the parties' folders, start all parties, run, end all processes, and return the run's folder.
 
-    Args:
-        config: with absolute paths; its survey is split over the groups' folders.
-        root: folder of the parties' folders; files of an earlier deployment there are used again.
+    Paths in the config are absolute. Files of an earlier deployment in the folder are used again.
 
     Raises:
-        UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
-            `appa_flwr.run.resume.claim`; or an existing owner's policy pins another app than this one.
+        UserError: before anything is started, see `make_sites`, `pin_rosters` and `claim`.
         RunFailed: a party did not start, or Flower did not report the run as completed.
-        Stopped: SIGINT, SIGTERM or SIGHUP came; all started processes have been ended.
+        Stopped: a signal came; all processes have ended.
     """
     config = config.named(datetime.now())
     sites = make_sites(config, root, host=LOOPBACK, port=free_port())
@@ -114,11 +107,7 @@ class Started:
 
 
 def start_server(server: Flower, home: Path) -> subprocess.Popen[bytes]:
-    """Start the SuperLink, for the first time or again; `home` keeps its state apart from other deployments.
-
-    Raises:
-        RunFailed: the SuperLink did not start.
-    """
+    """Start the SuperLink, for the first time or again; `home` keeps its state apart from other deployments."""
     command = [START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)]
     return server.start_superlink(command, log=server.folder / SUPERLINK_LOG)
 

@@ -22,14 +22,12 @@ def behind_door(app: ASGIApp) -> ASGIApp:
     """Wrap an app so that other machines reach only the paths that nodes need."""
 
     async def door(scope: Scope, receive: Receive, send: Send) -> None:
-        let_in = scope["type"] == "lifespan" or scope["path"].startswith(FOR_ALL) or _from_here(scope)
+        client = scope.get("client") or ("0.0.0.0", 0)
+        from_here = ip_address(client[0]).is_loopback
+        let_in = scope["type"] == "lifespan" or scope["path"].startswith(FOR_ALL) or from_here
         await (app if let_in else PlainTextResponse(REFUSED, 403))(scope, receive, send)
 
     return door
-
-
-def _from_here(scope: Scope) -> bool:
-    return bool(scope.get("client")) and ip_address(scope["client"][0]).is_loopback
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from rich.progress import Progress
@@ -15,68 +15,47 @@ KEY = "APPA_EVAL_KEY"
 PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # seconds of retries, and of waiting for one answer
 AT_ONCE = 8  # concurrent questions to an endpoint
 
-Put = Callable[[str, str], None]
-"""Function that takes a question's id and its answer; questions come in any order."""
 
+def evaluate(served: Served, name: str, *, model: str, endpoint: str = "", plain: bool = False) -> dict[str, Any]:
+    """Ask a model all held-out questions, and have the groups score its answers.
 
-def evaluate(
-    served: Served,
-    name: str,
-    *,
-    model: str,
-    endpoint: str = "",
-    plain: bool = False,
-) -> dict[str, Any]:
-    """Ask a model all held-out questions, with a progress bar, and have the groups score its answers.
-
-    Args:
-        served: the served run.
-        name: name of the model in the tables.
-        model: name of the model at the endpoint; without an endpoint, a folder or a name on the hub.
-        endpoint: OpenAI-compatible address, up to `/v1`; empty = the model is loaded here.
-        plain: the endpoint completes the prompt as plain text, for models without a chat template.
+    `name` is the model's name in the tables, `model` its name at the endpoint (an OpenAI-compatible address up to
+    `/v1`) or, without an endpoint, its folder or hub id. With `plain` the endpoint completes the prompt as plain text.
 
     Raises:
         UserError: the endpoint does not answer, a model cannot be loaded, or the service refuses.
     """
     held_out = asyncio.run(served.ask("GET", "/v1/held-out"))
     tokens = int(held_out["answer_tokens"])
-    prompts = {row["question_id"]: row["prompt"] for row in held_out["questions"]}
-    answers: dict[str, str] = {}
-    with Progress() as progress:
-        bar = progress.add_task(f"{name}: answers", total=len(prompts))
-
-        def put(question: str, text: str) -> None:
-            answers[question] = text
-            progress.advance(bar)
-
-        if endpoint:
-            asyncio.run(_remote(endpoint, prompts, put, model=model, tokens=tokens, plain=plain))
-        else:
-            # Imported by name, since a group has this package without the server's code.
-            importlib.import_module("server_app").quiet(bars=True)
-            loaded = importlib.import_module("server_app.loaded").LocalModel(model)
-            texts = loaded.answers(list(prompts.values()), answer_tokens=tokens)
-            for question, text in zip(prompts, texts, strict=True):
-                put(question, text)
+    prompts = [row["prompt"] for row in held_out["questions"]]
+    if endpoint:
+        texts = asyncio.run(_remote(endpoint, prompts, model=model, tokens=tokens, plain=plain))
+    else:
+        # Imported by name, since a group has this package without the server's code.
+        importlib.import_module("server_app").quiet(bars=True)
+        texts = importlib.import_module("server_app.loaded").LocalModel(model).answers(prompts, answer_tokens=tokens)
+    answers = {row["question_id"]: text for row, text in zip(held_out["questions"], texts, strict=True)}
     return asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
 
 
-async def _remote(url: str, prompts: Mapping[str, str], put: Put, *, model: str, tokens: int, plain: bool) -> None:
-    """Ask a model at an OpenAI-compatible address; see `evaluate`."""
+async def _remote(url: str, prompts: Sequence[str], *, model: str, tokens: int, plain: bool) -> list[str]:
+    """Ask a model at an OpenAI-compatible address, with a progress bar; see `evaluate`."""
     key = os.environ.get(KEY) or "none"  # ignored by an endpoint without keys
     endpoint = Served(url, key, patience=PATIENCE, read_seconds=ANSWER_SECONDS)
     path, room = f"/{'' if plain else 'chat/'}completions", asyncio.Semaphore(AT_ONCE)
 
-    async def ask(question: str, prompt: str) -> None:
+    async def ask(prompt: str) -> str:
         asked = {"prompt": prompt} if plain else {"messages": [{"role": "user", "content": prompt}]}
         body = {"model": model, "max_tokens": tokens, "temperature": 0.0, **asked}
         async with room:
             reply = await endpoint.ask("POST", path, body)
+        progress.advance(bar)
         try:
             choice = reply["choices"][0]
-            put(question, str((choice["text"] if plain else choice["message"]["content"]) or ""))
+            return str((choice["text"] if plain else choice["message"]["content"]) or "")
         except (LookupError, TypeError, ValueError):
             raise UserError(f"{url}{path}: gives no answer of OpenAI's API: {str(reply)[:200]}") from None
 
-    await asyncio.gather(*(ask(question, prompt) for question, prompt in prompts.items()))
+    with Progress() as progress:
+        bar = progress.add_task("answers", total=len(prompts))
+        return await asyncio.gather(*map(ask, prompts))

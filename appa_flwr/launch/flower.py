@@ -31,17 +31,8 @@ from appa_flwr.launch.checks import check_server, read_survey
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import HOME
 from appa_flwr.launch.terminal import RunFailed, Stopped
+from appa_flwr.run import run_files as files
 from appa_flwr.run.resume import claim
-from appa_flwr.run.run_files import (
-    ERROR_FILE,
-    FLOWER_LOG,
-    MACHINE,
-    PROGRESS,
-    SERVE_PHASE,
-    STOP_FILE,
-    SUPERLINK_LOG,
-    SURVEY_FILE,
-)
 from appa_flwr.survey import store
 
 COMPLETED = "finished:completed"
@@ -56,16 +47,12 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def launch(config: Config) -> Path:
     """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
 
-    Args:
-        config: with absolute paths, from `appa_flwr.config.sources.assemble`, or from
-            `appa_flwr.run.resume.resumable` to resume a run.
+    Paths in the config are absolute.
 
     Raises:
-        UserError: before anything is started or written: see `checks.read_survey`, `checks.check_server` and
-            `appa_flwr.run.resume.claim`.
+        UserError: before anything is started or written, see `read_survey`, `check_server` and `claim`.
         RunFailed: Flower did not report the run as completed.
-        Stopped: SIGINT, SIGTERM or SIGHUP came and the run was not serving (a serving run ends normally); all started
-            processes have been ended.
+        Stopped: a signal came and the run was not serving (a serving run ends normally); all processes have ended.
     """
     config = config.named(datetime.now())
     survey = read_survey(config)
@@ -75,12 +62,12 @@ def launch(config: Config) -> Path:
     claim(config).release()
     folder = config.run_folder
     if not config.run.resume:
-        store.write(survey, folder / SURVEY_FILE)
+        store.write(survey, folder / files.SURVEY_FILE)
     with flower_home() as home:
         flower = Flower(home, port := free_port(), folder=home)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", LOOPBACK, "--port", str(port)]
-        superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
+        superlink = flower.start_superlink(command, log=home / files.SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
@@ -97,11 +84,11 @@ def launch(config: Config) -> Path:
 
 def _stop_serving(folder: Path, flower: "Flower", superlink: subprocess.Popen[bytes]) -> bool:
     """Ask a serving run to end with its report; True if it completed. Another signal ends the run at once."""
-    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder)))
-    if all(step.phase != SERVE_PHASE for step in session):
+    session = itertools.takewhile(lambda step: step.phase != files.MACHINE, reversed(files.PROGRESS.read(folder)))
+    if all(step.phase != files.SERVE_PHASE for step in session):
         return False
     print("stopping: the requests that are being scored are answered first", flush=True)
-    (folder / STOP_FILE).touch()
+    (folder / files.STOP_FILE).touch()
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline and superlink.poll() is None:
         if (status := flower.status()).split(":")[0] not in UNFINISHED:
@@ -112,13 +99,9 @@ def _stop_serving(folder: Path, flower: "Flower", superlink: subprocess.Popen[by
 
 @dataclass(frozen=True)
 class Flower:
-    """One party's Flower: its home, its folder, and the processes that were started in them.
+    """One party's Flower: its FLWR_HOME, the SuperLink's port, and the working directory of its processes.
 
-    Attributes:
-        home: the party's FLWR_HOME.
-        port: port of the SuperLink.
-        folder: working directory of the processes.
-        connection: name of the SuperLink in the party's Flower config; empty = the local SuperLink.
+    `connection` names the SuperLink in the party's Flower config; empty = the local SuperLink.
     """
 
     home: Path
@@ -144,59 +127,43 @@ class Flower:
         """Start a SuperLink and wait until it listens; raises RunFailed if it does not."""
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _listens(self.port):  # else `flwr run` would start its own SuperLink
-            if time.monotonic() >= deadline or superlink.poll() is not None:
-                raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
+        while time.monotonic() < deadline and superlink.poll() is None:
+            # It opens its port last; without it `flwr run` would start its own SuperLink.
+            with suppress(OSError), socket.create_connection((LOOPBACK, self.port), timeout=1.0):
+                return superlink
             time.sleep(POLL_SECONDS)
-        return superlink
+        raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
 
     def call(self, command: list[str]) -> str:
         """Run a Flower command to its end and return its output; raises RunFailed if it fails."""
-        done = self._run(command)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
         if done.returncode:
             raise RunFailed(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        return str(done.stdout)
 
     def status(self) -> str:
         """Flower's status of the only run, such as "finished:completed"; empty if there is none."""
         try:
-            command = ["flwr", "list", *filter(None, [self.connection]), "--format", "json"]
-            runs = json.loads(self._run(command).stdout).get("runs", [])
-        except ValueError:
+            runs = json.loads(self.call(["flwr", "list", *self.connection.split(), "--format", "json"])).get("runs", [])
+        except (RunFailed, ValueError):
             return ""
         return str(runs[0]["status"]) if runs else ""
 
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
-
-
-def _listens(port: int) -> bool:
-    """True if the port accepts connections; a SuperLink opens it last."""
-    with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
-        return True
-    return False
-
 
 def followed(config: Config, flower: Flower, command: list[str], *, superlink: subprocess.Popen[bytes]) -> None:
-    """Submit a run by `flwr run`, follow it to its end, and check that Flower reports it as completed.
-
-    Args:
-        config: config of the run, with a name and a folder.
-        flower: Flower of the party that submits.
-        command: `flwr run`, to which streaming and the run's keys are added.
-        superlink: process of the SuperLink; a run cannot continue without it.
+    """Submit a run by a `flwr run` of this party, and follow it to its end; it cannot go on without the SuperLink.
 
     Raises:
-        RunFailed: the run ended otherwise.
+        RunFailed: Flower does not report the run as completed.
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    shown = len(PROGRESS.read(folder))  # lines from before the run was resumed
-    client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
+    shown = len(files.PROGRESS.read(folder))  # lines from before the run was resumed
+    client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / files.FLOWER_LOG)
 
     def follow() -> None:
         nonlocal shown
-        for record in (records := PROGRESS.read(folder))[shown:]:
+        for record in (records := files.PROGRESS.read(folder))[shown:]:
             left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
             print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
         shown = len(records)
@@ -209,9 +176,9 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
         follow()
         time.sleep(POLL_SECONDS)
     follow()
-    if status != COMPLETED or (folder / ERROR_FILE).exists():
-        for path in flower.home.glob(SUPERLINK_LOG):
-            shutil.copy(path, folder / SUPERLINK_LOG)
+    if status != COMPLETED or (folder / files.ERROR_FILE).exists():
+        for path in flower.home.glob(files.SUPERLINK_LOG):
+            shutil.copy(path, folder / files.SUPERLINK_LOG)
         raise RunFailed(_why(folder, status))
 
 
@@ -252,10 +219,10 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
 
 
 def _why(folder: Path, status: str) -> str:
-    error = folder / ERROR_FILE
+    error = folder / files.ERROR_FILE
     if error.exists():
         return error.read_text(encoding="utf-8").strip()
-    log = folder / FLOWER_LOG
+    log = folder / files.FLOWER_LOG
     state = f'Flower reports "{status}"' if status else "Flower did not accept the run"
     return f"the run did not complete: {state}; the last lines of {log}:\n{_last_lines(log)}"
 

@@ -1,7 +1,4 @@
-"""`appa group`: commands for a group's owner on their own machine, before and after a run.
-
-They need only the packages of a group's machine.
-"""
+"""`appa group`: commands for a group's owner on their own machine; they need only a group's packages."""
 
 import re
 import tomllib

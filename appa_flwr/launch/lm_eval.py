@@ -20,12 +20,6 @@ from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 
-# The harness imports functions only from files beside a task.
-_METRICS = "from appa_flwr.launch.lm_eval import avg_as, fi, min_as, process_results  # noqa: F401\n"
-
-Rewards = Mapping[str, float]
-"""Group -> reward of one answer; groups that were not asked the question are absent."""
-
 _TASK = """# {questions} held-out questions of {survey}, answered by {groups} groups; written by `appa export lm-eval`.
 # Run it where appa-flwr is installed too.
 task: {name}
@@ -61,28 +55,22 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     Raises:
         UserError: too few questions for a split, or the folder cannot be written.
     """
-    held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
-    rows = [
-        {
-            "question_id": question.question_id,
-            "task": config.task,
-            "metric": config.reward_metric,
-            "prompt": formats.prompt(config.task, question.text, question.options, style=config.prompt_style),
-            "options": question.options,
-            "answers": {
-                group: mine[question.question_id].tolist()
-                for group, mine in survey.answers.items()
-                if question.question_id in mine
-            },
-        }
-        for question in survey.questions
-        if question.question_id in held_out
-    ]
+    held_out = split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test
+    rows = []
+    for question in survey.questions:
+        if (key := question.question_id) not in held_out:
+            continue
+        prompt = formats.prompt(config.task, question.text, question.options, style=config.prompt_style)
+        answers = {group: mine[key].tolist() for group, mine in survey.answers.items() if key in mine}
+        own = {"question_id": key, "prompt": prompt, "options": question.options, "answers": answers}
+        rows.append({"task": config.task, "metric": config.reward_metric, **own})
     name = f"appa_{Path(config.survey).stem}_{config.task}".lower().replace("-", "_")
     questions = folder.absolute() / "questions.jsonl"
-    answers = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    replace_file(questions, answers, parents=True, mode=0o600)  # the groups' answers
-    replace_file(folder / "metrics.py", _METRICS.encode())
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    replace_file(questions, content.encode(), parents=True, mode=0o600)  # the groups' answers
+    # The harness imports functions only from files beside a task.
+    metrics = b"from appa_flwr.launch.lm_eval import avg_as, fi, min_as, process_results  # noqa: F401\n"
+    replace_file(folder / "metrics.py", metrics)
     path = folder / f"{name}.yaml"
     text = _TASK.format(
         name=name,
@@ -97,7 +85,7 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
 
 
 def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, object]:
-    """Score one answer: each group's reward, under the name of every measure, and the format score."""
+    """Score one answer: the reward by each group that was asked, under the name of every measure, and the format."""
     parsed, metric = formats.parse(doc["task"], results[0], len(doc["options"])), find(doc["metric"])
     real_K = np.ones(len(doc["options"]), dtype=bool)
     rewards = {
@@ -108,21 +96,21 @@ def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
     return {"avg_as": rewards, "min_as": rewards, "fi": rewards, "format_score": parsed.format_score}
 
 
-def avg_as(items: Sequence[Rewards]) -> float:
+def avg_as(items: Sequence[Mapping[str, float]]) -> float:
     """Mean over the groups' scores."""
     return _scores(items).avg_as
 
 
-def min_as(items: Sequence[Rewards]) -> float:
+def min_as(items: Sequence[Mapping[str, float]]) -> float:
     """The worst group's score."""
     return _scores(items).min_as
 
 
-def fi(items: Sequence[Rewards]) -> float:
+def fi(items: Sequence[Mapping[str, float]]) -> float:
     """Fairness Index over the questions that two groups or more were asked."""
     return _scores(items).fairness_index
 
 
-def _scores(items: Sequence[Rewards]) -> Scores:
+def _scores(items: Sequence[Mapping[str, float]]) -> Scores:
     groups = sorted({name for rewards in items for name in rewards})
     return alignment_scores([[rewards.get(name, np.nan) for rewards in items] for name in groups])

@@ -34,10 +34,8 @@ PUBLIC = ".pub"  # suffix of a public key's file, after the name of the private 
 # first program, and each of the others could run a bundle too.
 GUARD = "guard"
 CLIENT_APP = "flwr-clientapp"
-PROGRAMS = (
-    *(CLIENT_APP, "flwr-serverapp", "flwr-simulation"),
-    *("flwr-agentapp", "flwr-model", "flwr-connector"),
-)
+OTHER_APPS = ("serverapp", "simulation", "agentapp", "model", "connector")
+PROGRAMS = (CLIENT_APP, *(f"flwr-{name}" for name in OTHER_APPS))
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
 _POLLS = "export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"  # seconds; Flower's default of 1 delays each message
 _NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
@@ -49,13 +47,9 @@ _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 
 @dataclass(frozen=True)
 class Sites:
-    """Paths of each party's folder.
+    """Paths of each party's folder in `root`; `groups` maps a group's name to that of its folder.
 
-    Attributes:
-        root: folder that contains the parties' folders.
-        host: name or IP address by which groups reach the server.
-        port: the server's port.
-        groups: group name -> name of the group's folder.
+    Groups reach the server by `host`, a name or an IP address, and `port`.
     """
 
     root: Path
@@ -93,16 +87,9 @@ def prepare(
 ) -> Sites:
     """Write the parties' folders, which only the user can read.
 
-    Existing node keys, authorities, owners' policies and data files are kept.
-
-    Args:
-        survey: the public questions, with or without the groups' answers.
-        root: folder that contains the parties' folders; created if missing.
-        host: name or IP address of the server.
-        port: the server's port; the ports of the groups' nodes, each on its own machine, follow it.
-        keys: keys of the run to be submitted; `survey` and `groups` are replaced.
-        bundle: hash of the app that new owners' policies pin; empty = none.
-        groups: names of the groups, if the survey has only questions; each group then brings its own data file.
+    Existing node keys, authorities, owners' policies and data files are kept. If the survey has questions alone,
+    `groups` names the groups. The ports of their nodes, each on its own machine, follow the server's. `keys` are the
+    run's, of which `survey` and `groups` are replaced; new owners' policies pin the app whose hash is `bundle`, if any.
 
     Raises:
         UserError: the host is invalid, or a folder cannot be written or holds other answers than the survey.
@@ -112,7 +99,11 @@ def prepare(
         split = write_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
-    _check(sites, answers)
+    if not _HOST_NAME.fullmatch(host):
+        raise UserError(f'host = "{host}" is neither a host name nor an IPv4 address')
+    for name, mine in answers.items():
+        if (path := sites.data(name)).exists() and path.read_bytes() != mine:
+            raise UserError(f"{path}: holds other answers than the survey; move it away, or name another folder")
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, LOOPBACK))))
     for folder in (authority, sites.server, sites.server / NODES, *map(sites.group, sites.groups)):
@@ -174,16 +165,6 @@ def _in_quotes(text: str) -> str:
     return f'"{inner}"'
 
 
-def _check(sites: Sites, answers: Mapping[str, bytes]) -> None:
-    """Raise, before anything is written, if the host is invalid or a group's data file holds other answers."""
-    if not _HOST_NAME.fullmatch(sites.host):
-        raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address')
-    for name, mine in answers.items():
-        path = sites.data(name)
-        if path.exists() and path.read_bytes() != mine:
-            raise UserError(f"{path}: holds other answers than the survey; move it away, or name another folder")
-
-
 def _submission(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     """Write a run's keys, and the scripts that register the groups' keys and submit the run."""
     folder = sites.server
@@ -217,10 +198,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write a new authority (`ca.crt`, `ca.key`), and the server's certificate and key (`server.crt`, `server.key`).
 
     An existing authority is used again, so that groups with its certificate trust the server's new certificate.
-
-    Args:
-        folder: folder of the files.
-        hosts: names and IP addresses by which the server will be reached; clients reject other names.
+    `hosts` are names and IP addresses by which the server will be reached; clients reject other names.
 
     Raises:
         UserError: a file cannot be written, or the existing authority cannot be used.

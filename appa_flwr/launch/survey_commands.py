@@ -1,13 +1,11 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 
 from appa_flwr.config import Config
@@ -55,36 +53,30 @@ def survey(
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
+    diagnosis = []
+    if diagnose:
+        from appa_flwr.analysis import destinations
+        from appa_flwr.report import tables
+
+        rules = destinations.rules(config)
+        frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
+        diagnosis = [tables.show(frame, sign=True) for frame in frames]
     show(
         _table(survey),
         *survey.about.notes,
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
-        *(_diagnosis(config, survey) if diagnose else ()),
+        *diagnosis,
     )
 
 
 def _table(survey: Survey) -> Table:
-    """Table of the groups, those with most questions first.
-
-    Print it with `markup=False`, since brackets in names of the survey would be interpreted as markup.
-    """
+    """Table of the groups, those with most questions first."""
     shown = Table("group", "questions", "respondents (median)")
     for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
         people = list(survey.respondents.get(name, {}).values())
         shown.add_row(name, str(len(survey.answers[name])), f"{np.median(people):.0f}" if people else "")
     return shown
-
-
-def _diagnosis(config: Config, survey: Survey) -> Iterator[RenderableType]:
-    """Tables of each rule's destination, before any training."""
-    from appa_flwr.analysis.destinations import diagnose, rules
-    from appa_flwr.report.tables import show as table
-
-    yield from (
-        table(frame, sign=True)
-        for frame in diagnose(survey, metric=config.reward_metric, rules=rules(config), seed=config.seed)
-    )
 
 
 @export.command("lm-eval")

@@ -8,7 +8,7 @@ import pandas as pd
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import frames, plots
-from appa_flwr.report.page import page
+from appa_flwr.report.page import Picture, page
 from appa_flwr.run.pair_scores import PREDICTIONS, replace_rows
 from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.run_files import INTERVALS_FILE, PLOTS_FOLDER, REPORT_FILE
@@ -16,9 +16,6 @@ from appa_flwr.run.run_files import INTERVALS_FILE, PLOTS_FOLDER, REPORT_FILE
 __all__ = ["build"]
 
 MOST_SERVED = 6  # trainers whose pictures are shown
-
-Picture = tuple[str, bytes, str]
-"""Name, PNG, alternative text."""
 
 
 def build(run_folder: Path) -> Path:
@@ -34,27 +31,27 @@ def build(run_folder: Path) -> Path:
     intervals = frames.of_run(run)
     if not intervals.empty:
         replace_rows(run.folder / INTERVALS_FILE, intervals)
-    pictures = {name: (png, text) for name, png, text in _pictures(run, intervals)}
+    pictures = dict(_pictures(run, intervals))
     for name, (png, _) in pictures.items():
         replace_file(run.folder / PLOTS_FOLDER / f"{name}.png", png, parents=True)
     replace_file(run.folder / REPORT_FILE, page(run, intervals, pictures).encode())
     return run.folder / REPORT_FILE
 
 
-def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Picture]:
-    """Yield every picture for which the run has numbers."""
+def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[tuple[str, Picture]]:
+    """Yield the name of every picture for which the run has numbers, and the picture."""
+    rule = run.config.rule
     if not intervals["low"].isna().all():
-        picture = plots.worst_group(intervals, rule=run.config.rule)
-        yield "worst_group", picture, "score of the worst-off group by method"
+        yield "worst_group", (plots.worst_group(intervals, rule=rule), "score of the worst-off group by method")
     kinds = {kind: frames.by_group(run, against=kind).dropna(axis=1, how="all") for kind in frames.TARGETS}
     against = next((kind for kind, known in kinds.items() if not known.empty), PREDICTIONS)
     if not kinds[against].empty and len(run.groups) in plots.SPIDER_GROUPS:
         title = f"Alignment score per group ({run.metric}), against {frames.TARGETS[against]}"
-        yield "spider", plots.spider(kinds[against], title=title, rule=run.config.rule), "alignment score per group"
+        yield "spider", (plots.spider(kinds[against], title=title, rule=rule), "alignment score per group")
     rules = {"training": run.iterations} | {f"served_{name}": run.served[name] for name in [*run.served][:MOST_SERVED]}
     for name, rounds in rules.items():
         if not rounds.empty:
-            yield name, plots.training(rounds, run.groups), "rewards, weights and measures of health by iteration"
-    card = run.pluralllm
-    if card is not None and card.losses:
-        yield "pluralllm", plots.loss(card.losses), "loss of PluralLLM over its rounds"
+            drawn = plots.training(rounds, run.groups)
+            yield name, (drawn, "rewards, weights and measures of health by iteration")
+    if run.pluralllm is not None and run.pluralllm.losses:
+        yield "pluralllm", (plots.loss(run.pluralllm.losses), "loss of PluralLLM over its rounds")

@@ -62,11 +62,7 @@ def of_run(run: RunFiles) -> pd.DataFrame:
 
 
 def as_json(folder: Any) -> dict[str, Any]:
-    """A run's summary and intervals by the training metric, as JSON for `appa eval`; None stands for NaN.
-
-    Raises:
-        UserError: see `appa_flwr.run.read.read_run`.
-    """
+    """A run's summary and intervals by the training metric, as JSON for `appa eval`; None stands for NaN."""
     run = read_run(folder)
     own = {"survey": run.config.survey, "task": run.config.task, "metric": run.metric, "rule": run.config.rule}
     summary = run.summary[run.summary["metric"] == run.metric]
@@ -84,19 +80,17 @@ def method_name(method: str, rule: str = "") -> str:
     return METHOD_STYLE[method][0] if method in METHOD_STYLE else method.removeprefix(MODEL)
 
 
-def spans(intervals: pd.DataFrame, index: str) -> pd.DataFrame:
-    """`Interval`s with one row per `method` or `less`, and one column per kind of target and measure."""
-    bounds = intervals[["value", "low", "high"]].astype(float).itertuples(index=False)
-    numbers: list[Any] = [Interval(*three) for three in bounds]
-    cells = intervals.assign(cell=numbers, kind=intervals["against"].map(TARGETS))
-    wide = cells.pivot(index=index, columns=["kind", "measure"], values="cell")
-    columns = pd.MultiIndex.from_frame(cells[["kind", "measure"]].drop_duplicates(), names=["", ""])
-    return wide.reindex(index=cells[index].unique(), columns=columns)
+def spans(intervals: pd.DataFrame, index: list[str], columns: Sequence[str] = ("against", "measure")) -> pd.DataFrame:
+    """`Interval`s with one row and one column per value of these columns, in their order."""
+    cells: list[Any] = [Interval(*three) for three in intervals[["value", "low", "high"]].astype(float).to_numpy()]
+    wide = intervals.assign(cell=cells).pivot(index=index, columns=[*columns], values="cell")
+    order = [[*dict.fromkeys(intervals.set_index([*names]).index)] for names in (index, columns)]
+    return wide.loc[order[0], order[1]].rename(columns=TARGETS)
 
 
 def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -> pd.DataFrame:
     """Every method's `Interval`s of Avg AS, Min AS and FI, format score and share of readable answers."""
-    shown = spans(intervals[intervals["less"] == ""], "method")
+    shown = spans(intervals[intervals["less"] == ""], ["method"])
     own = summary[summary["metric"].isin(intervals["metric"])].drop_duplicates("method").set_index("method")
     for column in ("format_score", "readable"):
         shown["", column.partition("_")[0].capitalize()] = own[column].reindex(shown.index).astype(float)
@@ -106,7 +100,7 @@ def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -
 def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataFrame]:
     """Yield, for PPO and each model of `appa eval`, a frame of its scores minus those of every other method."""
     for method, of_method in intervals[intervals["less"] != ""].groupby("method", sort=False):
-        wide = spans(of_method, "less").rename(index=lambda less: method_name(less, rule))
+        wide = spans(of_method, ["less"]).rename(index=lambda less: method_name(less, rule))
         yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
 
 
@@ -133,9 +127,8 @@ def _compared(rows: pd.DataFrame) -> tuple[str, str]:
     """Verdict of the first row's interval of a difference, and the interval as text."""
     value, low, high = rows[["value", "low", "high"]].to_numpy(float)[0]
     better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
-    return better, f"Min AS {value:+.3f} " + (
-        f"(95 %: {low:+.3f} to {high:+.3f})" if np.isfinite(low) else "(no interval)"
-    )
+    bounds = f"95 %: {low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval"
+    return better, f"Min AS {value:+.3f} ({bounds})"
 
 
 def all_metrics(run: RunFiles) -> pd.DataFrame:
@@ -189,15 +182,15 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare each run with the first, on the groups and held-out questions that all have (`appa report RUN RUN...`).
 
     Only scores against survey answers are compared: the runs' predictions are different targets.
-
-    Returns:
-        Two frames of `Interval`s: one row per run with its rule, seed, numbers of common groups and questions, and
-        scores; and one row for each run but the first, with its scores minus those of the first.
+    The result is two frames of `Interval`s: one row per run with its rule, seed, numbers of common groups and
+    questions, and scores; and one row for each run but the first, with its scores minus those of the first.
 
     Raises:
         UserError: a run has no policy scored by survey answers or cannot be read; or their surveys or metrics differ.
     """
-    runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
+    names = [folder.resolve().name for folder in folders]
+    names = names if len({*names}) == len(names) else [*map(str, folders)]
+    runs = dict(zip(names, map(read_run, folders), strict=True))
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError(f"{', '.join(map(str, folders))}: name a run twice; each run can be compared once")
     first = next(iter(runs.values()))
@@ -217,7 +210,7 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     base, *others = runs
     pairs = [(name, base) for name in others]
     differences = intervals(scores.drop_duplicates("method"), scores, metric=first.metric, pairs=pairs)
-    levels, minus = (spans(differences[differences["less"] == less], "method") for less in ("", base))
+    levels, minus = (spans(differences[differences["less"] == less], ["method"]) for less in ("", base))
     levels.insert(0, ("", "Rule"), [run.config.rule for run in runs.values()])
     levels.insert(1, ("", "Seed"), [run.config.seed for run in runs.values()])
     levels.insert(2, ("", "Groups"), scores["group"].nunique())
@@ -234,9 +227,3 @@ def _scored(run: RunFiles) -> dict[str, object]:
     if config.survey == GENERATED_SURVEY:
         contents = population(config.data, config.seed)
     return {"metric": run.metric, "survey": contents, **{key: getattr(config.data, key) for key in keys}}
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Names of the runs' folders; the given path if two folders have the same name."""
-    own = [folder.resolve().name for folder in folders]
-    return [name if own.count(name) == 1 else str(folder) for name, folder in zip(own, folders, strict=True)]

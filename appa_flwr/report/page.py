@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from appa_flwr.config import Config
-from appa_flwr.config.keys import to_word
+from appa_flwr.config.keys import to_toml
 from appa_flwr.core.text import duration
 from appa_flwr.report import frames, predictor, template
 from appa_flwr.report.tables import html
@@ -36,62 +36,54 @@ DIFFERENCES_NOTE = (
     "Min AS of a method whose groups score nearly alike comes out too low, and so does its interval."
 )
 
-Pictures = Mapping[str, tuple[bytes, str]]
-"""Name -> PNG, and alternative text."""
+Picture = tuple[bytes, str]
+"""PNG, and alternative text."""
 
 
-def page(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> str:
+def page(run: RunFiles, intervals: pd.DataFrame, pictures: Mapping[str, Picture]) -> str:
     """Make an HTML document that needs no other file; missing pictures are left out."""
     jinja = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    drawn = {
+        name: [Markup(template.PICTURE).format(base64.b64encode(png).decode("ascii"), text, name)]
+        for name, (png, text) in pictures.items()
+    }
     return jinja.from_string(template.PAGE).render(
         name=run.folder.resolve().name,
         headline="" if run.summary.empty else frames.headline(intervals, run.config.rule),
         missing=_facts(missing(run)),
-        sections=[*_sections(run, intervals, pictures)],
+        sections=[*_sections(run, intervals, drawn)],
     )
 
 
-def _sections(run: RunFiles, intervals: pd.DataFrame, pictures: Pictures) -> Iterator[tuple[str, list[Markup]]]:
+def _sections(
+    run: RunFiles, intervals: pd.DataFrame, drawn: Mapping[str, list[Markup]]
+) -> Iterator[tuple[str, list[Markup]]]:
     rule, summary = run.config.rule, run.summary
-
-    def drawn(*names: str) -> list[Markup]:
-        return [_picture(name, *pictures[name]) for name in names if name in pictures]
-
     summed = SUMS_NOTE if run.config.run.sums == "secure" else ""
     if not summary.empty:
-        yield (
-            "Scores",
-            [
-                *drawn("worst_group"),
-                html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}", css="wide"),
-                _folded("All metrics", html(frames.all_metrics(run), css="wide")),
-            ],
-        )
+        levels = html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}", css="wide")
+        every = _folded("All metrics", html(frames.all_metrics(run), css="wide"))
+        yield "Scores", [*drawn.get("worst_group", ()), levels, every]
         few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
-        yield (
-            "Differences",
-            [html(minus, caption=note, sign=True, css="wide") for minus in frames.differences(intervals, rule=rule)],
-        )
-    yield "Groups", [*drawn("spider"), html(frames.groups(run), css="wide")]
-    yield "Training", drawn("training")
+        differences = frames.differences(intervals, rule=rule)
+        yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
+    yield "Groups", [*drawn.get("spider", ()), html(frames.groups(run), css="wide")]
+    yield "Training", drawn.get("training", [])
     for name, rounds in run.served.items():
-        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn(f"served_{name}")]
+        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ())]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
-        yield "PluralLLM", [scores, by_group, *drawn("pluralllm")]
-    yield "Survey", [_facts(survey_facts(run))]
-    keys = pd.DataFrame(list(shown_config(run).items()), columns=["Key", "Value"])
+        yield "PluralLLM", [scores, by_group, *drawn.get("pluralllm", ())]
+    counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
+    questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
+    yield "Survey", [_facts([("Survey", run.survey or run.config.survey), *questions])]
+    keys = pd.DataFrame(sorted(run.config.flat().items()), columns=["Key", "Value"]).astype(str)
     yield "Provenance", [_facts(provenance(run)), _folded("All keys", html(keys, css="texts"))]
 
 
-def _picture(name: str, png: bytes, text: str) -> Markup:
-    return Markup(template.PICTURE).format(base64.b64encode(png).decode("ascii"), text, name)
-
-
-def _folded(title: str, *parts: Markup) -> Markup:
-    content = Markup("").join(parts)
+def _folded(title: str, content: Markup) -> Markup:
     return Markup(template.FOLDED).format(title, content) if content else content
 
 
@@ -119,18 +111,6 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "PluralLLM", f"no {run_files.CARD.name}"
 
 
-def shown_config(run: RunFiles) -> dict[str, str]:
-    """Every key with its value."""
-    return {key: str(value) for key, value in sorted(run.config.flat().items())}
-
-
-def survey_facts(run: RunFiles) -> Iterator[tuple[str, str]]:
-    """Origin of the survey, how it was read, and how many of its questions are used."""
-    yield "Survey", run.survey or run.config.survey
-    if run.questions is not None:
-        yield from ((key.replace("_", " ").capitalize() + " questions", str(n)) for key, n in run.questions if n)
-
-
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     """The command that repeats the run, the version that made it, and facts on its training."""
     config, appa = run.config, run.config.appa
@@ -138,7 +118,7 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     if run.made_by:
         yield "Made by", run.made_by
     own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
-    yield from ((name, f"{value}") for name, value in own.items())
+    yield from ((name, str(value)) for name, value in own.items())
     if "appa" in config.rules:
         yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold}"
     if not run.iterations.empty:
@@ -155,5 +135,5 @@ def command(config: Config) -> str:
     """Command that repeats the run in a simulation, under another name."""
     default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
-    texts = [f"{key}={to_word(value)}" for key, value in set_here.items()]
+    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
     return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *texts])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
@@ -18,6 +19,7 @@ from appa_flwr.report.frames import method_name, spans
 
 SPIDER_GROUPS = range(3, 25)
 """Numbers of groups for which a spider plot is drawn: two spokes span no area, and more than 24 names would overlap."""
+MOST_MARKED_POINTS = 30
 HEALTH = {
     "fairness_index": "Fairness index",
     "reward": "Aggregated reward",
@@ -35,8 +37,8 @@ HEALTH = {
 def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
     """Min AS of every method, one panel per kind of target; without bounds only the point is drawn."""
     levels = intervals[(intervals["less"] == "") & (intervals["measure"] == "Min AS")]
-    shown = spans(levels, "method").rename(index=lambda method: method_name(method, rule))
-    figure = style.figure(1.2 + 0.34 * len(shown))
+    shown = spans(levels, ["method"]).rename(index=lambda method: method_name(method, rule))
+    figure = Figure((style.WIDTH, 1.2 + 0.34 * len(shown)))
     panels = figure.subplots(1, shown.shape[1], sharey=True, squeeze=False)[0]
     for axes, kind, (_, column) in zip(panels, shown.columns.get_level_values(0), shown.items(), strict=True):
         for row, span in enumerate(column):
@@ -63,16 +65,16 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
     range), since scores differ by a few hundredths. `scores_GM` has one row per group (a number in `SPIDER_GROUPS`),
     clockwise from the top, and one column per method: scores in [0, 1], with a gap for NaN; `rule` is PPO's rule.
     """
-    figure = style.figure(7.5)
+    figure = Figure((style.WIDTH, 7.5))
     axes: Any = figure.add_subplot(projection="polar", theta_offset=np.pi / 2, theta_direction=-1)
     angles_G = np.linspace(0, 2 * np.pi, len(scores_GM), endpoint=False)
     round_trip = [*range(len(scores_GM)), 0]
     others = itertools.cycle(style.OTHER_STYLES)
     for method, scores_G in scores_GM.items():
         _, colour, marker, dash = style.METHOD_STYLE.get(str(method)) or ("", *next(others), "-")
-        look: style.Look = {"color": colour, "linestyle": dash, "marker": marker}
         name = style.label(method_name(str(method), rule))
-        axes.plot(angles_G[round_trip], scores_G.to_numpy(float)[round_trip], label=name, **look)
+        values = scores_G.to_numpy(float)[round_trip]
+        axes.plot(angles_G[round_trip], values, label=name, color=colour, linestyle=dash, marker=marker)
     step = 0.05
     floor = max(0.0, math.floor(np.nanmin(scores_GM) / step - 0.5) * step)
     top = max(floor + step, min(1.0, math.ceil(np.nanmax(scores_GM) / step) * step))
@@ -85,7 +87,7 @@ def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
         side = round(math.sin(angle), 6)  # names start or end at the rim, and are centred at top and bottom
         text.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
     figure.suptitle(f"{title}\nThe centre is {floor:.2f}, the rim {top:.2f}")
-    style.legend(figure, axes)
+    figure.legend(loc="outside right upper")
     return figure
 
 
@@ -114,12 +116,15 @@ def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable
     """One panel per frame, with one line per column over its index; columns beyond the colours are thin and grey."""
     known = {title: frame.astype(float).dropna(axis=1, how="all") for title, frame in panels.items()}
     shown = {title: frame for title, frame in known.items() if not frame.empty}
-    figure = style.figure(0.4 + 1.9 * math.ceil(len(shown) / 2))
+    figure = Figure((style.WIDTH, 0.4 + 1.9 * math.ceil(len(shown) / 2)))
     for place, (title, frame) in enumerate(shown.items(), start=1):
         axes = figure.add_subplot(math.ceil(len(shown) / 2), 2, place, title=title, xlabel=xlabel)
         axes.plot(frame.iloc[:, len(style.GROUP_COLOURS) :], color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
         for (name, values), colour in zip(frame.items(), style.GROUP_COLOURS, strict=False):
-            style.curve(axes, values.dropna(), color=colour, label=style.label(str(name)), zorder=3)
+            points = values.dropna()
+            marker = "o" if len(points) <= MOST_MARKED_POINTS else None  # shows a single point
+            axes.plot(points, marker=marker, color=colour, label=style.label(str(name)), zorder=3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
         for number in shaded:
             axes.axvspan(number - 0.5, number + 0.5, color=style.SHADE, linewidth=0, zorder=0)
         axes.set_xlim(frame.index[0] - 0.5, frame.index[-1] + 0.5)

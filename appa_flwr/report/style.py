@@ -1,4 +1,4 @@
-"""Style of every picture: colours, one set of defaults, and the helpers that the charts share.
+"""Style of every picture: colours and one set of defaults.
 
 Figures are built without pyplot, so no global state changes and no display is needed. Colours are Okabe and Ito's
 palette for colour-blind readers; methods and rules also differ in marker or dash.
@@ -10,14 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 P = ParamSpec("P")
-Look = dict[str, Any]
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#D6C613", "#0072B2", "#D55E00", "#CC79A7",
@@ -39,19 +34,13 @@ METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
     "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
 }
-RULE_STYLE: Mapping[str, tuple[str, str]] = {
-    # rule: (colour, marker)
-    "average": (BLUE, "o"),
-    "min": (PURPLE, "s"),
-    "appa": (VERMILION, "*"),
-}
 
 WIDTH = 10.0
 """Inches: 1100 pixels, the width at which the page shows a picture without scaling it."""
-MOST_MARKED_POINTS = 30
 LONGEST_LABEL = 26
 
 STYLE: dict[Any, Any] = {
+    "figure.constrained_layout.use": True,
     "figure.dpi": 110,
     "savefig.dpi": 110,
     # The tight box includes labels that extend beyond the figure.
@@ -84,27 +73,9 @@ def picture(draw: Callable[P, Figure]) -> Callable[P, bytes]:
     return encoded
 
 
-def figure(height: float, *, width: float = WIDTH) -> Figure:
-    """Make an empty figure; sizes in inches."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def label(name: str) -> str:
     """Shorten a name, and keep a legend from dropping it (matplotlib hides labels that start with "_")."""
     half = LONGEST_LABEL // 2
     # Cut in the middle, so that names with the same beginning ("... aged 18-29", "... aged 30-49") stay distinct.
     short = name if len(name) <= LONGEST_LABEL else name[: half - 1] + "…" + name[-half:]
     return " " + short if short.startswith("_") else short
-
-
-def curve(axes: Axes, values: pd.Series, *, marker: str = "o", **look: Any) -> Line2D:
-    """Draw a line over the index, with gaps; short lines have markers, so that a single point is visible."""
-    points = marker if len(values) <= MOST_MARKED_POINTS else None
-    (line,) = axes.plot(values.index, values.to_numpy(float), marker=points, **look)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-    return line
-
-
-def legend(figure: Figure, axes: Axes) -> None:
-    """Add a legend of all labels right of the picture."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")

@@ -1,22 +1,17 @@
 """The card of PluralLLM's weights, written beside them: what they were trained on."""
 
-from typing import Annotated
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from appa_flwr.config import Scalar
 from appa_flwr.run.records import PredictorScores, Record
 
-CARD_FORMAT = 11
-"""Version of PluralLLM's card and of the inputs that its weights expect; both may be copied out of a run's folder."""
-
 
 class EmbeddingSummary(Record):
-    """Features that the network was trained on.
+    """Features of `pluralllm.encoder` that the network was trained on.
 
-    Attributes:
-        encoder: as the config's `pluralllm.encoder`.
-        probe: (E,) the features of the first question's first option, which differ for another encoder.
+    `probe` (E,) are those of the first question's first option, which differ for another encoder.
     """
 
     encoder: str
@@ -24,12 +19,10 @@ class EmbeddingSummary(Record):
 
 
 class SurveySummary(Record):
-    """Survey that the network was trained on, by hashes of its questions.
+    """Survey that the network was trained on.
 
-    Attributes:
-        table: hash of all public questions, whatever their order.
-        training: hashes of the training questions.
-        groups: groups that trained -> training questions they answered.
+    `table` is a hash of all public questions in any order, `training` has one for each training question; `groups` maps
+    the groups that trained to the number of training questions that they answered.
     """
 
     table: str
@@ -40,24 +33,17 @@ class SurveySummary(Record):
     groups: dict[str, int]
 
 
-def _readable(version: int) -> int:
-    if version != CARD_FORMAT:
-        raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
-    return version
-
-
 class Card(Record):
     """pluralllm.json: what PluralLLM's weights were trained on and how good they are. It holds no answer.
 
     Attributes:
+        format: version of the card and of the inputs that its weights expect; both may be copied out of a run's folder.
         weights: SHA-256 of the file of weights.
-        training: the config's keys of the training.
         losses: the groups' mean loss in every round.
-        scores: agreement with the groups' own survey answers; see `server_app.predictor_phase.scores`.
-        groups: group -> its own scores.
+        scores: agreement with all groups' own survey answers; `groups` has that with each group's.
     """
 
-    format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
+    format: Literal[11] = 11
     weights: str = ""
     embedding: EmbeddingSummary
     survey: SurveySummary

@@ -5,7 +5,7 @@ Fields have the same order and names as in the files.
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 PPO = "ppo"
 TRAINED_METHODS = ("base", "sft", PPO)
@@ -45,10 +45,7 @@ class RuleRound(Record):
     """Result of a rule for one batch of answers; `reward` and `format_score` are means over the batch.
 
     Attributes:
-        iteration: its number in its run.
         fell_back: whether the rule took the plain mean; None for a rule without a threshold.
-        weights: weight per group, as the rule reported it.
-        history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
             are empty if the server sees only sums (`run.sums`).
         group_reward: mean alignment reward over the groups that answered.
@@ -67,11 +64,7 @@ class RuleRound(Record):
 
 
 class Iteration(RuleRound):
-    """A line of metrics.jsonl: one PPO iteration; numbers other than counts and mappings are means over rollouts.
-
-    Attributes:
-        seconds: seconds per part of the iteration.
-    """
+    """A line of metrics.jsonl: one PPO iteration; numbers are means over rollouts, `seconds` those of each part."""
 
     num_iterations: int
     policy_loss: float
@@ -85,15 +78,10 @@ class Iteration(RuleRound):
 
 
 class ServedRound(RuleRound):
-    """A round of the rule over answers of another trainer, see `appa_flwr.run.served`.
+    """A round of the rule over `size` answers of another trainer, and the `seconds` that the groups took.
 
-    Attributes:
-        round: number given by the trainer; without it, the last number plus 1.
-        size: number of answers.
-        held_out: whether the round has held-out questions; such a round does not change histories.
-        seconds: time that the groups took.
-        history, answered, log_weight: the rule's state after the round by group, see
-            `appa_flwr.analysis.rules.State`.
+    `round` is the trainer's number, or without it the last number plus 1. A `held_out` round has held-out questions and
+    changes no histories. `history`, `answered` and `log_weight` are the rule's `State` after the round, by group.
     """
 
     round: int
@@ -105,13 +93,9 @@ class ServedRound(RuleRound):
 
 
 class ServedAnswer(Record):
-    """A scored answer of another trainer.
+    """A scored answer of another trainer, by the trainer's `id` and a hash of question and completion.
 
-    Attributes:
-        id: given by the trainer.
-        digest: hash of question and completion.
-        reward: in [0, 1].
-        components: "alignment", the mean reward over the groups that answered, and "format", the format score.
+    Reward and components are in [0, 1]: "alignment", the mean over the groups that answered, and "format".
     """
 
     id: str
@@ -128,25 +112,16 @@ class ServedLine(Record):
     answers: tuple[ServedAnswer, ...]
 
 
-def _method(name: str) -> str:
-    if name not in METHODS and not name.startswith(MODEL):
-        raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")
-    return name
-
-
 class _Evaluated(Record):
-    method: Annotated[str, AfterValidator(_method)]
+    method: Annotated[str, StringConstraints(pattern=rf"^({'|'.join(METHODS)}|{MODEL}.*)$")]
     metric: str
 
 
 class ScoreRecord(Record):
     """One method under one metric, against one kind of target, in [0, 1].
 
-    Source: Appendix "Group, Average, and Minimum Alignment Scores".
-
-    Attributes:
-        fi_readable: FI over readable answers, since an unreadable answer scores 0 for every group, which FI counts as
-            perfectly fair. NaN if no answer is readable.
+    Source: Appendix "Group, Average, and Minimum Alignment Scores". `fi_readable` is the FI over readable answers, as
+    an unreadable answer scores 0 for every group, which FI counts as perfectly fair; NaN if no answer is readable.
     """
 
     fi: float
@@ -173,9 +148,8 @@ class SummaryRow(ScoreRecord, _Evaluated):
 class QuestionCounts(Record):
     """questions.json: how many questions the policy is asked, and how many are left out.
 
-    Attributes:
-        unanswerable: questions whose answer does not fit into `ppo.response-length`.
-        too_long: questions whose prompt and answer do not fit into `policy.max-sequence-length`.
+    Answers to the unanswerable do not fit into `ppo.response-length`, prompts and answers of those that are too long
+    not into `policy.max-sequence-length`.
     """
 
     training: int

@@ -19,11 +19,7 @@ FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 
 
 def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
-    """Config that resumes the run in this folder, which may have been moved.
-
-    Args:
-        folder: the run's folder.
-        changes: new values of keys, which must be in `CHANGEABLE_KEYS`.
+    """Config that resumes the run in this folder, which may have been moved; `changes` are new values of keys.
 
     Raises:
         UserError: this version cannot read a run in the folder, the run is finished, or another key is changed.
@@ -40,12 +36,9 @@ def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
 
 
 def claim(config: Config) -> FileLock:
-    """Lock a run's folder for this process; the folder of a new run is created.
+    """Lock a run's folder, created for a new run, until the lock's `release` or the end of the process.
 
     Called by the launcher, then by the server. From here on the run can be resumed.
-
-    Returns:
-        The lock, which is released when the process ends.
 
     Raises:
         UserError: the folder holds another run, or `run.resume` is set and it holds none that can be resumed with these
@@ -53,9 +46,19 @@ def claim(config: Config) -> FileLock:
     """
     folder = config.run_folder
     if config.run.resume:
-        _check_resumable(config)
-    else:
-        _check_new(config)
+        for key, value, began in _changed(config, resumable(folder)):
+            raise UserError(
+                f"{key} = {json.dumps(value)}, but the run in {folder} began with {json.dumps(began)}; a resumed run "
+                f"keeps its keys, all of them are in {CONFIG_FILE}"
+            )
+    # The server creates the metrics first; the launcher may have written this same config.
+    elif (folder / files.METRICS.name).exists() or (
+        (folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))
+    ):
+        raise UserError(
+            f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it '
+            f"(run.resume=true): appa run --resume {folder}"
+        )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     held = lock(folder / files.LOG_FILE)
@@ -67,32 +70,10 @@ def claim(config: Config) -> FileLock:
     return held
 
 
-def _check_resumable(config: Config) -> None:
-    for key, value, began in _changed(config, resumable(config.run_folder)):
-        raise UserError(
-            f"{key} = {json.dumps(value)}, but the run in {config.run_folder} began with {json.dumps(began)}; "
-            f"a resumed run keeps its keys, all of them are in {CONFIG_FILE}"
-        )
-
-
-def _check_new(config: Config) -> None:
-    """Check that no run has begun in the run's folder; the launcher may have written this same config to it."""
-    folder = config.run_folder
-    begun = (folder / files.METRICS.name).exists()  # the server creates it first
-    if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
-        raise UserError(
-            f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it '
-            f"(run.resume=true): appa run --resume {folder}"
-        )
-
-
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:
-    before = began.flat()
-    return (
-        (key, value, before[key])
-        for key, value in config.flat().items()
-        if key not in FREE_KEYS and value != before[key]
-    )
+    for (key, value), before in zip(config.flat().items(), began.flat().values(), strict=True):
+        if key not in FREE_KEYS and value != before:
+            yield key, value, before
 
 
 def finished(folder: Path) -> bool:

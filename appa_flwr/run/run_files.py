@@ -74,7 +74,7 @@ class LineFile(Generic[T]):
     kind: type[T]
 
     def read(self, folder: Path) -> tuple[T, ...]:
-        """Read all lines; see `lines`."""
+        """Read all `lines`."""
         return tuple(self.lines(folder))
 
     def lines(self, folder: Path) -> Iterator[T]:
@@ -104,7 +104,7 @@ def read(path: Path, kind: type[T]) -> T | None:
     """Read a JSON file; None if there is no file.
 
     Raises:
-        UserError: the file cannot be read, is not JSON, or has a wrong value; the message names file, row and key.
+        UserError: the file cannot be read, or `parse` rejects its content.
     """
     data = _bytes(path)
     return None if data is None else parse(data, TypeAdapter(kind), str(path))
@@ -116,11 +116,7 @@ def dumps(content: object, *, indent: int | None = None) -> str:
 
 
 def write(path: Path, content: object) -> None:
-    """Replace a JSON file as a whole.
-
-    Raises:
-        UserError: the file cannot be written; the earlier file is intact.
-    """
+    """Replace a JSON file as a whole; raises as `replace_file`."""
     replace_file(path, (dumps(content, indent=1) + "\n").encode())
 
 
@@ -147,11 +143,7 @@ def read_config(folder: Path) -> Config:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the config of a new run to its folder.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write the config of a new run to its folder."""
     write(folder / CONFIG_FILE, {SCHEMA_KEY: SCHEMA, **config.flat()})
 
 
@@ -165,10 +157,10 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
-    """Parse a JSON value of a file; `where` names its place in the error.
+    """Parse a JSON value of a file; `where` names its place in errors.
 
     Raises:
-        UserError: see `read`.
+        UserError: this is no JSON or has a wrong value; the message names row and key.
     """
     try:
         return adapter.validate_json(data, strict=True)

@@ -15,11 +15,10 @@ MOST_KEPT = 65_536
 
 @dataclass
 class ServedRun:
-    """State of a trainer's run after its lines.
+    """State of a trainer's run after its lines: rounds in the order of their numbers, and the last answers by id.
 
-    Attributes:
-        rounds: in the order of their numbers; if a trainer goes back to a round, this and later rounds are dropped.
-        kept: the last `MOST_KEPT` answers by id; an answer that is sent again gets the same reward.
+    If a trainer goes back to a round, this and later rounds are dropped. An answer that is sent again gets the same
+    reward, while it is among the last `MOST_KEPT`.
     """
 
     rounds: list[ServedRound] = field(default_factory=list)
@@ -47,11 +46,7 @@ class ServedRun:
 
 
 def read_runs(folder: Path) -> dict[str, ServedRun]:
-    """Read the state of each trainer's run, in the order of their first lines.
-
-    Raises:
-        UserError: the file cannot be read, or has a wrong value; the message names file, row and key.
-    """
+    """Read the state of each trainer's run, in the order of their first lines; raises as `run_files.read`."""
     runs: dict[str, ServedRun] = {}
     for line in SERVED.lines(folder):
         runs.setdefault(line.run, ServedRun()).add(line)

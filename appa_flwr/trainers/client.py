@@ -24,25 +24,17 @@ SILENCE_SECONDS = 10.0  # time without an answer after which a warning is given
 
 
 class Served:
-    """Client of a served run.
+    """Client of a served run at a URL such as "http://127.0.0.1:9200", with its bearer token.
 
-    Args:
-        url: such as "http://127.0.0.1:9200"; default: the environment's `APPA_URL`.
-        token: the bearer token; default: the environment's `APPA_TOKEN`.
-        patience: seconds for which a request is repeated.
-        read_seconds: seconds for which one attempt waits for its answer.
+    Their defaults are the environment's `APPA_URL` and `APPA_TOKEN`. A request is repeated for `patience` seconds; one
+    attempt waits `read_seconds` for its answer.
 
     Raises:
         UserError: url or token is missing.
     """
 
     def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        patience: float = 3600.0,
-        read_seconds: float = READ_SECONDS,
+        self, url: str = "", token: str = "", *, patience: float = 3600.0, read_seconds: float = READ_SECONDS
     ) -> None:
         self._url, token = (url or os.environ.get(URL, "")).rstrip("/"), token or os.environ.get(TOKEN, "")
         if not self._url or not token:

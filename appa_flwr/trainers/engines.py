@@ -24,8 +24,7 @@ async def compute_score(
 ) -> dict[str, float]:
     """The function of verl's `reward.custom_reward_function`: the answer `solution_str` to question `ground_truth`.
 
-    Returns:
-        "score", the reward in [0, 1], and its components "alignment" and "format"; verl logs all three.
+    Returns "score", the reward in [0, 1], and its components "alignment" and "format"; verl logs all three.
     """
     reward, components = await _reward("verl", ground_truth, solution_str)
     return {"score": reward, **components}
@@ -34,13 +33,8 @@ async def compute_score(
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
     """The function of OpenRLHF's `--reward.remote_url FILE`, called in a thread for one answer.
 
-    Args:
-        queries: the prompt followed by the answer, special tokens included.
-        prompts: the prompt.
-        labels: the question_id.
-
-    Returns:
-        The reward in [0, 1] as "rewards" and "scores", and its components as "extra_logs".
+    A query is the prompt followed by the answer, special tokens included; a label is the question_id. The result has
+    the reward in [0, 1] as "rewards" and "scores", and its components as "extra_logs".
 
     Raises:
         UserError: see above; or the query does not contain its prompt, so that the answer cannot be identified.

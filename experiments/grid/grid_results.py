@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from appa_flwr.analysis.equations import FloatArray
-from appa_flwr.analysis.intervals import Interval, bootstrap
+from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.core.files import replace_file
+from appa_flwr.report.frames import spans
 from appa_flwr.report.tables import markdown
 from appa_flwr.run.pair_scores import PREDICTIONS, aligned
 from appa_flwr.run.read import BY, read_run
@@ -111,17 +111,11 @@ def _tables(rows: pd.DataFrame) -> Iterator[str]:
     """Yield tables of a setting's scores by metric and kind of target, and of differences between its methods."""
     levels, compared = rows[rows["less"] == ""], rows[rows["less"] != ""]
     for (metric, against), known in levels.groupby(["metric", "against"], sort=False):
-        wide = _wide(known, ["method"]).assign(Seeds=known.groupby("method")["seeds"].max())
+        wide = spans(known, ["method"], ["measure"]).assign(Seeds=known.groupby("method")["seeds"].max())
         paper = known.pivot(index="method", columns="measure", values="paper").dropna(axis="columns", how="all")
         shown = pd.concat({"": wide, "paper": paper}, axis="columns").reset_index()
         yield f"{metric}, against the {against}:\n\n{markdown(shown)}\n"
     if not compared.empty:
+        wide = spans(compared, ["method", "less", "metric", "against"], ["measure"])
         yield "Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n"
-        yield markdown(_wide(compared, ["method", "less", "metric", "against"]).reset_index(), sign=True) + "\n"
-
-
-def _wide(lines: pd.DataFrame, index: list[str]) -> pd.DataFrame:
-    """`Interval`s with one column per measure."""
-    spans: list[Any] = [Interval(*three) for three in lines[["value", "low", "high"]].astype(float).to_numpy()]
-    wide = lines.assign(cell=spans).pivot(index=index, columns="measure", values="cell")
-    return wide.loc[[*dict.fromkeys(lines.set_index(index).index)], [*dict.fromkeys(lines["measure"])]]
+        yield markdown(wide.reset_index(), sign=True) + "\n"

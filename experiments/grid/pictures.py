@@ -2,18 +2,16 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.report import style
-from appa_flwr.report.style import RULE_STYLE
 
 COLUMN = 5.0
 """Inches; scaled to the width of a paper's column, the text has the size of the paper's text."""
-FEW_TICKS = 5
-LINES = ("base", "sft")
 
 
 @style.picture
@@ -22,17 +20,17 @@ def trade_off(summary: pd.DataFrame, rules: Sequence[str], *, metric: str, title
 
     Source: "Fairness-Alignment Trade-off Analysis". Bars are the standard deviation over seeds (ddof 1).
     """
-    figure = style.figure(3.6, width=COLUMN)
+    figure = Figure((COLUMN, 3.6))
     axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
-    axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))  # more ticks would overlap at a column's width
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # more ticks would overlap at a column's width
     others, by_method = itertools.cycle(style.OTHER_STYLES), summary.groupby("method")[["fi", "min_as"]]
     mean, spread = by_method.mean(), by_method.std().fillna(0.0)
-    for name in filter(mean.index.__contains__, LINES):
+    for name in filter(mean.index.__contains__, ("base", "sft")):
         label, colour, _, dash = style.METHOD_STYLE[name]
         axes.axhline(mean["min_as"][name], color=colour, linestyle=dash, label=label)
     for name in filter(mean.index.__contains__, rules):
-        colour, marker = RULE_STYLE.get(name) or next(others)
-        look: style.Look = {"color": colour, "marker": marker, "markersize": 9, "linestyle": "none", "capsize": 2}
+        colour, marker = next(others)
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 9, "linestyle": "none", "capsize": 2}
         axes.errorbar(*mean.loc[name], *spread.loc[name, ["min_as", "fi"]], label=style.label(name), **look)
-    style.legend(figure, axes)
+    figure.legend(loc="outside right upper")
     return figure

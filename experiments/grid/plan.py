@@ -38,12 +38,9 @@ _Tables = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of the grid.
+    """A run of the grid: names in the grid file, the seed, and the complete config, with the run's folder.
 
-    Attributes:
-        dataset: name in the grid file, as are task and model.
-        config: complete config, with the run's folder.
-        needs: the trial whose PluralLLM this trial uses; None if it trains its own.
+    `needs` is the trial whose PluralLLM this trial uses; None if it trains its own.
     """
 
     dataset: str
@@ -65,12 +62,9 @@ class Trial:
 
 
 class Grid(BaseModel):
-    """A grid file; `flatten` validates the keys in its tables.
+    """A grid file, and its path; `last` are keys from the command line, which override all others.
 
-    Attributes:
-        rules: each run trains one policy per rule; the others are compared with the first.
-        path: path of the file.
-        last: keys from the command line, which override all others.
+    Each run trains one policy per rule; the others are compared with the first. `flatten` validates the tables' keys.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -91,11 +85,7 @@ class Grid(BaseModel):
 
 
 def read_grid(path: Path, *, last: Keys | None = None) -> Grid:
-    """Read a grid file.
-
-    Args:
-        path: path of the file.
-        last: keys that override the file's keys.
+    """Read a grid file, whose keys those of `last` override.
 
     Raises:
         UserError: no such file, no TOML, a table or key that does not exist, or a value of the wrong kind.
@@ -107,19 +97,17 @@ def read_grid(path: Path, *, last: Keys | None = None) -> Grid:
             if name not in tables:
                 raise unknown_name("table", name, valid=tables)
         grid = Grid.model_validate(content)
-        flat: dict[str, Any] = {
-            axis: {name: _keys(f"{axis}.{name}", keys) for name, keys in table.items()}
-            for axis, table in grid.axes.items()
-        }
-        keys = _keys("keys", grid.keys)
+        for axis, table in grid.axes.items():
+            table.update({name: _keys(f"{axis}.{name}", keys) for name, keys in table.items()})
+        grid.keys, grid.path = _keys("keys", grid.keys), path
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    own = {"path": path, "keys": keys, "last": on_its_preset(last or {})}
-    return grid.model_copy(update={**flat, **own})
+    grid.last = on_its_preset(last or {})
+    return grid
 
 
 def _keys(name: str, table: Mapping[str, object]) -> dict[str, Scalar]:

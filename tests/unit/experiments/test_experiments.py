@@ -18,7 +18,7 @@ from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import write_config
 from experiments import beside_trl, predictor, rules
 from experiments.grid import __main__ as command
-from experiments.grid import grid_results, plan, runner
+from experiments.grid import grid_results, plan
 from pluralllm.data import GroupData
 from server_app.ppo_phase import baseline_config
 
@@ -132,13 +132,13 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
     assert failed == [[names[2], "the disk is full"], [names[3], f"needs {names[2]}"]]
     assert main(dry_run=True).count(": to do") == 2
     failing.clear()
-    held = lock(out / runner.LOCKS / names[3])  # another process runs it, and ends while this one waits
+    held = lock(out / command.LOCKS / names[3])  # another process runs it, and ends while this one waits
 
     def pause(seconds):
         write_run(trials[3].config)
         held.release()
 
-    monkeypatch.setattr(runner.time, "sleep", pause)
+    monkeypatch.setattr(command.time, "sleep", pause)
     main()
     resumed = [False, True, False, False, True]
     assert started == list(zip([names[0], *names[:3], names[2]], resumed, strict=True))

@@ -1,7 +1,6 @@
 """Contracts of the whole code: the defaults that stand twice, and what Flower ships."""
 
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -89,23 +88,6 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path, monkeypatch):
     shipped |= {f"appa_flwr/survey/{name}.toml" for name in ("nonanswers", "questionnaire")}
     shipped |= {"LICENSE", "README.md", "pyproject.toml"}
     assert set(bundle.namelist()) == shipped | {".info/CONTENT"}
-    # The server app builds the report from the bundle, where there are no files but these.
-    bundle.extractall(app := tmp_path / "app")
-    code = f"""
-import pathlib
-from appa_flwr import report
-from appa_flwr.config import Config
-from appa_flwr.config.sources import preset
-from appa_flwr.run.run_files import write_config
-folder = pathlib.Path({str(tmp_path)!r}, "run")
-folder.mkdir()
-write_config(folder, Config())
-print(report.__file__, report.build(folder))
-"""
-    env = {**os.environ, "PYTHONPATH": str(app)}
-    built = subprocess.run([sys.executable, "-c", code], cwd=app, env=env, capture_output=True, text=True, check=False)
-    assert built.stdout.split() == [str(app / "appa_flwr/report/__init__.py"), str(tmp_path / "run/report.html")], built
-    assert "<h2>Provenance</h2>" in (tmp_path / "run/report.html").read_text()
 
 
 def test_make_real_takes_the_paper_s_countries_for_its_survey():

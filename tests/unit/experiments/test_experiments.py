@@ -30,7 +30,6 @@ datasets = { globalqa = { data.num-questions = 40 } }
 tasks = { dpa = { task = "dpa" } }
 models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
 """
-ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}\n'
 # What made-up runs score: method or rule -> reward of each group on each question.
 REWARDS = {"sft": 0.6, "uniform": 0.65, "average": 0.7, "appa": 0.75}
 
@@ -39,7 +38,7 @@ def write_run(config) -> None:
     folder = config.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
-    (folder / "progress.jsonl").write_text(ENDED)
+    report_runs.progressed(folder, "report")
     as_rows = partial(pair_scores.as_rows, groups=("a", "b"), questions=[f"q{n}" for n in range(20)])
     values = {"ppo": REWARDS[config.rule], **{name: REWARDS[name] for name in ("sft", "uniform")}}
     scores = []

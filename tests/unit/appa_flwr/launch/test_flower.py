@@ -1,11 +1,11 @@
 """What Flower is started with, and how a run that failed or was stopped ends."""
 
-import json
 import os
 import signal
 from types import SimpleNamespace
 
 import pytest
+from report_runs import progressed
 
 from appa_flwr.config import THREADS, Config
 from appa_flwr.launch import flower
@@ -52,8 +52,7 @@ def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_e
 
 
 def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, monkeypatch, tmp_path):
-    line = {"phase": "ppo", "step": 1, "of": 2, "message": "", "seconds_left": None}
-    (tmp_path / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    progressed(tmp_path, "ppo")
     assert not flower._stop_serving(tmp_path, None, None)  # it is not asked for more than its end
 
     def launch(config):

@@ -16,7 +16,7 @@ from surveys import row, write
 
 import appa_flwr.report  # noqa: F401  (matplotlib, when it is first loaded, lists fonts by a program)
 from appa_flwr.config import Config
-from appa_flwr.launch import cli, deploy
+from appa_flwr.launch import deploy
 from appa_flwr.run.run_files import write_config
 
 QUESTIONS = "".join(
@@ -177,7 +177,7 @@ def written(folder):
 
 @pytest.mark.parametrize(("command", "says"), CASES, ids=[command[:60] for command, _ in CASES])
 def test_a_wrong_input_is_one_line_that_names_it_and_nothing_is_started_or_written(
-    here, monkeypatch, capsys, command, says
+    here, monkeypatch, appa, command, says
 ):
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
@@ -186,12 +186,7 @@ def test_a_wrong_input_is_one_line_that_names_it_and_nothing_is_started_or_writt
     before = written(here)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["appa", *shlex.split(command.replace("{}", str(port)))])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.out) == (2, "")
-    (line,) = printed.err.splitlines()
+        (line,) = appa(*shlex.split(command.replace("{}", str(port))), code=2).splitlines()
     assert line.startswith("appa: ")
     assert len(line) < 600  # it can be read
     assert re.search(says.replace("{}", str(port)), line), line

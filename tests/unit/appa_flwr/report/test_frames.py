@@ -1,7 +1,5 @@
 """The frames of a report: one row for each interval, whatever is known; and what is picked of them."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,8 +17,7 @@ def two_rules(folder, *, above, ended=True):
     run = scored(folder / "r", above=above, rule="mix", **{"baseline-rules": "average"})
     baseline = scored(run / "average", rule="average", **{"baseline-rules": ""})
     if ended:
-        last = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
-        (baseline / "progress.jsonl").write_text(json.dumps(last) + "\n")
+        made.progressed(baseline, "report")
     return run
 
 

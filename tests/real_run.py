@@ -46,25 +46,15 @@ def small_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended.
-
-    Attributes:
-        folder: where it wrote.
-        code: exit code of the launcher.
-        out: its standard output.
-        err: its standard error.
-        seen: processes that belonged to the run while it went on, by id.
-        left: of which these were alive after the launcher had ended.
-        around: what the launcher left beside the run folder: in its working folder, and of its Flower homes.
-    """
+    """A run that has ended."""
 
     folder: Path
     code: int
     out: str
     err: str
-    seen: dict[int, str]
-    left: list[str]
-    around: list[Path]
+    seen: dict[int, str]  # processes that belonged to the run while it went on, by id
+    left: list[str]  # of which these were alive after the launcher had ended
+    around: list[Path]  # what the launcher left beside the run folder: in its working folder, and of its Flower homes
 
     def json(self, name: str) -> Any:
         """A whole JSON file of the run."""
@@ -109,12 +99,7 @@ class RealRuns:
     folder: Path
 
     def __call__(self, name: str, **changes: object) -> Finished:
-        """Run `appa run` with the tiny run's keys and these changes, and wait for its end.
-
-        Args:
-            name: of the run.
-            changes: config keys, with two underscores for the dot.
-        """
+        """Run `appa run` with the tiny keys and these changes, two underscores for a dot, and wait for its end."""
         given = TINY_RUN | keys_of(changes)
         given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
         command = [*APPA, "run", *(f"{key}={value}" for key, value in given.items())]

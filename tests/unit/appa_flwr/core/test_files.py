@@ -124,7 +124,6 @@ def test_a_disk_that_takes_no_more_of_a_model_is_one_line_and_leaves_the_last_on
     [
         ("a\nb\nc\n", None, "a\nb\nc\n"),
         ("a\nb\nhalf", None, "a\nb\n"),
-        ("half", None, ""),
         ("a\nb\nc\n", 2, "a\nb\n"),
         ("a\nb\nhalf", 5, "a\nb\n"),
         ("a\n", 0, ""),

@@ -65,22 +65,11 @@ def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
 
 def test_all_text_is_escaped(tmp_path):
     evil = "<script>alert('x')</script>&\"q\""
-    run = {"a": 0.5, evil: 0.6, "c": 0.7}
-    scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run, "fi_readable": 0.9}
-    made.write_run(
-        tmp_path,
-        config=CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"},
-        summary=[
-            {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores, "readable": 1.0}
-            for method in METHODS
-        ],
-        metrics=[made.line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
-        pluralllm=made.predictor_card(
-            scores=(means := {evil: made.predictor_scores(0.5), "pluralllm": made.predictor_scores(0.5)}),
-            groups={evil: means},
-        ),
-    )
-    page = made.page_of(tmp_path)
+    groups = (evil, "a")  # of whom the first is missing in iteration 17
+    folder = made.fake_run(tmp_path, groups=groups, iterations=17)
+    config = CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"}
+    summary = [made.row(method, 0.8, 0.7, metric=evil, groups=groups) for method in METHODS]
+    page = made.page_of(made.write_run(folder, config=config, summary=summary))
     assert "<script" not in page
     assert escape(evil) in page
     assert page.count(escape("alert('x')")) >= 12
@@ -118,13 +107,15 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     assert "survey answers</th>" not in page
 
 
-def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
+def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting.
-    lines = [made.line(i, planned=4, fell_back=fell_back) for i, fell_back in enumerate((True, True, False, True), 1)]
-    facts = dict(provenance(made.read(tmp_path, metrics=lines)))
+    took = ((1, True), (2, True), (2, False), (3, True), (4, True))
+    run = made.read(tmp_path, metrics=[made.line(i, planned=10, fell_back=mean) for i, mean in took])
+    facts = dict(provenance(run))
     assert re.findall(r"[\d.]+", facts["Plain mean taken"]) == ["3", "4"]
     assert facts["Waiting for groups"].startswith("12.5%")
     assert facts["Time of PPO"] == "16.0 s"
+    assert dict(missing(run))["Iterations"].startswith("4 of 10")
     without = [made.line(1, planned=1, fell_back=None)]
     assert "Plain mean taken" not in dict(provenance(made.read(tmp_path, metrics=without)))
 
@@ -136,13 +127,6 @@ def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     named = re.findall(r"<td>(\w[^<]*)</td>", table)
     assert [name for name in named if name in made.COUNTRIES] == [*made.COUNTRIES[::-1]]  # the worst predicted first
     assert [*missing(made.read(tmp_path, config=CONFIG))]
-
-
-def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
-    lines = [made.line(i, planned=10, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
-    run = made.read(tmp_path, metrics=lines)
-    assert dict(missing(run))["Iterations"].startswith("2 of 10")
-    assert run.iterations["fell_back"].tolist() == [True, False]
 
 
 def test_pictures_are_not_written_through_a_link(tmp_path):

@@ -138,6 +138,7 @@ OTHERS = [
     ("group check two.jsonl --questions reworded.jsonl", "North has answered 0 .*text or options of .* differ"),
     ("group check two.jsonl --questions two.jsonl --policy many.policy", "two.jsonl: North .* least-answers .* is 99"),
     ("group check two.jsonl --questions two.jsonl --policy votes.policy", "votes.policy: unknown key 'votes'"),
+    ("group pin nowhere.toml --policy p --group A --key k", "nowhere.toml: cannot be read"),
     ("group key folder --group A", "folder: cannot be read"),
     ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
     ("group audit token", "token: the ledger cannot be used"),

@@ -2,15 +2,14 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,9 @@ SHORT_WAITS = Path(__file__).parent / "short_waits"
 LIMIT_SECONDS = 540.0
 POLL_SECONDS = 0.5
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
+
+# Makes a folder of a short path: Ray's sockets lie below it and their names have little room.
+temporary_folder = partial(tempfile.TemporaryDirectory, prefix="e2e", ignore_cleanup_errors=True)
 
 # As small as a run can be that still writes answers which can be read, and whose groups differ.
 TINY_RUN: dict[str, object] = {
@@ -65,7 +67,7 @@ class Finished:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
-def _belonging_to(temporary: Path) -> dict[int, str]:
+def belonging_to(temporary: Path | str) -> dict[int, str]:
     """Living processes whose environment, working folder or command names the run's own temporary folder.
 
     Ray's workers hide their environment, but work in a folder below it.
@@ -83,9 +85,9 @@ def _belonging_to(temporary: Path) -> dict[int, str]:
     return found
 
 
-def kill_all(temporary: Path) -> None:
+def kill_all(temporary: Path | str) -> None:
     """Kill (SIGKILL) every process of a run, as where its machine stops."""
-    while left := _belonging_to(temporary):
+    while left := belonging_to(temporary):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -107,12 +109,12 @@ class RealRuns:
         here.mkdir(exist_ok=True)
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         seen: dict[int, str] = {}
-        with _temporary() as temporary:
+        with temporary_folder() as temporary:
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 process = subprocess.Popen(
                     command,
                     cwd=here,
-                    env=small_environment() | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+                    env=small_environment() | {"TMPDIR": temporary, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
@@ -120,23 +122,13 @@ class RealRuns:
             try:
                 deadline = time.monotonic() + LIMIT_SECONDS
                 while process.poll() is None and time.monotonic() < deadline:
-                    seen |= _belonging_to(temporary)
+                    seen |= belonging_to(temporary)
                     time.sleep(POLL_SECONDS)
             finally:
                 if process.poll() is None:
                     process.terminate()  # the launcher ends what it started
                 process.wait()
-            left = [f"{pid} {name}" for pid, name in _belonging_to(temporary).items()]
-            around = [*here.iterdir(), *temporary.glob("appa-*")]  # torch keeps a compiler's cache there too
+            left = [f"{pid} {name}" for pid, name in belonging_to(temporary).items()]
+            around = [*here.iterdir(), *Path(temporary).glob("appa-*")]  # torch keeps a compiler's cache there too
         folder = self.folder / "runs" / name
         return Finished(folder, process.returncode, out.read_text(), err.read_text(), seen, left, around)
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    """A folder of a short path: Ray's sockets lie below it and their names have little room."""
-    folder = Path(tempfile.mkdtemp(prefix="e2e"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,6 @@ from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
-REPO = Path(__file__).parents[4]
 SURVEY = generate(num_questions=20, num_groups=2, seed=4)
 A, B = SURVEY.groups
 PINNED = "ab" * 32

@@ -20,7 +20,6 @@ from appa_flwr.launch.sites import CLIENT_APP, PROGRAMS, prepare
 from appa_flwr.owner import guard
 from appa_flwr.survey.generate import generate
 
-REPO = Path(__file__).parents[4]
 COMMAND = ["guard", "--insecure", "--runtime-api-address", "127.0.0.1:1", "--token", "t", "--parent-pid", "7"]
 MINE, OTHER = b"the bundle that was read", b"another one"
 

@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
@@ -99,10 +98,7 @@ def test_make_real_takes_the_paper_s_countries_for_its_survey():
 
 
 def test_the_site_has_every_page():
-    nav = yaml.safe_load((REPO / "mkdocs.yml").read_text())["nav"]
-    pages = [
-        page for entry in nav for value in entry.values() for page in ([value] if isinstance(value, str) else value)
-    ]
+    pages = re.findall(r"\w+\.md", (REPO / "mkdocs.yml").read_text())
     assert sorted(pages) == sorted(path.name for path in (REPO / "docs").glob("*.md"))
 
 

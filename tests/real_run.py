@@ -2,15 +2,14 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,9 @@ SHORT_WAITS = Path(__file__).parent / "short_waits"
 LIMIT_SECONDS = 540.0
 POLL_SECONDS = 0.5
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
+
+# Makes a folder of a short path: Ray's sockets lie below it and their names have little room.
+temporary_folder = partial(tempfile.TemporaryDirectory, prefix="e2e", ignore_cleanup_errors=True)
 
 # As small as a run can be that still writes answers which can be read, and whose groups differ.
 TINY_RUN: dict[str, object] = {
@@ -46,25 +48,15 @@ def small_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended.
-
-    Attributes:
-        folder: where it wrote.
-        code: exit code of the launcher.
-        out: its standard output.
-        err: its standard error.
-        seen: processes that belonged to the run while it went on, by id.
-        left: of which these were alive after the launcher had ended.
-        around: what the launcher left beside the run folder: in its working folder, and of its Flower homes.
-    """
+    """A run that has ended."""
 
     folder: Path
     code: int
     out: str
     err: str
-    seen: dict[int, str]
-    left: list[str]
-    around: list[Path]
+    seen: dict[int, str]  # processes that belonged to the run while it went on, by id
+    left: list[str]  # of which these were alive after the launcher had ended
+    around: list[Path]  # what the launcher left beside the run folder: in its working folder, and of its Flower homes
 
     def json(self, name: str) -> Any:
         """A whole JSON file of the run."""
@@ -75,7 +67,7 @@ class Finished:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
-def _belonging_to(temporary: Path) -> dict[int, str]:
+def belonging_to(temporary: Path | str) -> dict[int, str]:
     """Living processes whose environment, working folder or command names the run's own temporary folder.
 
     Ray's workers hide their environment, but work in a folder below it.
@@ -93,9 +85,9 @@ def _belonging_to(temporary: Path) -> dict[int, str]:
     return found
 
 
-def kill_all(temporary: Path) -> None:
+def kill_all(temporary: Path | str) -> None:
     """Kill (SIGKILL) every process of a run, as where its machine stops."""
-    while left := _belonging_to(temporary):
+    while left := belonging_to(temporary):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -109,12 +101,7 @@ class RealRuns:
     folder: Path
 
     def __call__(self, name: str, **changes: object) -> Finished:
-        """Run `appa run` with the tiny run's keys and these changes, and wait for its end.
-
-        Args:
-            name: of the run.
-            changes: config keys, with two underscores for the dot.
-        """
+        """Run `appa run` with the tiny keys and these changes, two underscores for a dot, and wait for its end."""
         given = TINY_RUN | keys_of(changes)
         given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
         command = [*APPA, "run", *(f"{key}={value}" for key, value in given.items())]
@@ -122,12 +109,12 @@ class RealRuns:
         here.mkdir(exist_ok=True)
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         seen: dict[int, str] = {}
-        with _temporary() as temporary:
+        with temporary_folder() as temporary:
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 process = subprocess.Popen(
                     command,
                     cwd=here,
-                    env=small_environment() | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+                    env=small_environment() | {"TMPDIR": temporary, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
@@ -135,23 +122,13 @@ class RealRuns:
             try:
                 deadline = time.monotonic() + LIMIT_SECONDS
                 while process.poll() is None and time.monotonic() < deadline:
-                    seen |= _belonging_to(temporary)
+                    seen |= belonging_to(temporary)
                     time.sleep(POLL_SECONDS)
             finally:
                 if process.poll() is None:
                     process.terminate()  # the launcher ends what it started
                 process.wait()
-            left = [f"{pid} {name}" for pid, name in _belonging_to(temporary).items()]
-            around = [*here.iterdir(), *temporary.glob("appa-*")]  # torch keeps a compiler's cache there too
+            left = [f"{pid} {name}" for pid, name in belonging_to(temporary).items()]
+            around = [*here.iterdir(), *Path(temporary).glob("appa-*")]  # torch keeps a compiler's cache there too
         folder = self.folder / "runs" / name
         return Finished(folder, process.returncode, out.read_text(), err.read_text(), seen, left, around)
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    """A folder of a short path: Ray's sockets lie below it and their names have little room."""
-    folder = Path(tempfile.mkdtemp(prefix="e2e"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

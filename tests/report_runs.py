@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from appa_flwr.config.ranges import TASK_METRICS
-from appa_flwr.report import build, frames
+from appa_flwr.report import frames
 from appa_flwr.report.page import page
 from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
-PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def row(
@@ -71,6 +70,12 @@ def write_run(folder: Path, **files: Any) -> Path:
                 content = {SCHEMA_KEY: SCHEMA} | dict(content)
             (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
+
+
+def progressed(folder: Path, phase: str, message: str = "") -> None:
+    """The folder's progress is this phase."""
+    step = {"phase": phase, "step": 1, "of": 2, "message": message, "seconds_left": None}
+    (folder / "progress.jsonl").write_text(json.dumps(step) + "\n")
 
 
 def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequence[str] = "ab") -> dict[str, Any]:
@@ -147,10 +152,6 @@ def page_of(folder: Path) -> str:
     """The page without its pictures, which take a second to draw and hold no text."""
     run = read_run(folder)
     return page(run, frames.of_run(run), {}).replace("\xa0", " ")
-
-
-def built_page(folder: Path) -> str:
-    return build(folder).read_text(encoding="utf-8")
 
 
 def cells(page: str, first: str) -> list[str]:

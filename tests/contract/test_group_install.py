@@ -70,20 +70,16 @@ def test_a_group_takes_part_with_no_more_than_its_list(record):
 
 
 COMMANDS = """
-import io, json, sys
-from contextlib import redirect_stderr, redirect_stdout
+import json, sys
 from group_life import forget_all_but
 forget_all_but(json.loads(sys.argv[1]))
 from appa_flwr.launch.cli import main
-said = []
-for arguments in json.loads(sys.argv[2]):
-    sys.argv = ["appa", *arguments]
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        try:
-            main()
-        except SystemExit as ended:
-            said.append([ended.code, out.getvalue(), err.getvalue()])
-print(json.dumps(said))
+for command in json.loads(sys.argv[2]):
+    sys.argv = ["appa", *command.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        print("EXIT", ended.code or 0)
 """
 
 
@@ -93,21 +89,16 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={}, bundle="")  # where nobody listens
     questions = record.with_name("questions.jsonl")
     parts = {
-        f"group check {data} --questions {questions}": "of 32",
-        "group policy": "may-leave = ",
-        f"group audit {data.with_suffix('.ledger.sqlite')}": "ask rewards",
-        f"doctor {sites.group(survey.groups[0])}": "has start.sh been run at the server?",
-        "doctor": "GPU",
-        "run": "",
+        f"group check {data} --questions {questions}": "of 32.* EXIT 0",
+        "group policy": "may-leave = .* EXIT 0",
+        f"group audit {data.with_suffix('.ledger.sqlite')}": "ask rewards.* EXIT 0",
+        f"doctor {sites.group(survey.groups[0])}": "has start.sh been run at the server.* EXIT 1",
+        "doctor": "GPU.* EXIT 0",
+        "run": "EXIT 2",
     }
-    commands = [command.split() for command in parts]
-    done = python("-c", COMMANDS, json.dumps(requirements()), json.dumps(commands))
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert [code or 0 for code, _, _ in said] == [0, 0, 0, 1, 0, 2]
-    for part, (_, out, _) in zip(parts.values(), said, strict=True):
-        assert part in " ".join(out.split())
-    assert re.fullmatch(r"appa: \w+ is not installed; appa doctor names what appa-flwr needs\n", said[-1][2])
+    done = python("-c", COMMANDS, json.dumps(requirements()), json.dumps([*parts]))
+    assert re.search(".*".join(parts.values()), " ".join(done.stdout.split())), done
+    assert "is not installed; appa doctor" in done.stderr  # of a run, which is none of its commands
 
 
 def test_a_groups_list_is_a_part_of_the_requirements():

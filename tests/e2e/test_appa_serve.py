@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from real_run import APPA, TINY_RUN, _belonging_to, _temporary, kill_all, small_environment
+from real_run import APPA, TINY_RUN, belonging_to, kill_all, small_environment, temporary_folder
 from served import rounds_of
 
 from appa_flwr.config import Config
@@ -27,8 +27,8 @@ def served(folder, *arguments):
     """A process of `appa serve`; gives it, with where it listens, once it does."""
     progress = folder / "runs" / "r" / "progress.jsonl"
     already = len(progress.read_text().splitlines()) if progress.exists() else 0
-    with _temporary() as temporary, (folder / "out").open("ab") as out:
-        environment = small_environment() | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    with temporary_folder() as temporary, (folder / "out").open("ab") as out:
+        environment = small_environment() | {"TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
         command = [*APPA, "serve", *arguments]
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -73,7 +73,7 @@ def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_p
         assert len(again) == len(before) == 4
         second.process.send_signal(signal.SIGINT)
         assert second.process.wait(120) == 0
-        assert _belonging_to(second.temporary) == {}
+        assert belonging_to(second.temporary) == {}
     assert "<dd>2, of 8 answers</dd>" in (folder / "report.html").read_text()
     assert not (folder / "error.txt").exists()
     assert [line.round for line in rounds_of(folder, "trl")] == [1, 1001]

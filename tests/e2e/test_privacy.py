@@ -126,13 +126,7 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
         assert HIDDEN_QUESTION.encode() not in data
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"task": "opa"},
-        {"pluralllm__architecture": "attention"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"task": "opa"}, {"pluralllm__architecture": "attention"}])
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     world = make_world(tmp_path, **changes)
     grid = talked(world)

@@ -1,13 +1,11 @@
 """TRL's GRPO on a served run; its RLOO calls rewards in the same way."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from served import CATALOGUE, rounds_of, serving
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr.trainers import client
@@ -15,7 +13,7 @@ from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
 
-STEPS, BATCH = 2, 4
+BATCH = 4
 
 
 class Dressed(RemoteGroupRewards):
@@ -32,12 +30,23 @@ class Dressed(RemoteGroupRewards):
         return self.returned[-1]
 
 
-def train(folder: Path) -> tuple[Dressed, GRPOTrainer]:
-    """Train the model of the folder."""
-    rewards = Dressed(run="grpo")
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    recipe = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
+    built, tokenizer = tiny.build(recipe, CATALOGUE.questions)
+    built.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with serving(tmp_path) as (_, url, token):
+        monkeypatch.setenv(client.URL, url)
+        monkeypatch.setenv(client.TOKEN, token)
+        yield tmp_path
+
+
+def test_two_steps_in_one_process(folder):
+    rewards, model = Dressed(run="grpo"), str(folder / "model")
     arguments = GRPOConfig(
         output_dir=str(folder / "out"),
-        max_steps=STEPS,
+        max_steps=2,
         per_device_train_batch_size=BATCH,
         num_generations=2,
         max_completion_length=4,
@@ -52,34 +61,16 @@ def train(folder: Path) -> tuple[Dressed, GRPOTrainer]:
     )
     rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
     running = GRPOTrainer(
-        str(folder / "model"),
+        model,
         rewards.group_reward,
         arguments,
         Dataset.from_list(rows * BATCH),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        processing_class=AutoTokenizer.from_pretrained(model),
     )
+    before = {name: p.clone() for name, p in running.model.named_parameters()}
     running.train()
-    return rewards, running
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    recipe = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
-    built, tokenizer = tiny.build(recipe, CATALOGUE.questions)
-    built.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    with serving(tmp_path) as (_, url, token):
-        monkeypatch.setenv(client.URL, url)
-        monkeypatch.setenv(client.TOKEN, token)
-        yield tmp_path
-
-
-def test_two_steps_in_one_process(folder):
-    before = dict(AutoModelForCausalLM.from_pretrained(folder / "model").named_parameters())
-    rewards, running = train(folder)
     found = rounds_of(folder, "grpo")
-    assert [line.round for line in found] == [1, 1001]
-    assert [line.size for line in found] == [BATCH] * STEPS
+    assert [(line.round, line.size) for line in found] == [(1, BATCH), (1001, BATCH)]
     # The trainer's own log holds what came from the groups.
     lines = [line for line in running.state.log_history if "reward" in line]
     assert [line["rewards/group_reward/mean"] for line in lines] == pytest.approx(

@@ -16,7 +16,7 @@ from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
 from appa_flwr.run import pair_scores
 from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import write_config
-from experiments import beside_trl, predictor, rules
+from experiments import predictor, rules
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan
 from pluralllm.data import GroupData
@@ -30,7 +30,6 @@ datasets = { globalqa = { data.num-questions = 40 } }
 tasks = { dpa = { task = "dpa" } }
 models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
 """
-ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}\n'
 # What made-up runs score: method or rule -> reward of each group on each question.
 REWARDS = {"sft": 0.6, "uniform": 0.65, "average": 0.7, "appa": 0.75}
 
@@ -39,7 +38,7 @@ def write_run(config) -> None:
     folder = config.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
-    (folder / "progress.jsonl").write_text(ENDED)
+    report_runs.progressed(folder, "report")
     as_rows = partial(pair_scores.as_rows, groups=("a", "b"), questions=[f"q{n}" for n in range(20)])
     values = {"ppo": REWARDS[config.rule], **{name: REWARDS[name] for name in ("sft", "uniform")}}
     scores = []
@@ -116,30 +115,20 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
             raise RunFailed("the disk is full\nand more")
         write_run(config)
 
-    def main(**how):
-        command.main(tmp_path / "grid.toml", output=out, **how)
-        return capsys.readouterr().out
-
     monkeypatch.setattr(command, "launch", launch)
     with pytest.raises(KeyboardInterrupt):
-        main()
+        command.main(tmp_path / "grid.toml", output=out)
     # It goes on with what it was in; a failed trial stops only those that need it, and is tried again.
     with monkeypatch.context() as patched:
         patched.setattr(grid_results.pictures, "trade_off", lambda *_, **__: b"")  # it takes long to draw
         with pytest.raises(SystemExit, match=f"^{RUN_FAILED}$"):
-            main()
+            command.main(tmp_path / "grid.toml", output=out)
     failed = [line.split(": ", 2)[1:] for line in capsys.readouterr().err.splitlines()]
     assert failed == [[names[2], "the disk is full"], [names[3], f"needs {names[2]}"]]
-    assert main(dry_run=True).count(": to do") == 2
     failing.clear()
     held = lock(out / command.LOCKS / names[3])  # another process runs it, and ends while this one waits
-
-    def pause(seconds):
-        write_run(trials[3].config)
-        held.release()
-
-    monkeypatch.setattr(command.time, "sleep", pause)
-    main()
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: write_run(trials[3].config) or held.release())
+    command.main(tmp_path / "grid.toml", output=out)
     resumed = [False, True, False, False, True]
     assert started == list(zip([names[0], *names[:3], names[2]], resumed, strict=True))
 
@@ -153,9 +142,7 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
         ("appa", "uniform", "predictions", "Min AS"): (0.10, 0.10, 0.10),
     }.items():
         assert tuple(found.loc[at]) == pytest.approx(numbers), at
-    text = (out / "results.md").read_text()
-    assert "| appa | average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text.replace("\xa0", " ")
-    assert "| 2 | 0.839 | 0.9" in text  # AVERAGE in the paper's table, with FI to four decimals
+    assert "| 2 | 0.839 | 0.9" in (out / "results.md").read_text()  # AVERAGE in the paper's table
     assert len(list((out / "plots").iterdir())) == 2
 
 
@@ -165,15 +152,12 @@ def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeyp
         monkeypatch.setattr(rules, name, value)
     rules.main(seeds=2, output=tmp_path)
     frame = pd.read_csv(tmp_path / "rules.csv")
-    lowest, mean = (frame.pivot_table(index="seed", columns="rule", values=of) for of in ("min_as", "avg_as"))
+    lowest = frame.pivot_table(index="seed", columns="rule", values="min_as")
     assert (lowest.drop(columns=rules.BEST).max(axis=1) <= lowest[rules.BEST] + 0.01).all()
     pair = lowest["mix"] - lowest["average"]
-    assert pair.min() > 0.005 > 0.0 > (mean["mix"] - mean["average"]).max()
     half = 12.7062 * pair.std() / 2**0.5  # of two pairs Student's t has one degree of freedom
-    assert (
-        f"{pair.mean():+.3f} ({pair.mean() - half:+.3f} to {pair.mean() + half:+.3f})"
-        in (tmp_path / "rules.md").read_text()
-    )
+    spread = f"{pair.mean():+.3f} ({pair.mean() - half:+.3f} to {pair.mean() + half:+.3f})"
+    assert spread in (tmp_path / "rules.md").read_text()
     rules.main(seeds=1, liars=True, output=tmp_path)
     liar = pd.read_csv(tmp_path / "liars.csv").set_index(["rule", "lie"])["liar"]
     gain = {name: liar[name, "half"] - liar[name, rules.HONEST] for name in tried}
@@ -192,34 +176,9 @@ def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
 
 
 def test_the_mean_of_the_others_by_hand():
-    """The group itself does not count; a question that no other group has answered gets the uniform answer."""
     table = public_questions(np.zeros((2, 2, 5)), np.ones((2, 2), np.bool_))
     first, second = (np.array([[share, 1.0 - share]] * 2, np.float32) for share in (1.0, 0.25))
     groups = (GroupData("A", np.arange(2), first), GroupData("B", np.arange(1), second[:1]))
     part = predictor.Part(groups, groups)
     means = predictor.baselines(predictor.Problem(table, {predictor.SEEN: part}), part)["mean-of-others"]
     assert [mean_QK.tolist() for mean_QK in means] == [[[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]]
-
-
-@pytest.mark.parametrize("case", ["sft", "tiny"])
-def test_sides_do_the_same_work_and_are_not_compared_where_they_do_not(case, monkeypatch):
-    """They run here, our PPO in the place of TRL's too, which wants an environment of its own."""
-    measured = []
-
-    def run_side(python, side, work, **more):
-        side = beside_trl.our_ppo if side is beside_trl.trl_ppo else side
-        measured.append({**side(work, **more), "MiB added": 1.0})  # this process held more before
-        return measured[-1]
-
-    work = {"prefix": 20, "rollouts": 4} if case == "sft" else {"prefix": 4, "longest": 9, "rollouts": 8, "ends": True}
-    monkeypatch.setattr(beside_trl, "CASES", {case: beside_trl.Workload(vocabulary=64, shortest=3, **work)})
-    monkeypatch.setattr(beside_trl, "run_side", run_side)
-    beside_trl.main("python")
-    ours, trl = measured
-    assert ours["steps"] == trl["steps"] == (2 if case == "sft" else 2 * beside_trl.PPO_EPOCHS)
-    if case == "sft":
-        assert 0 < ours["loss"] == pytest.approx(trl["loss"], abs=1e-4)  # apart by dropout in a hardly trained adapter
-    sides = iter([{"CPU s": 1.0, "MiB added": 1.0, "steps": steps} for steps in (2, 4)])
-    monkeypatch.setattr(beside_trl, "run_side", lambda *_, **__: next(sides))
-    with pytest.raises(RuntimeError, match=case):
-        beside_trl.main("python")

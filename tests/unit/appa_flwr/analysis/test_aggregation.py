@@ -126,10 +126,8 @@ def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
     [
         ([[0.1, 0.2], [0.1, 0.2]], [[0.1], [0.2]], "do not fit"),
         ([[0.1]], [[0.1]], "do not fit"),
-        ([0.1, 0.2], [0.1, 0.2], "do not fit"),
         ([[np.nan], [0.1]], [[0.1], [0.1]], r"row\(s\): 0$"),
         ([[0.1, 0.1], [0.1, np.nan]], [[0.1, 0.1], [0.1, 0.1]], r"row\(s\): 1$"),
-        ([[0.1], [0.1]], [[0.1], [np.inf]], r"row\(s\): 1$"),
         ([[np.nan], [np.nan]], [[np.nan], [np.nan]], "no group"),
         (np.zeros((2, 0)), np.zeros((2, 0)), "no group"),
     ],
@@ -155,24 +153,6 @@ def test_mix_by_hand():
     np.testing.assert_allclose(result.state.log_weight_G, [math.log(3), -math.log(3)])
     np.testing.assert_allclose(result.weight_G, [0.74, 0.26])  # .4 / 2 + .6 * (.9, .1)
     np.testing.assert_allclose(result.aggregate_J, [0.74 * 0.1 + 0.26 * high, 0.74 * 0.3 + 0.26 * high])
-
-
-@pytest.mark.parametrize("share", [0.5, 1.0])
-@settings(max_examples=25)
-@given(rewards, st.data())
-def test_a_mix_lies_between_the_groups_and_grows_with_each(share, training_GJ, data):
-    rule = make("mix", worst_share=share)
-    groups = len(training_GJ)
-    per_group = hnp.arrays(np.float64, groups, elements=st.floats(0.0, 1.0))
-    state = {"history_G": data.draw(per_group), "log_weight_G": 5 * data.draw(per_group)}
-    begun = replace(rule.init(groups), answered_G=np.ones(groups, bool), **state)
-    reward_GJ = np.broadcast_to(data.draw(per_group)[:, None], training_GJ.shape)
-    found_J = rule.apply(begun, reward_GJ, training_GJ).aggregate_J
-    assert (found_J >= training_GJ.min(0) - 1e-12).all()
-    assert (found_J <= training_GJ.max(0) + 1e-12).all()
-    group = data.draw(st.integers(0, groups - 1))
-    more_GJ = training_GJ + 0.1 * (np.arange(groups) == group)[:, None]
-    assert (rule.apply(begun, reward_GJ, more_GJ).aggregate_J >= found_J - 1e-12).all()
 
 
 def test_a_lead_is_bounded_so_that_a_group_finds_back():

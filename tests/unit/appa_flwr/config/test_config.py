@@ -14,12 +14,7 @@ GEMMA = {"model": "google/gemma-2-2b-it"}
 
 @pytest.mark.parametrize(
     "keys",
-    [
-        {"policy.tuning": "lora"},
-        {"ppo.learning-rate": 1e-5},
-        {"sft.learning-rate": 1e-5},
-        {"run.phases": "serve"},
-    ],
+    [{"policy.tuning": "lora"}, {"ppo.learning-rate": 1e-5}, {"sft.learning-rate": 1e-5}, {"run.phases": "serve"}],
 )
 def test_whoever_sets_tuning_or_a_step_size_has_chosen(keys):
     assert Config.load({**GEMMA, **keys}).flat().items() >= keys.items()
@@ -28,13 +23,10 @@ def test_whoever_sets_tuning_or_a_step_size_has_chosen(keys):
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
-        ("ppo.learning-rate", "1e-5", 1e-5),
         ("ppo.learning-rate", "1", 1.0),
         ("seed", "42", 42),
-        ("appa.alpha", "-inf", float("-inf")),
         ("run.resume", "true", True),
         ("run-name", 42, "42"),
-        ("groups", "1,2", "1,2"),
     ],
 )
 def test_text_is_what_its_key_wants(key, text, value):

@@ -37,10 +37,8 @@ def test_later_sources_win_a_preset_those_it_starts_from_files_command_line(tmp_
     config = assemble([str(other), str(file), "seed=2", "seed=4"], folder=tmp_path)
     assert (config.ppo.batch_size, config.ppo.temperature) == (96, 0.6)  # `paper`, where the default is 384 and 1
     assert config.sft.epochs == 4  # `paper-oqa`; `paper` says 1
-    assert (config.ppo.epochs, config.ppo.num_mini_batches) == (
-        3,
-        3,
-    )  # the last file, the only one; `paper` says 2 and 1
+    # the last file, the only one that has it; `paper` says 2 and 1
+    assert (config.ppo.epochs, config.ppo.num_mini_batches) == (3, 3)
     assert config.seed == 4
 
 

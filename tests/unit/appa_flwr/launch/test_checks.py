@@ -43,12 +43,9 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_
     assert (tmp_path / "cache" / "appa-flwr").is_dir()
 
 
-@pytest.fixture
-def config(tmp_path):
-    return Config.load({"run.output-dir": str(tmp_path), "run-name": "mine", "rule": "alpha", "appa.alpha": -math.inf})
-
-
-def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(config):
+def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_path):
+    keys = {"run.output-dir": str(tmp_path), "run-name": "mine", "rule": "alpha", "appa.alpha": -math.inf}
+    config = Config.load(keys)
     claim(config).release()
     folder = config.run_folder
     resumed = resumable(folder)

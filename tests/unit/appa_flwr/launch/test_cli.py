@@ -1,11 +1,10 @@
 import io
-import json
 import sys
 import tomllib
 from pathlib import Path
 
 from flwr.common.config import flatten_dict
-from report_runs import predictor_card, write_run
+from report_runs import predictor_card, progressed, write_run
 from surveys import row, write
 
 from appa_flwr.analysis.rules import RULES
@@ -22,34 +21,26 @@ def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finish
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     write_config(folder, Config.load({"run.output-dir": "elsewhere", "run-name": "before-it-was-moved", "seed": 3}))
-    progress = folder / "progress.jsonl"
-    line = {"phase": "ppo", "step": 1, "of": 2, "message": "", "seconds_left": None}
-    progress.write_text(json.dumps(line) + "\n")
+    progressed(folder, "ppo")
     monkeypatch.chdir(folder)
     here = {"run.output-dir": str(folder.parent), "run-name": "mine", "run.resume": True}
     for name in (folder, Path()):
         assert resumable(name) == Config.load({"seed": 3, **here})
     appa("run", "--resume", folder, "run.reply-timeout=9")
     assert launched == [Config.load({"seed": 3, "run.reply-timeout": 9.0, **here})]
-    progress.write_text(json.dumps({**line, "phase": "report"}) + "\n")
+    progressed(folder, "report")
     assert "the run is finished" in appa("run", "--resume", folder, code=2)
 
 
 def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path, monkeypatch, appa):
-    asked = []
-
     def launch(config, **_):
-        asked.append(config)
-        write_run(config.run_folder, config={}, pluralllm=predictor_card())
-        return config.run_folder
+        assert config.run.phases == "pluralllm"
+        return write_run(config.run_folder, config={}, pluralllm=predictor_card())
 
     monkeypatch.setattr(flower, "launch", launch)
-    overrides = [f"run.output-dir={tmp_path}", "run-name=p", "run.phases=all"]
-    said = appa("pluralllm", *overrides)
-    assert [config.run.phases for config in asked] == ["pluralllm"]
-    weights = f"pluralllm.checkpoint={tmp_path}/p/pluralllm.safetensors"
-    for part in ("PluralLLM", "0.930", weights):
-        assert part in said
+    said = appa("pluralllm", f"run.output-dir={tmp_path}", "run-name=p", "run.phases=all")
+    assert "0.930" in said
+    assert f"pluralllm.checkpoint={tmp_path}/p/pluralllm.safetensors" in said
 
 
 def test_config_shows_every_key_with_what_it_does_as_a_file_that_loads_and_goes_into_pyproject(

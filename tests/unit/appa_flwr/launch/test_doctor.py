@@ -9,7 +9,6 @@ import flwr.common.constant
 import pretended_cuda as gpu
 import psutil
 import pytest
-import torch
 from tls_server import listening
 
 from appa_flwr.core.ports import free_port
@@ -93,47 +92,20 @@ def test_a_missing_package_an_old_one_and_little_memory_are_named(monkeypatch):
             raise importlib.metadata.PackageNotFoundError(name)
         return "1.0" if name == "torch" else known(name)
 
-    monkeypatch.setattr(doctor, "ASK_TORCH", "print('torch')")
+    monkeypatch.setattr(doctor, "ASK_TORCH", "import os; os.kill(os.getpid(), 9)")  # as a driver may end it
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
     found = {finding.what: finding.text for finding in doctor.machine() if not finding.good}
-    assert set(found) == {"flwr", "torch", "memory"}
+    assert set(found) == {"flwr", "torch", "memory", "GPU"}
     assert 'pip install "flwr[simulation]<1.43,>=1.41"' in found["flwr"]
     assert "torch>=2.6" in found["torch"]
+    assert found["GPU"] == "exit status -9"
 
 
-@pytest.mark.parametrize(
-    ("torch_says", "text", "good"),
-    [
-        ("print('torch 2.13'); print('H100: 80 GiB'); print('T4: 15 GiB')", "H100: 80 GiB; T4: 15 GiB", True),
-        ("raise OSError('libcuda is broken')", "OSError: libcuda is broken", False),
-        ("import os; os.kill(os.getpid(), 9)", "exit status -9", False),
-    ],
-)
-def test_what_torch_says_of_gpus_is_shown(monkeypatch, torch_says, text, good):
-    monkeypatch.setattr(doctor, "ASK_TORCH", torch_says)
-    (finding,) = [found for found in doctor.machine() if found.what == "GPU"]
-    assert text in finding.text
-    assert finding.good == good
-
-
-def test_torch_is_asked_for_a_gpu_and_tries_to_pack_numbers_there(capsys, monkeypatch):
+def test_torch_is_asked_for_a_gpu_and_tries_to_pack_numbers_there(capsys):
     with gpu.pretended_cuda():
         exec(doctor.ASK_TORCH, {})
-        assert capsys.readouterr().out.splitlines()[2:] == [f"{gpu.NAME}: 80 of 80 GiB free, nf4 works"]
-        monkeypatch.setattr("bitsandbytes.functional.dequantize_4bit", lambda *_: torch.zeros(64, 64, device="cuda"))
-        with pytest.raises(AssertionError, match="wrong numbers"):
-            exec(doctor.ASK_TORCH, {})
-
-
-def test_a_torch_that_has_none_of_the_gpus_is_wrong(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    exec(doctor.ASK_TORCH, {})
-    assert "CPU" in capsys.readouterr().out.splitlines()[1]
-    (tmp_path / "nvidia-smi").touch(mode=0o755)
-    with pytest.raises(AssertionError, match="CUDA version"):
-        exec(doctor.ASK_TORCH, {})
+    assert capsys.readouterr().out.splitlines()[2:] == [f"{gpu.NAME}: 80 of 80 GiB free, nf4 works"]
 
 
 def test_the_command_fails_where_something_is_wrong(sites, monkeypatch, appa):

@@ -1,13 +1,11 @@
 """What Flower is started with, and how a run that failed or was stopped ends."""
 
-import json
 import os
 import signal
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from report_runs import progressed
 
 from appa_flwr.config import THREADS, Config
 from appa_flwr.launch import flower
@@ -20,34 +18,17 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("NO_PROXY", "intranet")
     monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    made = flower_environment(tmp_path, 4321)
-    own = {
-        "APPA_CODE": os.getcwd(),
-        "FLWR_HOME": str(tmp_path),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "4321",
-        "OMP_NUM_THREADS": "3",
-        "PYTHONDONTWRITEBYTECODE": "",
-        THREADS: "3",
-    }
-    assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()
-    assert made["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
-    assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-    assert os.environ["FLWR_HOME"] == "/somewhere/else"
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    made = flower_environment(tmp_path, 1)
-    assert (made["OMP_NUM_THREADS"], made[THREADS]) == ("1", "")
-
-
-def test_a_socks_proxy_that_httpx_has_no_library_for_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    monkeypatch.setattr(flower, "find_spec", lambda name: None)
+    monkeypatch.setattr(flower, "find_spec", lambda name: None)  # the library that httpx needs for such a proxy
     made = flower_environment(tmp_path, 1)
     assert "ALL_PROXY" not in made
-    assert made["HTTPS_PROXY"] == "http://proxy:3128"
+    own = {"FLWR_HOME": str(tmp_path), "OMP_NUM_THREADS": "3", THREADS: "3"}
+    assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()
+    assert os.environ["FLWR_HOME"] == "/somewhere/else"
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(flower, "find_spec", lambda name: name)
-    assert flower_environment(tmp_path, 1)["ALL_PROXY"] == "socks5://127.0.0.1:1080"
+    made = flower_environment(tmp_path, 1)
+    assert (made["OMP_NUM_THREADS"], made[THREADS], made["ALL_PROXY"]) == ("1", "", "socks5://127.0.0.1:1080")
 
 
 def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_ends_well(tmp_path, monkeypatch, capsys):
@@ -71,8 +52,7 @@ def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_e
 
 
 def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, monkeypatch, tmp_path):
-    line = {"phase": "ppo", "step": 1, "of": 2, "message": "", "seconds_left": None}
-    (tmp_path / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    progressed(tmp_path, "ppo")
     assert not flower._stop_serving(tmp_path, None, None)  # it is not asked for more than its end
 
     def launch(config):

@@ -145,6 +145,6 @@ def test_a_deployment_makes_no_key_of_sums_and_one_machine_that_plays_all_partie
     assert read_owner_policy(kept).least_answers == 3
     deploy.pin_rosters(sites)
     assert keys == {name: sites.sums_key(name).read_bytes() for name in SURVEY.groups}
-    sites.sums_key(B).write_text("no key")
+    sites.sums_key(B).write_text("a1")  # too short
     with pytest.raises(UserError, match=r"\.sums\.key: must hold a private key"):
         deploy.pin_rosters(sites)

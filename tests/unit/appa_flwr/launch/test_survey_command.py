@@ -2,15 +2,12 @@
 
 import numpy as np
 from surveys import row, write
-from typer.testing import CliRunner
 
-from appa_flwr.launch import cli
 from appa_flwr.survey import store
 
 
-def test_the_command_shows_a_survey_and_writes_nothing_unless_asked_to(tmp_path, monkeypatch):
+def test_the_command_shows_a_survey_and_writes_nothing_unless_asked_to(tmp_path, monkeypatch, appa):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
     options = ["Yes", "No", "Refused"]
     rows = [
         row("q1", "[red]Small[/red]", [0.5, 0.25, 0.25], options=options),
@@ -20,24 +17,23 @@ def test_the_command_shows_a_survey_and_writes_nothing_unless_asked_to(tmp_path,
     ]
     write(tmp_path / "mine.jsonl", rows)
     args = ["survey", "mine.jsonl", "data.refusals=drop"]
-    result = CliRunner().invoke(cli.app, args)
-    assert result.exit_code == 0, result.output
+    said = appa(*args)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
-    lines = result.output.splitlines()
+    lines = said.splitlines()
     (small,) = [line for line in lines if line.startswith("│ [red]Small")]
     (large,) = [line for line in lines if line.startswith("│ Large")]
     assert lines.index(large) < lines.index(small)
     assert "60" in large  # the median of 50 and 70
     assert lines[-1] == "2 questions, 2 groups"
     assert any("row 4 ([red]Small[/red], q2)" in line for line in lines)  # what was left out
-    result = CliRunner().invoke(cli.app, [*args, "--out", "split", "--write", "all.jsonl"])
+    said = appa(*args, "--out", "split", "--write", "all.jsonl")
     split = tmp_path / "split"
     files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl"]
     assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files
-    assert result.output.splitlines()[-1] == "public, for the server: split/questions.jsonl"
+    assert said.splitlines()[-1] == "public, for the server: split/questions.jsonl"
     small = store.read(split / "groups" / "red-small-red.jsonl")
     np.testing.assert_allclose(small.answers["[red]Small[/red]"]["q1"], [2 / 3, 1 / 3])
     assert store.read(tmp_path / "all.jsonl").groups == ("[red]Small[/red]", "Large")
     args = ["survey", "mine.jsonl", "--out", "o", "groups=Large", "data.min-respondents=80"]
-    assert "no usable answer" in str(CliRunner().invoke(cli.app, args).exception)
+    assert "no usable answer" in appa(*args, code=2)
     assert not (tmp_path / "o").exists()

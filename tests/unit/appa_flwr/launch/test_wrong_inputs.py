@@ -10,23 +10,36 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from surveys import row, write
 
 import appa_flwr.report  # noqa: F401  (matplotlib, when it is first loaded, lists fonts by a program)
-from appa_flwr.analysis.rules import Combination, Rule
 from appa_flwr.config import Config
-from appa_flwr.core.files import lock
-from appa_flwr.launch import cli, deploy
+from appa_flwr.launch import deploy
 from appa_flwr.run.run_files import write_config
 
 QUESTIONS = "".join(
     json.dumps({"question_id": key, "question": f"{key}?", "options": ["Yes", "No"]}) + "\n" for key in "abcdefgh"
 )
+RULES = """
+import numpy as np
+from appa_flwr.analysis.rules import Combination, Rule
+
+class Short(Rule):
+    def combine(self, reward_GJ, past):
+        return Combination(reward_GJ[0, 1:], [1 / 3] * 3)
+
+class Unknown(Rule):
+    def combine(self, reward_GJ, past):
+        return Combination(reward_GJ[0], [np.nan] * 3)
+
+class Adrift(Short):
+    def update_log_weights(self, log_weight_G, mean_G):
+        return log_weight_G * np.nan
+"""
 FILES = {
+    "bad_rules.py": RULES,
     "a file": "",
     "empty.jsonl": "",
     "survey.png": "\x89PNG",
@@ -34,32 +47,24 @@ FILES = {
     "people.csv": "sex,q1\nm,1\nf,2\nm,2\n",
     "token": "secret",
     "many.policy": "least-answers = 99\n",
-    "votes.policy": "votes = false\n",
     "torn/config.json": "{",
     "folder/empty": "",
     "syntax.toml": "seed = ",
     "nested.toml": "seed = " + "[" * 9999,
-    "long.toml": "seed = " + "1" * 9999,
     "both.toml": '"ppo.epochs" = 1\n[ppo]\nepochs = 2\n',
-    "deep.toml": "[ppo.more]\nseed = 1\n",
     "asked.jsonl": QUESTIONS,
     "section.toml": "[ppoo]\nclip-range = 1\n",
     "nothing.toml": "[ppoo]\n",
-    "preset.toml": '[ppo]\npreset = "paper"\n',
     "list.toml": "seed = [1]\n",
-    "date.toml": "seed = 2026-01-01\n",
     "true.toml": "[ppo]\nlearning-rate = true\n[run]\n",
     "line.toml": '"se\\ned" = 1\n',
 }
 TOML = [  # which are no config files
-    *((name, "not valid TOML") for name in ("syntax", "nested", "long")),
+    *((name, "not valid TOML") for name in ("syntax", "nested")),
     ("both", '"ppo.epochs" is given twice'),
-    ("deep", '"ppo.more"'),
     ("section", '"ppoo.clip-range"; the nearest is "ppo.clip-range"'),
     ("nothing", '"ppoo"'),
-    ("preset", '"ppo.preset"'),
     ("list", '"seed" must be'),
-    ("date", '"seed" must be'),
     ("line", r'"se\\ned".*"seed"'),
 ]
 KEYS = [  # of a run
@@ -68,42 +73,33 @@ KEYS = [  # of a run
     ("rollout.batch-size=96", "sft.batch-size.*ppo.batch-size"),
     ("ppo=1", '"ppo" is a section.*learning-rate'),
     ("seed", '"seed" .*key=value'),
-    ("nowhere.toml", '"nowhere.toml"'),
     ("folder", "folder: cannot be read as a config file"),
     ("preset=papr", "preset = .papr. .*paper, paper-oqa"),
     ("true.toml", "ppo.learning-rate = true"),
     ("ppo.learning-rate=fast", 'ppo.learning-rate = "fast".*number'),
-    ("ppo.learning-rate=0", "ppo.learning-rate.*greater than 0"),
     ("appa.alpha=nan", "appa.alpha.*-inf"),
-    ("seed=1e3", 'seed = "1e3".*integer'),
     ("seed=-1", "seed.*greater than or equal to 0"),
     ("sft.answer-step=0.03", "sft.answer-step.*multiple of 0.01 that divides 1"),
     ("rule=aveage", 'rule = "aveage".*appa, average,'),
     ("rule=nowhere:Rule", 'rule "nowhere:Rule": nowhere cannot be imported'),
     ("rule=os:getcwd", "os has no class getcwd"),
-    ("rule=bad_rules:Half", "no class Half that extends .* has its `combine`"),
+    ("rule=appa_flwr.analysis.rules:Rule", "no class Rule that extends .* has its `combine`"),
     ("data.num-groups=3 rule=bad_rules:Short", r"rewards of shape \(15,\), 15 of them finite; .*\(16,\), all finite"),
     ("data.num-groups=3 rule=bad_rules:Unknown", r"weights of shape \(3,\), 0 of them finite"),
     ("data.num-groups=3 rule=bad_rules:Adrift", r"log-weights of shape \(3,\), 0 of them finite"),
-    ("metric=nowhere:f", 'metric .*"nowhere:f"'),
     ("task=opa metric=js", 'metric = "js".*"opa".*auto, auto-ordinal, borda'),
-    ("rule=alpha", 'rule = "alpha" .*appa.alpha.*"average"'),
     ("baseline-rules=average,alpha", 'rule = "alpha" .*appa.alpha'),
     ("baseline-rules=average,mim", "unknown rule 'mim': did you mean 'mi.'.*average, min"),
     ("ppo.num-mini-batches=7", "ppo.num-mini-batches = 7 .*384"),
     ("ppo.answers-per-question=1", "ppo.baseline.*ppo.answers-per-question"),
     ("policy.compute-dtype=bfloat16", "policy.tuning.*policy.compute-dtype"),
     ("policy.sft-targets=q_proj,c_attn", "policy.sft-targets.*must be names among q_proj,k_proj,.*,down_proj"),
-    ("policy.ppo-targets=", "policy.ppo-targets.*must be names among q_proj,"),
     ("model=google/gemma-2-2b-it", "model.*preset=smollm2.*preset=paper.*policy.tuning"),
     ("run-name=../escape", "run-name"),
     ("run.min-groups=9", "run.min-groups = 9 .*8"),
     ("groups=A,B,A", 'groups names "A" twice'),
-    ("groups=Avaria,Atlantis", "Atlantis"),
-    ("run.sums=secure rule=min", "rule=min"),
 ]
 PATHS = [  # of a run
-    ("survey=", "survey.*at least 1 character"),
     ("survey=nowhere.jsonl", "nowhere.jsonl: no such survey file"),
     ("survey=asked.jsonl", "asked.jsonl: has questions alone"),
     ("survey=empty.jsonl", "empty.jsonl: holds no survey rows"),
@@ -119,39 +115,25 @@ PATHS = [  # of a run
     ("run-name=half run.output-dir=.", 'run-name = "half".*--resume .*/half'),
     ("--resume nowhere", "nowhere: not a run folder, it has no config.json"),
     ("--resume torn", "torn/config.json"),
-    ("--resume finished", "finished: the run is finished"),
     ("--resume half seed=4", "seed: a resumed run keeps its keys; it may change run.reply-timeout"),
-    ("--resume busy", "busy: another run is writing here"),
 ]
 OTHERS = [
     ("frob", "'frob'"),
     ("serve --resume half", "half: the run trains and has not served"),
-    ("serve serve.port=70000", "serve.port.*65535"),
     ("serve serve.port={}", "serve.port: 127.0.0.1:{} cannot be used"),
-    ("serve serve.host=192.0.2.7", "serve.host, serve.port: 192.0.2.7:9200 cannot be used"),
-    ("eval --model m", "--name"),
     ("eval --model m --name n", "APPA_URL"),
     ("eval --model m --name org/m", '--name "org/m"'),
     ("ask half 'Is it?' --options 'Yes;No'", "half: has no policy/"),
     ("ask half 'Is it?' --options Yes", "1 given; a question needs 2 to 30"),
-    ("report nowhere", "nowhere: not a run folder"),
-    ("report half finished", "half: holds no scores of a policy"),
-    ("survey generated --diagnose metric=borda", "does not fit task"),
     ("survey generated --diagnose groups=Avaria", "no question was answered by two groups"),
-    ("survey generated --write x.csv", "x.csv: a survey is written as .jsonl"),
-    ("export lm-eval nowhere.jsonl", "nowhere.jsonl: no such survey file"),
     ("deploy here --local --host server.example.org", "--host and --port"),
-    ("deploy here data.num-groups=2", "run.sums=secure .*2 groups"),
-    ("deploy here --host ''", 'host = "" is neither a host name nor an IPv4 address'),
     (f"deploy here --host {'x' * 64}.org", "is neither"),  # a part of a name has 63 at most
     ("deploy here --host ::1", "is neither"),  # the server listens at IPv4 addresses
-    ("deploy here --port 0", "--port.*0"),
     ("doctor folder", "folder: is no party's folder"),
     ("group check nowhere.jsonl --questions two.jsonl", "nowhere.jsonl: cannot be read"),
     ("group check two.jsonl --questions one.jsonl", "one.jsonl: North has answered 0 of its questions; .*public file"),
     ("group check two.jsonl --questions reworded.jsonl", "North has answered 0 .*text or options of .* differ"),
     ("group check two.jsonl --questions two.jsonl --policy many.policy", "two.jsonl: North .* least-answers .* is 99"),
-    ("group check two.jsonl --questions two.jsonl --policy votes.policy", "votes.policy: unknown key 'votes'"),
     ("group pin nowhere.toml --policy p --group A --key k", "nowhere.toml: cannot be read"),
     ("group key folder --group A", "folder: cannot be read"),
     ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
@@ -165,34 +147,6 @@ CASES = [
 ]
 
 
-class Short(Rule):
-    """Gives a reward too few."""
-
-    def combine(self, reward_GJ, past):
-        return Combination(reward_GJ[0, 1:], [1 / 3] * 3)
-
-
-class Unknown(Rule):
-    """Gives weights that are no numbers."""
-
-    def combine(self, reward_GJ, past):
-        return Combination(reward_GJ[0], [np.nan] * 3)
-
-
-class Adrift(Short):
-    """Gives log-weights that are no numbers."""
-
-    def update_log_weights(self, log_weight_G, mean_G):
-        return log_weight_G * np.nan
-
-
-class Half(Rule):
-    """Has no `combine`."""
-
-
-OWN_RULES = (Short, Unknown, Adrift, Half)
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The folder in which commands run, with `FILES`, surveys and run folders."""
@@ -202,22 +156,16 @@ def here(tmp_path, monkeypatch):
     write(tmp_path / "two.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")])
     write(tmp_path / "one.jsonl", [row("another", group) for group in ("North", "South")])
     write(tmp_path / "reworded.jsonl", [{**row(q, "North"), "question": "Something else?"} for q in ("q1", "q2")])
-    for name in ("half", "busy", "finished"):
-        (tmp_path / name).mkdir()
-        write_config(tmp_path / name, Config.load({"run-name": name}))
-        (tmp_path / name / "metrics.jsonl").touch()  # as its server does first
-    end = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
-    (tmp_path / "finished" / "progress.jsonl").write_text(json.dumps(end) + "\n")
+    (tmp_path / "half").mkdir()
+    write_config(tmp_path / "half", Config.load({"run-name": "half"}))
+    (tmp_path / "half" / "metrics.jsonl").touch()  # as its server does first
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(
-        sys.modules, "bad_rules", SimpleNamespace(Short=Short, Unknown=Unknown, Adrift=Adrift, Half=Half)
-    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(deploy, "bundle_hash", lambda: "ab" * 32)
     for name in ("APPA_URL", "APPA_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    held = lock(tmp_path / "busy" / "run.log")
-    yield tmp_path
-    held.release()
+    return tmp_path
 
 
 def written(folder):
@@ -226,7 +174,7 @@ def written(folder):
 
 @pytest.mark.parametrize(("command", "says"), CASES, ids=[command[:60] for command, _ in CASES])
 def test_a_wrong_input_is_one_line_that_names_it_and_nothing_is_started_or_written(
-    here, monkeypatch, capsys, command, says
+    here, monkeypatch, appa, command, says
 ):
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
@@ -235,12 +183,7 @@ def test_a_wrong_input_is_one_line_that_names_it_and_nothing_is_started_or_writt
     before = written(here)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["appa", *shlex.split(command.replace("{}", str(port)))])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.out) == (2, "")
-    (line,) = printed.err.splitlines()
+        (line,) = appa(*shlex.split(command.replace("{}", str(port))), code=2).splitlines()
     assert line.startswith("appa: ")
     assert len(line) < 600  # it can be read
     assert re.search(says.replace("{}", str(port)), line), line

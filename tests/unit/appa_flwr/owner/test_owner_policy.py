@@ -43,7 +43,6 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     [
         ("own-scores = 3", "unknown key 'own-scores': did you mean 'own-score'? valid are may-leave, least-answers,"),
         ('may-leave = ["vote"]', "may-leave = 'vote': Input should be 'votes', 'training', "),
-        ("least-answers = 0", "least-answers = 0: Input should be greater than or equal to 1"),
         ("least-cohort = 2", "least-cohort = 2: Input should be greater than or equal to 3"),
         ('roster = "abc"', "roster = 'abc': String should match pattern"),
         ("own-score =", "is not a TOML file"),

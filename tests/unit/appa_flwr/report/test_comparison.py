@@ -8,7 +8,6 @@ import pytest
 from report_runs import CONFIG, row, write_run
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import cli
 from appa_flwr.report import frames
 from appa_flwr.run import pair_scores
 
@@ -28,7 +27,7 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), sha256="", *
     return folder
 
 
-def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, appa):
     folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix")]
     levels, minus = frames.compare(folders)
     assert levels["", "Rule"].tolist() == ["appa", "mix"]
@@ -37,11 +36,7 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsy
     # the same question has .05 more, so whichever are drawn the difference is the same
     for avg_or_min in (1, 2):
         assert [*vars(found[avg_or_min]).values()] == pytest.approx([0.05] * 3)
-    monkeypatch.setattr("sys.argv", ["appa", "report", *map(str, folders)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
+    said = appa("report", *folders)
     assert said.count("+0.050 (+0.050") == 2
     assert "Minus old" in said
 

@@ -1,7 +1,5 @@
 """The frames of a report: one row for each interval, whatever is known; and what is picked of them."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,8 +17,7 @@ def two_rules(folder, *, above, ended=True):
     run = scored(folder / "r", above=above, rule="mix", **{"baseline-rules": "average"})
     baseline = scored(run / "average", rule="average", **{"baseline-rules": ""})
     if ended:
-        last = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
-        (baseline / "progress.jsonl").write_text(json.dumps(last) + "\n")
+        made.progressed(baseline, "report")
     return run
 
 
@@ -53,10 +50,7 @@ def test_the_headline_compares_with_the_look_up_that_leaves_ppo_the_least():
     )
     first, second = frames.headline(intervals, "appa").split(". It is ")
     assert "better than SFT" in first
-    assert second == (
-        "neither surely better nor worse than the best look-up (Look-up, 3 nearest): "
-        "Min AS +0.004 (95 %: -0.018 to +0.032)."
-    )
+    assert "(Look-up, 3 nearest): Min AS +0.004 (95 %: -0.018 to +0.032)" in second
 
 
 def test_the_intervals_are_the_bootstraps_and_are_kept_in_the_run_s_folder(tmp_path):

@@ -1,28 +1,12 @@
 """The page of a report: the files give its numbers and pictures, what is missing is said, text cannot break it."""
 
-import json
 import re
 import shlex
 
 import pytest
+import report_runs as made
 from markupsafe import escape
-from report_runs import (
-    CONFIG,
-    COUNTRIES,
-    GOOD,
-    PNG_START,
-    built_page,
-    cells,
-    fake_run,
-    line,
-    page_of,
-    predictor_card,
-    predictor_scores,
-    read,
-    row,
-    scored_run,
-    write_run,
-)
+from report_runs import CONFIG, GOOD
 
 from appa_flwr.config import Config
 from appa_flwr.config.sources import assemble
@@ -34,76 +18,58 @@ from appa_flwr.run.records import METHODS
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path):
     counts = {"training": 80, "held_out": 29, "unanswerable": 3, "too_long": 1}
-    page = page_of(write_run(scored_run(tmp_path), questions=counts))
+    page = made.page_of(made.write_run(made.scored_run(tmp_path), questions=counts))
     assert re.findall("questions</dt><dd>(.*?)</dd>", page) == ["80", "29", "3", "1"]
     assert "too narrow" in page
     # Avg, Min, FI by the survey answers (each score 0.1 lower) and by the predictions, format, readable
     ppo = ["0.760", "0.700", "0.9876", "0.860", "0.800", "0.9876", "0.950", "1.000"]
-    assert cells(page, "PPO by appa") == ["PPO by appa", *ppo]
+    assert made.cells(page, "PPO by appa") == ["PPO by appa", *ppo]
     uniform = ["0.690", "0.650", "0.9876", "0.790", "0.750", "0.9876", "–", "1.000"]
-    assert cells(page, "Uniform answer")[1:] == uniform
-    assert cells(page, "Ceiling (worst group)")[4:6] == ["0.880", "0.840"]
+    assert made.cells(page, "Uniform answer")[1:] == uniform
+    assert made.cells(page, "Ceiling (worst group)")[4:6] == ["0.880", "0.840"]
     assert page.index(">SFT<") < page.index(">PPO by appa<") < page.index(">Uniform answer<")
     # The worst served group comes first: GOOD's Avg .860 with Min .800 is a = .800 and b = .920; by the survey .1 less
     # on average alone, so what each group has is the same.
-    assert cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
-    assert cells(page, "b")[3] == "0.920"
+    assert made.cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
+    assert made.cells(page, "b")[3] == "0.920"
     groups = page.partition("<h2>Groups")[2]
     assert groups.index(">a<") < groups.index(">b<")
 
 
 def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
-    keys = {
-        "groups": "Côte d'Ivoire;A, B",
-        "eval.ceilings": False,
-        "ppo.learning-rate": 0.5,
-        "appa.alpha": float("inf"),
-    }
-    config = Config.load({**keys, "survey": "/s.jsonl", "seed": 3, "run-name": "r", "run.output-dir": "/there"})
+    keys = {"groups": "Côte d'Ivoire;A, B", "eval.ceilings": False, "ppo.learning-rate": 0.5, "seed": 3}
+    config = Config.load({**keys, "survey": "/s.jsonl", "run-name": "r", "run.output-dir": "/there"})
     words = shlex.split(command(config))
     assert words[:2] == ["appa", "run"]
     again = assemble([*words[2:], "run-name=r", "run.output-dir=/there"], folder=None)
     assert again == config
-    folder = scored_run(tmp_path)
-    assert "Made by" not in page_of(folder)
-    line = {"phase": "machine", "step": 1, "of": 1, "message": "2 cores, no GPU", "seconds_left": None}
-    (folder / "progress.jsonl").write_text(json.dumps(line) + "\n")
-    page = page_of(folder)
+    folder = made.scored_run(tmp_path)
+    assert "Made by" not in made.page_of(folder)
+    made.progressed(folder, "machine", "2 cores, no GPU")
+    page = made.page_of(folder)
     assert "<dt>Made by</dt><dd>2 cores, no GPU</dd>" in page
     assert "<dt>Command</dt><dd>appa run metric=js seed=7 appa.fairness-threshold=0.99</dd>" in page
 
 
 def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
     summary = [
-        row(method, avg, low, metric=metric)
+        made.row(method, avg, low, metric=metric)
         for metric, avg, low in (("cosine", 0.66, 0.55), ("js", 0.86, 0.75), ("wasserstein", 0.76, 0.65))
         for method in ("base", "ppo")
     ]
-    page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
+    page = made.page_of(made.write_run(tmp_path, config=CONFIG, summary=summary))
     # Avg AS by js, wasserstein, cosine, and Min AS by the same
-    assert cells(page, "survey answers")[1:8] == ["Base", "0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
-    assert cells(page, "PluralLLM's predictions")[1:8] == ["Base", "0.860", "0.760", "0.660", "0.750", "0.650", "0.550"]
-    assert "0.8765" in cells(page, "survey answers")  # FI over the readable answers
+    assert made.cells(page, "survey answers")[1:8] == ["Base", "0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
+    assert "0.8765" in made.cells(page, "survey answers")  # FI over the readable answers
 
 
 def test_all_text_is_escaped(tmp_path):
     evil = "<script>alert('x')</script>&\"q\""
-    run = {"a": 0.5, evil: 0.6, "c": 0.7}
-    scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run, "fi_readable": 0.9}
-    write_run(
-        tmp_path,
-        config=CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"},
-        summary=[
-            {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores, "readable": 1.0}
-            for method in METHODS
-        ],
-        metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
-        pluralllm=predictor_card(
-            scores=(means := {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}),
-            groups={evil: means},
-        ),
-    )
-    page = page_of(tmp_path)
+    groups = (evil, "a")  # of whom the first is missing in iteration 17
+    folder = made.fake_run(tmp_path, groups=groups, iterations=17)
+    config = CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"}
+    summary = [made.row(method, 0.8, 0.7, metric=evil, groups=groups) for method in METHODS]
+    page = made.page_of(made.write_run(folder, config=config, summary=summary))
     assert "<script" not in page
     assert escape(evil) in page
     assert page.count(escape("alert('x')")) >= 12
@@ -111,69 +77,60 @@ def test_all_text_is_escaped(tmp_path):
 
 def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measured(tmp_path):
     groups = tuple(f"$group {i} of many with a very long name$" for i in range(14))
-    lines = [line(n, planned=6, fell_back=n % 3 == 0, groups=groups) for n in range(1, 7)]
+    lines = [made.line(n, planned=6, fell_back=n % 3 == 0, groups=groups) for n in range(1, 7)]
     for entry in lines:
         entry["rewards"][groups[0]] = None
         entry |= {"missing_groups": [groups[0]], "kl": float("nan")}
-    page = built_page(write_run(fake_run(tmp_path, groups=groups, iterations=1), metrics=lines))
+    page = build(made.write_run(made.fake_run(tmp_path, groups=groups, iterations=1), metrics=lines)).read_text()
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     pictures = list((tmp_path / "plots").iterdir())
     assert len(sources) == len(pictures) == 3
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
-    assert all(path.suffix == ".png" and path.read_bytes().startswith(PNG_START) for path in pictures)
-    assert page.count('alt="loss of PluralLLM over its rounds" title="pluralllm"') == 1
+    assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in pictures)
     assert "incomplete" not in page
     assert not list(tmp_path.rglob(".*"))  # nothing half-written
-    assert [cells(page, group)[-1] for group in groups[:2]] == ["6", "0"]  # iterations missed
+    assert [made.cells(page, group)[-1] for group in groups[:2]] == ["6", "0"]  # iterations missed
 
 
 def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
-    page = page_of(write_run(tmp_path, config=CONFIG))
+    page = made.page_of(made.write_run(tmp_path, config=CONFIG))
     assert "This report is incomplete" in page
     assert "<dd>Base, SFT, PPO, PPO by average</dd>" in page
     assert "<dd>no pluralllm.json</dd>" in page
-    assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
-    few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
-    page = page_of(write_run(tmp_path, summary=few, pluralllm=predictor_card()))
+    assert made.cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
+    few = [made.row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
+    page = made.page_of(made.write_run(tmp_path, summary=few, pluralllm=made.predictor_card()))
     assert "<dd>SFT, PPO by average</dd>" in page
     assert "no pluralllm" not in page
     assert ">None<" not in page
     assert "survey answers</th>" not in page
 
 
-def test_times_and_iterations_that_took_the_plain_mean_are_counted(tmp_path):
+def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting.
-    lines = [line(i, planned=4, fell_back=fell_back) for i, fell_back in enumerate((True, True, False, True), 1)]
-    facts = dict(provenance(read(tmp_path, metrics=lines)))
+    took = ((1, True), (2, True), (2, False), (3, True), (4, True))
+    run = made.read(tmp_path, metrics=[made.line(i, planned=10, fell_back=mean) for i, mean in took])
+    facts = dict(provenance(run))
     assert re.findall(r"[\d.]+", facts["Plain mean taken"]) == ["3", "4"]
     assert facts["Waiting for groups"].startswith("12.5%")
     assert facts["Time of PPO"] == "16.0 s"
-    without = [line(1, planned=1, fell_back=None)]
-    assert "Plain mean taken" not in dict(provenance(read(tmp_path, metrics=without)))
+    assert dict(missing(run))["Iterations"].startswith("4 of 10")
+    without = [made.line(1, planned=1, fell_back=None)]
+    assert "Plain mean taken" not in dict(provenance(made.read(tmp_path, metrics=without)))
 
 
 def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
-    whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
-    card = json.loads((whole / "pluralllm.json").read_text())
-    assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "pluralllm"}, pluralllm=card))] == []
-    table = page_of(tmp_path / "part").partition("JS by group")[2]
-    assert [table.index(f"<td>{name}<") for name in reversed(COUNTRIES)] == sorted(  # the worst predicted first
-        table.index(f"<td>{name}<") for name in COUNTRIES
-    )
-    assert ">Own nearest question<" in page_of(tmp_path / "part")
-    assert [*missing(read(tmp_path / "part", config={**CONFIG, "run.phases": "all"}))]
-
-
-def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
-    lines = [line(i, planned=10, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
-    run = read(tmp_path, metrics=lines)
-    assert dict(missing(run))["Iterations"].startswith("2 of 10")
-    assert run.iterations["fell_back"].tolist() == [True, False]
+    alone = {"config": {**CONFIG, "run.phases": "pluralllm"}, "pluralllm": made.predictor_card()}
+    assert [*missing(made.read(tmp_path, **alone))] == []
+    table = made.page_of(tmp_path).partition("JS by group")[2]
+    named = re.findall(r"<td>(\w[^<]*)</td>", table)
+    assert [name for name in named if name in made.COUNTRIES] == [*made.COUNTRIES[::-1]]  # the worst predicted first
+    assert [*missing(made.read(tmp_path, config=CONFIG))]
 
 
 def test_pictures_are_not_written_through_a_link(tmp_path):
-    folder = write_run(tmp_path / "run", config=CONFIG, pluralllm=predictor_card())
+    folder = made.write_run(tmp_path / "run", config=CONFIG, pluralllm=made.predictor_card())
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (folder / "plots").symlink_to(theirs)
@@ -186,14 +143,14 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
     (tmp_path / "report.html").write_text("old")
     with pytest.raises(UserError, match=r"not a run folder, it has no config\.json"):
         build(tmp_path)
-    write_run(tmp_path, config=CONFIG, summary=[row("ppo", 0.8, 0.7) | {"fi": "0.9"}])
+    made.write_run(tmp_path, config=CONFIG, summary=[made.row("ppo", 0.8, 0.7) | {"fi": "0.9"}])
     with pytest.raises(UserError, match=r"summary\.json: 0\.fi: "):
         build(tmp_path)
     assert (tmp_path / "report.html").read_text() == "old"
 
 
 def test_a_group_that_did_not_score_a_method_is_named(tmp_path):
-    rows = [row("sft", 0.8, 0.7), row("ppo", 0.9, 0.8)]
-    assert "PPO not scored by" not in dict(missing(read(tmp_path, summary=rows)))
+    rows = [made.row("sft", 0.8, 0.7), made.row("ppo", 0.9, 0.8)]
+    assert "PPO not scored by" not in dict(missing(made.read(tmp_path, summary=rows)))
     rows[1]["per_group"]["a"] = float("nan")
-    assert dict(missing(read(tmp_path, summary=rows)))["PPO not scored by"] == "a"
+    assert dict(missing(made.read(tmp_path, summary=rows)))["PPO not scored by"] == "a"

@@ -1,11 +1,11 @@
-"""The roster's file and hash, and a group's own key."""
+"""The roster's file and hash."""
 
 import hashlib
 
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.secure.roster import own_key, public_key, read_file, read_roster, roster_file
+from appa_flwr.secure.roster import public_key, read_roster, roster_file
 
 KEYS = {name: public_key(hashlib.sha256(name.encode()).digest()) for name in ("Övria", 'Say "B"', "Avaria")}
 
@@ -16,19 +16,6 @@ def test_a_file_is_read_as_written_and_known_by_its_hash():
     assert roster.key_of == KEYS
     assert roster.names == ("Avaria", 'Say "B"', "Övria")
     assert roster.sha256 == hashlib.sha256(data).hexdigest()
-
-
-def test_a_group_s_key_is_made_once_for_its_own_account_alone(tmp_path):
-    path = tmp_path / "avaria.key"
-    key = own_key(path)
-    assert own_key(path) == key
-    assert len(key) == 32
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.write_text("a1")
-    with pytest.raises(UserError, match=r"avaria\.key: .* 64 "):
-        own_key(path)
-    with pytest.raises(UserError, match=r"none\.toml: cannot be read"):
-        read_file(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(

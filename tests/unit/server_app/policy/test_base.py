@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from fakes import QUESTIONS, tiny_causal_lm
 from huggingface_hub import errors as hub
 from small import CHOSEN
@@ -56,20 +55,15 @@ def prepare(source, **keys):
     return bases.prepare(config, QUESTIONS), config
 
 
-@pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
-def test_the_tiny_model_by_name(tmp_path, monkeypatch, style, steps):
-    asked = []
-    small = TinyRecipe("opa", steps=1, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
-    load_or_build = tiny.load_or_build
-
-    def smaller(recipe, questions, cache, *, progress):
-        asked.append((recipe.task, recipe.steps, recipe.counted, recipe.seed, questions, cache))
-        return load_or_build(small, questions, cache, progress=progress)
-
-    monkeypatch.setattr(tiny, "load_or_build", smaller)
+@pytest.mark.parametrize("style", ["compact", "counted"])
+def test_the_tiny_model_by_name(style, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "STEPS", 1)
+    monkeypatch.setattr(tiny, "COUNTED_STEPS", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     base, config = prepare("tiny", **{"policy.prompt-style": style, "task": "opa", "seed": 5})
-    assert asked == [("opa", steps, style == "counted", 5, QUESTIONS, tmp_path / "appa-flwr")]
+    counted = style == "counted"
+    recipe = TinyRecipe("opa", steps=1 + counted, counted=counted, seed=5)
+    assert base.source == str(tmp_path / "appa-flwr" / f"tiny-opa-{recipe.key(QUESTIONS)}")
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
     assert base.tokenizer.pad_token_id not in base.stop_ids
     text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
@@ -236,15 +230,6 @@ def test_without_a_template_a_turn_end_is_a_token_like_others(tmp_path):
 
 
 # --- the machine ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("key", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
-    tiny_causal_lm().save_pretrained(tmp_path)
-    config = Config.load({"policy.compute-dtype": key, "policy.tuning": "lora"})
-    model = bases.load_model(config, str(tmp_path), quantized=False)
-    assert {p.dtype for p in model.parameters()} == {dtype}
-    assert not model.training
 
 
 def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_the_tiny_one_takes_one(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fake_groups import GROUPS, federated, scoring_node
-from fakes import catalogue_of, random_tables
+from fakes import catalogue_of, random_tables, silent
 from in_process import flower_task
 from small import VALUE_MODEL, keys_of
 
@@ -71,8 +71,8 @@ def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(*, nodes=None, done=0, min_groups=2, order=None, **keys):
-    groups = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
+def build(*, done=0, order=None, **keys):
+    groups = federated(scoring_nodes(), CATALOGUE, min_groups=2)
     config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
     strategy = AppaStrategy(
@@ -103,22 +103,7 @@ def asked(strategy, groups):
     return groups.grid._grid.pushed[before:]
 
 
-def silent_after_joining(node, *, from_request):
-    """The node, which stops answering score requests with the given one (counted from 0)."""
-    seen = []
-
-    def answer(message):
-        if message.metadata.message_type == messages.ASK:
-            seen.append(message)
-            if len(seen) > from_request:
-                return None
-        return node(message)
-
-    answer.names = node.names
-    return answer
-
-
-def alignment_rewards(names=GROUPS):
+def alignment_rewards():
     """The groups' rewards for TEXTS, answer by answer, by the reward and the parser alone."""
 
     def reward(text, question, table_QK):
@@ -126,7 +111,7 @@ def alignment_rewards(names=GROUPS):
         prediction = formats.parse("dpa", text, size).prediction
         return 0.0 if prediction is None else float(js(prediction, table_QK[question, :size], [True] * size))
 
-    return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in names])
+    return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in GROUPS])
 
 
 def request_of(message):
@@ -199,31 +184,13 @@ def test_weights_history_and_scores_are_the_rule_s():
     assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
 
 
-def test_a_missing_group_is_null_and_keeps_its_history():
-    nodes = scoring_nodes()
-    nodes[1] = silent_after_joining(nodes[1], from_request=1)
-    strategy, groups, engine, lines = build(rule="average", baseline_rules="", nodes=nodes)
-    run(strategy, groups, 2)
-    first, second = lines
-    assert first.missing_groups == ()
-    assert first.fell_back is None  # a rule without a threshold
-    assert second.missing_groups == ("B",)
-    assert second.rewards["B"] is None
-    assert second.weights == {"A": 0.5, "B": 0.0, "C": 0.5}
-    assert second.history["B"] == first.history["B"]
-    reward_GJ = alignment_rewards(("A", "C"))
-    assert second.fairness_index == pytest.approx(fairness_index(reward_GJ))
-    np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
-
-
 def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     monkeypatch.setattr(grid, "LATE_TTL", 0.0)
-    nodes = scoring_nodes()
-    for node in (1, 2):
-        nodes[node] = silent_after_joining(nodes[node], from_request=1)
-    strategy, groups, engine, lines = build(nodes=nodes, min_groups=2)
+    strategy, groups, engine, lines = build()
+    run(strategy, groups, 1)
+    groups.grid._grid.nodes.update({1: silent, 2: silent})
     with pytest.raises(TooFew):
-        run(strategy, groups, 3)
+        run(strategy, groups, 2)
     assert len(engine.scores) == len(lines) == 1  # the first iteration's
     # the groups come back: it goes on from the state after the first iteration
     groups.grid._grid.nodes.update(scoring_nodes())

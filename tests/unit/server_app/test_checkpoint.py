@@ -1,4 +1,4 @@
-"""What is kept of PPO reads back as it was, and nothing else is taken for it."""
+"""Nothing but a checkpoint is taken for one; that it reads back as it was, `test_resume` tells."""
 
 import os
 
@@ -8,21 +8,11 @@ import torch
 from appa_flwr.core.errors import UserError
 from server_app.checkpoint import Checkpoint, load, save
 
-RULE = {"history_G": {"A": 0.1, "B": 1 / 3}, "answered_G": {"A": True, "B": False}, "completed": ("f0",)}
-ENGINE = {"weights": [torch.tensor([1 / 3, 2.0])], "steps": 7, "rng": {"state": 2**120 + 1}, "name": "x"}
-
 
 @pytest.fixture
 def path(tmp_path):
-    save(tmp_path / "checkpoint.pt", Checkpoint(40, 320, RULE, ENGINE))
+    save(tmp_path / "checkpoint.pt", Checkpoint(40, 320, {}, {"weights": [torch.ones(2)]}))
     return tmp_path / "checkpoint.pt"
-
-
-def test_a_checkpoint_reads_back(path):
-    assert load(path.with_name("none.pt")) is None
-    found = load(path)
-    assert (found.iteration, found.questions, found.rule) == (40, 320, RULE)
-    assert found.engine["rng"] == ENGINE["rng"]
 
 
 @pytest.mark.parametrize("spoil", ["cut", "text", "empty", "code", "other", "list"])

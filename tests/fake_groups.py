@@ -162,6 +162,15 @@ def federated(
     return groups
 
 
+def simulated_groups(node: FakeGroups, config: Config, catalogue: Catalogue) -> Groups:
+    """The node's groups with the catalogue, as in a simulation."""
+    groups = Groups(OverlapGrid(FakeGrid({1: node})), config)
+    groups.grid.simulated = True
+    groups.gather((), patience=0.0)
+    groups.send_catalogue(catalogue)
+    return groups
+
+
 # --- three groups that score five questions, three of them held out ---
 
 GROUPS = ("A", "B", "C")

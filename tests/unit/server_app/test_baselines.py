@@ -92,30 +92,21 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(group
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
 
 
-@pytest.mark.parametrize("why", ["eval.ceilings", "owner"])
-def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why):
-    config = Config.load({"eval.ceilings": why != "eval.ceilings"})
-    if why == "owner":
-        own = {"may": ("votes", "training", "rewards")}
-        groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
-    assert {row.method for row in baselines(groups, config)} == {"uniform", "majority"}
-    assert asks.PREDICTIONS not in asked(groups)
-
-
 @pytest.mark.parametrize(
-    ("run_sums", "may", "methods"),
+    ("run_sums", "may", "ceilings", "methods"),
     [
-        ("plain", ("rewards",), ["uniform"]),
-        ("plain", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
-        ("secure", ("rewards", "votes"), ["uniform", "mean-prediction"]),
-        ("secure", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
-        ("plain", ("rewards", "predictions"), ["uniform", "mean-prediction", *CEILINGS]),
+        ("plain", ("rewards",), True, ["uniform"]),
+        ("plain", ("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
+        ("secure", ("rewards", "votes"), True, ["uniform", "mean-prediction"]),
+        ("secure", ("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
+        ("plain", ("rewards", "predictions"), True, ["uniform", "mean-prediction", *CEILINGS]),
+        ("plain", ("rewards", "predictions"), False, ["uniform"]),
     ],
 )
-def test_there_are_the_rows_that_owners_allow_and_sums_hold(tmp_path, run_sums, may, methods):
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "run.sums": run_sums})
-    nodes = {g: scoring_node({group: TABLES[group]}, may=may) for g, group in enumerate(GROUPS)}
-    groups = federated(nodes, CATALOGUE)
+def test_there_are_the_rows_that_every_owner_allows_and_sums_hold(tmp_path, run_sums, may, ceilings, methods):
+    places = {"run.output-dir": str(tmp_path), "run-name": "r"}
+    config = Config.load({**places, "run.sums": run_sums, "eval.ceilings": ceilings})
+    groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, may=may)}, CATALOGUE)
     groups.config, groups.plain, groups.grid.simulated = config, run_sums == "plain", run_sums == "secure"
     with RunFolder(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)

@@ -66,13 +66,8 @@ def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     fits(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
 
 
-def test_weights_are_read_as_they_were_written_and_others_are_refused(weights):
-    read, card = load(weights, CONFIG, CATALOGUE, WEIGHTS)
-    assert card == cards.read(weights)
-    assert [*read] == ["z", "a"]
-    for name in WEIGHTS:
-        assert read[name].numpy().dtype == np.float32
-        np.testing.assert_array_equal(read[name].numpy(), WEIGHTS[name].numpy())
+def test_weights_of_another_network_and_damaged_ones_are_refused(weights):
+    assert load(weights, CONFIG, CATALOGUE, WEIGHTS)[1] == cards.read(weights)
     for other in ({"z": WEIGHTS["z"]}, {**WEIGHTS, "a": Array(np.zeros(3, np.float32))}):
         with pytest.raises(UserError, match=r"best\.safetensors: its weights do not fit .* = residual"):
             load(weights, CONFIG, CATALOGUE, ArrayRecord(other))

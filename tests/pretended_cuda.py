@@ -99,8 +99,6 @@ class _Functions(TorchFunctionMode):
             raise TypeError(f"can't convert {CUDA} device type tensor to numpy. Use Tensor.cpu() first.")
         if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
             return self._move(func, first, args[1:], kwargs)
-        if func is Tensor.pin_memory:
-            return first
         kwargs.pop("pin_memory", None)
         asked = kwargs.get("device")
         if asked is not None and _kind(asked) == "meta":
@@ -124,8 +122,6 @@ class _Functions(TorchFunctionMode):
         else:
             to, dtype, copy = CUDA if func is Tensor.cuda else CPU, None, False
         if tensor.is_meta or (to is not None and to.type == "meta"):
-            if to is not None and to.type == "cuda":
-                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             return func(tensor, *rest, **kwargs)
         here = on_gpu(tensor)
         there = here if to is None else to.type == "cuda"
@@ -184,14 +180,6 @@ def _nothing(*_, **__):
     """What is asked of the GPU without an answer."""
 
 
-class _Stream:
-    def __init__(self, *_):
-        pass
-
-    def is_capturing(self):
-        return False
-
-
 def _answers():
     """What torch says of its device."""
     about = SimpleNamespace(name=NAME, major=9, minor=0, total_memory=MEMORY)
@@ -206,7 +194,10 @@ def _answers():
         "get_device_name": lambda *_: NAME,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
     }
-    accelerator = {"current_accelerator": lambda *_, **__: torch.device("cuda"), "current_stream": _Stream}
+    accelerator = {
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_stream": lambda *_: SimpleNamespace(is_capturing=lambda: False),
+    }
     return {torch.cuda: cuda, torch.accelerator: accelerator}
 
 
@@ -231,21 +222,14 @@ def pretended_cuda():
         with untouched():
             return CUDA if not device.depth and on_gpu(tensor) else real.__get__(tensor)
 
-    def backward(tensors, gradients=None, keep=None, create=False, _=None, inputs=None):
+    def backward(tensors, gradients=None, keep=False):
         """Without leaving the modes, which recomputed passes and own gradients need."""
         tensors = _sequence(tensors)
         gradients = _sequence(gradients) if gradients is not None else (None,) * len(tensors)
         with device.placing(any(map(on_gpu, tensors))):
             made = torch.autograd._make_grads(tensors, gradients, is_grads_batched=False)
-            torch.autograd.graph._engine_run_backward(
-                tensors,
-                made,
-                create if keep is None else keep,
-                create,
-                _sequence(inputs or ()),
-                allow_unreachable=True,
-                accumulate_grad=True,
-            )
+            ways = {"allow_unreachable": True, "accumulate_grad": True}
+            torch.autograd.graph._engine_run_backward(tensors, made, keep, False, (), **ways)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would not have the device
@@ -255,7 +239,7 @@ def pretended_cuda():
         patched.setattr(Tensor, "device", property(place_of))
         patched.setattr(Tensor, "is_cuda", property(on_gpu))
         patched.setattr(Tensor, "is_cpu", property(lambda tensor: tensor.device.type == "cpu"))
-        patched.setattr(Tensor, "backward", lambda tensor, *given, **named: backward(tensor, *given, **named))
+        patched.setattr(Tensor, "backward", backward)
         patched.setattr(torch.autograd, "backward", backward)
         patched.setattr(torch, "Generator", _Generator)
         _forget_devices()

@@ -46,25 +46,15 @@ def small_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended.
+    """A run that has ended."""
 
-    Attributes:
-        folder: where it wrote.
-        code: exit code of the launcher.
-        out: its standard output.
-        err: its standard error.
-        seen: processes that belonged to the run while it went on, by id.
-        left: of which these were alive after the launcher had ended.
-        around: what the launcher left beside the run folder: in its working folder, and of its Flower homes.
-    """
-
-    folder: Path
-    code: int
+    folder: Path  # where it wrote
+    code: int  # exit code of the launcher
     out: str
     err: str
-    seen: dict[int, str]
-    left: list[str]
-    around: list[Path]
+    seen: dict[int, str]  # processes that belonged to the run while it went on, by id
+    left: list[str]  # of which these were alive after the launcher had ended
+    around: list[Path]  # what the launcher left beside the run folder: in its working folder, and of its Flower homes
 
     def json(self, name: str) -> Any:
         """A whole JSON file of the run."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import FakeGrid
+from fakes import FakeGrid, raising
 from flwr.app import RecordDict
 from flwr.supercore.run import RunNotRunningException
 from whole_loop import run_server
@@ -53,15 +53,12 @@ def ended(tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", LOST)
 @pytest.mark.parametrize("call", ["get_node_ids", "get_nodes", "push_messages", "pull_messages"])
 def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, ended, monkeypatch):
-    def fail(*given):
-        raise LOST[how]
-
     def phases(grid):
         grid.online()
         grid.get_nodes()
         grid.send(messages.ASK, {1: RecordDict()}, timeout=1.0)
 
-    monkeypatch.setattr(lost := FakeGrid({1: lambda message: None}), call, fail)
+    monkeypatch.setattr(lost := FakeGrid({1: lambda message: None}), call, raising(LOST[how]))
     said = ended(lost, phases, main.SuperLinkLost)
     assert said.startswith("Flower's SuperLink does not answer, or has given this run up (")
     assert f"({type(LOST[how]).__name__}" in said
@@ -69,10 +66,9 @@ def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, e
 
 
 def test_a_model_that_cannot_be_fetched_is_no_lost_superlink(ended):
-    def phases(grid):
-        raise LOST["gone"]
-
-    assert ended(FakeGrid({}), phases, httpx.ConnectError) == "ConnectError: [Errno 111] Connection refused"
+    assert (
+        ended(FakeGrid({}), raising(LOST["gone"]), httpx.ConnectError) == "ConnectError: [Errno 111] Connection refused"
+    )
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+from fakes import raising
 from report_runs import line
 
 from appa_flwr.config import Config
@@ -110,11 +111,7 @@ def test_fewer_iterations_than_the_checkpoint_counts_are_an_error(tmp_path):
 
 def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothing_new(tmp_path, monkeypatch):
     folder = RunFolder(config_in(tmp_path))
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(UserError, match=r"metrics\.jsonl: .*No space left"):
         folder.append(METRICS, iteration(1))
     folder.fail("the disk is full")

@@ -1,7 +1,4 @@
-"""The starting model: its special tokens, its prompts, and what a user is told who names a wrong one.
-
-Axis letters: J answers, T tokens.
-"""
+"""The starting model: its special tokens, its prompts, and what a user is told who names a wrong one."""
 
 import json
 import shutil
@@ -10,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import QUESTIONS, tiny_causal_lm
+from fakes import QUESTIONS, raising, tiny_causal_lm
 from huggingface_hub import errors as hub
 from small import CHOSEN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -41,13 +38,6 @@ def save_tokenizer(folder, *, special, **roles):
     tiny_causal_lm(vocabulary=len(tokenizer)).save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     return str(folder)
-
-
-def raising(error):
-    def fail(*_, **__):
-        raise error
-
-    return fail
 
 
 def prepare(source, **keys):
@@ -125,18 +115,9 @@ def edit_config(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def weights_of(folder):
-    return folder / "model.safetensors"
-
-
 def without_tokenizer(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
-
-
-def cut_short(folder):
-    data = weights_of(folder).read_bytes()
-    weights_of(folder).write_bytes(data[: len(data) // 2])
 
 
 @pytest.mark.parametrize(
@@ -145,21 +126,11 @@ def cut_short(folder):
         (lambda f: shutil.rmtree(f), "no such folder"),
         (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
         (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
-        (
-            lambda f: edit_config(f, architectures=["Qwen3Model"]),
-            "is Qwen3Model .*; supported are Qwen3ForCausalLM, Llama",
-        ),
+        (lambda f: edit_config(f, architectures=["Qwen3Model"]), "is Qwen3Model .*; supported are Qwen3ForCausalLM"),
         (lambda f: edit_config(f, model_type="granite"), r"is Qwen3ForCausalLM \(granite\); supported are "),
-        (lambda f: weights_of(f).unlink(), "cannot be loaded .*no file named model.safetensors"),
-        (cut_short, "cannot be loaded .*file not fully covered"),
-        (
-            lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3),
-            "11 weights .*do not fit, model.layers.2",
-        ),
-        (
-            lambda f: edit_config(f, intermediate_size=32),
-            "6 weights are missing or do not fit, model.layers.0.mlp.down",
-        ),
+        (lambda f: (f / "model.safetensors").unlink(), "cannot be loaded .*no file named model.safetensors"),
+        (lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3), "11 weights .*layers.2"),
+        (lambda f: edit_config(f, intermediate_size=32), "6 weights .*model.layers.0.mlp.down"),
         (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
     ],

@@ -5,7 +5,7 @@ Axis letters: J rows, T answer tokens.
 
 import pytest
 import torch
-from fakes import answer_rows, tiny_causal_lm
+from fakes import answer_rows, disturb, tiny_causal_lm
 from peft import AutoPeftModelForCausalLM, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -28,12 +28,6 @@ def logprobs(model):
         return response_logprobs(model, ROWS, temperature=1.0)
 
 
-def learn(parameters):
-    generator = torch.Generator().manual_seed(3)
-    for parameter in parameters:
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-
-
 def as_sampled_and_saved(config, folder):
     """Log-probabilities of the base in `folder`, of a policy over SFT's adapter as it samples, and of its own folder.
 
@@ -42,11 +36,11 @@ def as_sampled_and_saved(config, folder):
     base, start = Base(str(folder / "base"), None, 1, (1,)), folder / "base"
     if lora := config.policy.tuning == "lora":
         taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
-        learn(p for p in taught.parameters() if p.requires_grad)
+        disturb((p for p in taught.parameters() if p.requires_grad), scale=0.05)
         taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
     models = export.load_policy(config, base, start)
     trained = models.policy_parameters + models.value_parameters
-    learn(trained)
+    disturb(trained, scale=0.05)
     with models.value():
         pass  # the value's adapter was the last one in use
     sampled_JT = logprobs(models.policy)

@@ -12,6 +12,7 @@ from fakes import (
     PROMPTS,
     VOCABULARY,
     answer_rows,
+    disturb,
     joined,
     ppo_models,
     scoring,
@@ -38,11 +39,10 @@ BATCHES = [
 
 def build(tuning, architecture):
     models = ppo_models(tuning, tiny_causal_lm(architecture).double())
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in models.policy_parameters + models.value_parameters:
-            # double throughout: heads and adapters would be float32 by themselves
-            parameter.data = parameter.double() + 0.1 * torch.randn(parameter.shape, generator=generator)
+    trained = models.policy_parameters + models.value_parameters
+    for parameter in trained:
+        parameter.data = parameter.double()  # heads and adapters would be float32 by themselves
+    disturb(trained)
     return models
 
 

@@ -1,8 +1,6 @@
 """The paper's models: each family's prompts, ends and padding, and its base in 4 bits.
 
 The folders are made by `families`: everything as published but for weights and text tokens.
-
-Axis letters: J answers, T tokens.
 """
 
 import bitsandbytes.functional

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fakes import PREFIX, PROMPTS, scoring, tiny_causal_lm
+from fakes import PREFIX, PROMPTS, raising, scoring, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection
 from server_app.policy import ppo as engine_module
@@ -113,12 +113,9 @@ def test_a_pass_that_memory_does_not_hold_is_done_with_half_the_tokens(scoring, 
 
 
 def test_memory_that_holds_no_pass_at_all_ends_the_run(monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     engine = make("lora")
     rollout = engine.rollout(BATCH)
-    monkeypatch.setattr(engine_module, "response_logprobs", full)
+    monkeypatch.setattr(engine_module, "response_logprobs", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
         engine.reference_pass(rollout.sequences)
     assert 64 <= engine._budget.size < 128  # fewer were not tried

@@ -148,40 +148,31 @@ def test_values_are_computed_while_the_groups_score():
     assert all(seconds >= 0 for seconds in lines[0].seconds.values())
 
 
-def test_the_line_tells_the_iteration():
-    strategy, groups, _, lines = build()
-    run(strategy, groups, 3)
-    assert [line.iteration for line in lines] == [1, 2, 3]
-    last = lines[-1]
-    assert (last.num_iterations, last.missing_groups) == (3, ())
+def test_line_and_scores_are_the_rule_s():
+    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
+    run(strategy, groups, 2)
+    first, last = lines
+    assert [(line.iteration, line.num_iterations, line.missing_groups) for line in lines] == [(1, 3, ()), (2, 3, ())]
     assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
-    for name, value in LEARNED.items():
-        assert getattr(last, name) == value
+    assert {name: getattr(last, name) for name in LEARNED} == LEARNED
     reward_GJ = alignment_rewards()
     assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
     assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
     # three whole answers, nothing, and for "0.50,0.50" to three options: in range and summing to one, but incomplete
-    assert last.format_score == pytest.approx((1 + 1 + 0 + 1 + 2 / 3) / 5)
-
-
-def test_weights_history_and_scores_are_the_rule_s():
-    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
-    run(strategy, groups, 2)
-    reward_GJ = alignment_rewards()
-    # .85 r + .15 s for the answers that could be read, 0 for the others
     format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
+    assert last.format_score == pytest.approx(format_J.mean())
+    # .85 r + .15 s for the answers that could be read, 0 for the others
     training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
-    assert list(lines[0].weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
+    assert list(first.weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
     history_G = 0.2 * reward_GJ.mean(1)
-    assert list(lines[0].history.values()) == pytest.approx(history_G.tolist())
+    assert list(first.history.values()) == pytest.approx(history_G.tolist())
     raw_G = np.exp((1 - history_G) / 0.1)
     alpha_G = raw_G / raw_G.sum()
-    assert list(lines[1].weights.values()) == pytest.approx(alpha_G.tolist())
+    assert list(last.weights.values()) == pytest.approx(alpha_G.tolist())
     expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
     np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
-    assert lines[1].reward == pytest.approx(expected_J.mean())
-    assert lines[1].fell_back is False
-    assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
+    assert (last.reward, last.fell_back) == (pytest.approx(expected_J.mean()), False)
+    assert list(last.history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
 
 
 def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):

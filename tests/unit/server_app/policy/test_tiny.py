@@ -1,7 +1,4 @@
-"""The embedded policy: tokenizer, corpus and cache.
-
-Axis letters: K answer options.
-"""
+"""The embedded policy: tokenizer, corpus and cache."""
 
 import dataclasses
 

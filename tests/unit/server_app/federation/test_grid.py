@@ -216,6 +216,14 @@ def test_the_join_ends_when_its_key_says_so(timed, patience, hung):
     assert patience <= grid.now <= max(patience, JOIN_SECONDS) + LATE_SECONDS + 2 * members.JOIN_PAUSE
 
 
+def test_nodes_are_greeted_until_all_are_there(timed):
+    grid = timed(3, lambda n, kind, number: 0.0)
+    grid.get_node_ids = lambda: [1, 3] if grid.now < 1.0 else [1, 2, 3]
+    assert gathered(grid, ("A", "B"), patience=60.0).present == ("A", "B")
+    assert grid.now == pytest.approx(1.0, abs=0.1)
+    assert sorted(message.metadata.dst_node_id for message in grid.pushed) == [1, 2, 3]  # each once
+
+
 def working(grid):
     return at_work(gathered(grid, ("A", "B"), patience=10.0, run__reply_timeout=TIMEOUT))
 

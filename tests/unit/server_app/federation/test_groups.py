@@ -112,9 +112,7 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
 def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():
     code = refusals.MAY_NOT_LEAVE["rewards"]
     refusing = answering("B", lambda message: Message(Error(code, refusals.REFUSALS[code]), reply_to=message))
-    with pytest.raises(
-        TooFew, match=r"2 of 3 groups \(A, C\) could give rewards; at least 3 must.*1 nodes refused: its own"
-    ):
+    with pytest.raises(TooFew, match=r"2 of 3 groups \(A, C\).* at least 3 .*1 nodes refused: its own"):
         rewards(three(refusing, min_groups=3))
 
 

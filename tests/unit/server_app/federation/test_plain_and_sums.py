@@ -102,13 +102,6 @@ def test_rewards_and_fairness_are_the_same(parties):
     assert np.ptp([list(result.weights.values()) for _, result in plain]) > 0.01
 
 
-def test_a_group_that_joins_a_resumed_run_has_never_answered(parties):
-    rule = RewardRule(("A", "B"), parties[ROWS].config)
-    state = rule.restored({"history": {"A": 1}, "answered": {"A": True}, "log_weight": {}})
-    assert [values_G.tolist() for values_G in vars(state).values()] == [[1.0, 0.0], [True, False], [0.0, 0.0]]
-    assert [values_G.dtype for values_G in vars(state).values()] == [float, bool, float]
-
-
 def test_scores_are_the_same(parties):
     held_out = np.flatnonzero(parties[ROWS].catalogue.held_out_Q)
     answers = parties[ROWS].answers(5, np.repeat(held_out, 2))

@@ -1,6 +1,6 @@
 """Secure sums as the server asks for them, where groups drop out, come back, lie or are late.
 
-The groups mask with their own code; their numbers are a stub's. Legend: G groups.
+The groups mask with their own code; their numbers are a stub's.
 """
 
 import itertools

@@ -120,14 +120,11 @@ def test_an_iteration_has_one_reference_and_no_history_comes_back(tmp_path):
         assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == why
 
 
-def test_a_temperature_under_the_owners_is_refused(tmp_path):
-    """At a low one the term is nearly the worst-off group's reward."""
-    circle = Circle(tmp_path, appa__temperature=0.05, owner_policy=f"{FEW}\nleast-temperature = 0.06")
+def test_another_rule_metric_or_side_or_a_temperature_under_the_owners_is_no_term(tmp_path):
+    """At a low temperature the term is nearly the worst-off group's reward."""
+    circle = Circle(tmp_path / "low", appa__temperature=0.05, owner_policy=f"{FEW}\nleast-temperature = 0.06")
     asked = circle.terms(0.0)
     assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == refusals.LOW_TEMPERATURE
-
-
-def test_another_rule_metric_or_side_is_no_term(tmp_path):
     circle = Circle(tmp_path)
     too_long = {"completed": ["00"] * MOST_ITERATIONS}
     for change in ({"rule": "alpha"}, {"metrics": ["cosine"]}, {"sides": ["truth"]}, too_long):

@@ -85,17 +85,9 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
 @pytest.mark.parametrize(
     ("catalogue", "keys", "says"),
     [
-        (
-            by([*range(6)], embedding_QKE=-CATALOGUE.embedding_QKE),
-            {"pluralllm.encoder": "minilm"},
-            "features of its questions are other.* pluralllm.encoder = minilm; it was trained with ngrams",
-        ),
+        (by([*range(6)], embedding_QKE=-CATALOGUE.embedding_QKE), {"pluralllm.encoder": "minilm"}, "minilm; .*ngrams"),
         (by([*range(5)]), {}, "another table of 6 questions, and this run has 5"),
-        (
-            by([*range(6)], train_Q=np.arange(6) < 3),
-            {},
-            r"1 of this run's 3 held-out questions, such as 'Q3'; use its seed = 7 a",
-        ),
+        (by([*range(6)], train_Q=np.arange(6) < 3), {}, "1 of this run's 3 held-out questions, such as 'Q3'; .*= 7"),
         (replace(CATALOGUE, questions=OTHER_ID, train_Q=np.arange(6) > 0), {}, "such as 'new Q0'"),
     ],
 )

@@ -22,10 +22,6 @@ NAME = "Pretended GPU"
 MEMORY = 80 * 2**30
 untouched = torch._C.DisableTorchFunction
 
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""May take indices from the host."""
-ACROSS = {"copy_", "set_"}
-
 
 def on_gpu(tensor):
     """Whether a tensor's storage was placed on the pretended device."""
@@ -97,7 +93,7 @@ class _Functions(TorchFunctionMode):
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and on_gpu(first) and name in ("numpy", "__array__"):
             raise TypeError(f"can't convert {CUDA} device type tensor to numpy. Use Tensor.cpu() first.")
-        if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
+        if func in (Tensor.to, Tensor.cpu):
             return self._move(func, first, args[1:], kwargs)
         kwargs.pop("pin_memory", None)
         asked = kwargs.get("device")
@@ -120,7 +116,7 @@ class _Functions(TorchFunctionMode):
             copy = kwargs.pop("copy", False)
             to, dtype, *_ = torch._C._nn._parse_to(*rest, **kwargs)
         else:
-            to, dtype, copy = CUDA if func is Tensor.cuda else CPU, None, False
+            to, dtype, copy = CPU, None, False
         if tensor.is_meta or (to is not None and to.type == "meta"):
             return func(tensor, *rest, **kwargs)
         here = on_gpu(tensor)
@@ -146,7 +142,7 @@ class _Operators(TorchDispatchMode):
         given = _tensors(args, kwargs)
         gpu = any(map(on_gpu, given)) if given else device.places[-1]
         if gpu and given:
-            self._check(func, args, given)
+            self._check(func, given)
         with untouched():
             known = {t.untyped_storage()._cdata for t in given if _has_storage(t)}
         device.depth += 1
@@ -161,11 +157,9 @@ class _Operators(TorchDispatchMode):
                 _place(made, gpu)
         return result
 
-    def _check(self, func, args, given):
+    def _check(self, func, given):
         name, host = func.overloadpacket.__name__, [t for t in given if not on_gpu(t)]
-        indices = [i for i in args[1] if i is not None] if name in INDEXING else []
-        from_host = indices and on_gpu(args[0]) and all(any(t is i for i in indices) for t in host)
-        if name in ACROSS or from_host:
+        if name == "copy_":
             return
         # A number on the host is a kernel's argument, but no result of one.
         if any(t.dim() for t in host) or (host and func._schema.is_mutable and not on_gpu(given[0])):
@@ -182,15 +176,13 @@ def _nothing(*_, **__):
 
 def _answers():
     """What torch says of its device."""
-    about = SimpleNamespace(name=NAME, major=9, minor=0, total_memory=MEMORY)
     cuda = {
         **dict.fromkeys(("empty_cache", "set_device", "manual_seed_all"), _nothing),
-        **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda *_: 0),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda *_: 0),
         "is_available": lambda: True,
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_properties": lambda *_: about,
         "get_device_name": lambda *_: NAME,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
     }

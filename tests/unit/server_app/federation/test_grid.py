@@ -5,9 +5,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fake_groups import at_work, gathered, new_request, replying
+from fake_groups import GONE, at_work, gathered, new_request, replying
 from fakes import FakeGrid, silent
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages
@@ -183,7 +183,7 @@ def test_a_node_that_hangs_is_waited_for_once_until_it_answers_again(timed):
 
 def test_flowers_word_that_a_node_is_gone_is_no_answer_of_it(timed):
     grid = timed(2, lambda n, kind, number: NEVER if (n, number) == (2, 1) else 1.0)
-    grid.nodes[2] = lambda message: Message(Error(5, "node is gone"), reply_to=message)
+    grid.nodes[2] = GONE
     overlap = OverlapGrid(grid)
     for _ in range(2):
         ask(overlap, (1, 2))

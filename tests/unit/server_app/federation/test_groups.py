@@ -5,9 +5,9 @@ Axis letters: G groups, J answers.
 
 import numpy as np
 import pytest
-from fake_groups import WEIGHTS, gathered, replying, scorer
+from fake_groups import GONE, WEIGHTS, failing, gathered, replying, scorer
 from fakes import CATALOGUE, GOOD, KEY, REQUEST
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages, refusals
@@ -52,7 +52,7 @@ BAD_NODES = {
     "above one": scorer("B", [0.5, 1.0 + 1e-9, 0.5]),
     "below zero": scorer("B", [0.5, -1e-9, 0.5]),
     "unknown group": answering("B", rows_of("Z")),
-    "error reply": answering("B", lambda message: Message(Error(5, "node is gone"), reply_to=message)),
+    "error reply": answering("B", GONE),
     "no reply": answering("B", lambda message: None),
     "another protocol": answering(
         "B", lambda message: Message(RecordDict({"x": ConfigRecord({"y": 1})}), reply_to=message)
@@ -110,8 +110,7 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
 
 
 def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():
-    code = refusals.MAY_NOT_LEAVE["rewards"]
-    refusing = answering("B", lambda message: Message(Error(code, refusals.REFUSALS[code]), reply_to=message))
+    refusing = answering("B", failing(refusals.MAY_NOT_LEAVE["rewards"]))
     with pytest.raises(TooFew, match=r"2 of 3 groups \(A, C\).* at least 3 .*1 nodes refused: its own"):
         rewards(three(refusing, min_groups=3))
 

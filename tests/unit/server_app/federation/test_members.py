@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from fake_groups import at_work, gathered, new_request, replying, scorer
+from fake_groups import GONE, at_work, failing, gathered, new_request, replying, scorer
 from fakes import CATALOGUE, GOOD
-from flwr.app import Error, Message
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
@@ -43,7 +42,7 @@ def living(name, reward_J=GOOD):
     def answer(message):
         asked.append(kind := message.metadata.message_type)
         if kind == messages.ASK and messages.CATALOGUE not in asked:
-            return Message(Error(refusals.FORGOTTEN, refusals.REFUSALS[refusals.FORGOTTEN]), reply_to=message)
+            return failing(refusals.FORGOTTEN)(message)
         return node(message)
 
     return answer, asked
@@ -65,7 +64,7 @@ def working(nodes, expected=("A", "B")):
 def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warnings):
     groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
     gone = grid.nodes[2]
-    grid.nodes[2] = lambda message: Message(Error(5, "node is gone"), reply_to=message)
+    grid.nodes[2] = GONE
     grid.nodes[7], asked = living("B", GOOD / 2)
     # Flower still lists the old node: nobody else may speak for its group
     assert np.isnan(again(groups)[1]).all()
@@ -152,8 +151,7 @@ def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings
 
     def answer(message):
         asked.append(kind := message.metadata.message_type)
-        refused = Message(Error(code, refusals.REFUSALS[code]), reply_to=message)
-        return refused if kind == messages.CATALOGUE else node(message)
+        return (failing(code) if kind == messages.CATALOGUE else node)(message)
 
     groups, _ = working({1: scorer("A"), 2: answer})
     for _ in range(2):

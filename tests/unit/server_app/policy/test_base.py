@@ -115,11 +115,6 @@ def edit_config(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def without_tokenizer(folder):
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -131,7 +126,7 @@ def without_tokenizer(folder):
         (lambda f: (f / "model.safetensors").unlink(), "cannot be loaded .*no file named model.safetensors"),
         (lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3), "11 weights .*layers.2"),
         (lambda f: edit_config(f, intermediate_size=32), "6 weights .*model.layers.0.mlp.down"),
-        (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
+        (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
     ],
 )

@@ -18,11 +18,6 @@ from server_app.policy.logprobs import response_logprobs
 ROWS = answer_rows()
 
 
-def config_of(targets, **keys):
-    adapted = {"policy.tuning": "lora", "policy.sft-targets": targets, "policy.ppo-targets": targets}
-    return Config.load({**adapted, "ppo.baseline": "value", **keys})
-
-
 def logprobs(model):
     with torch.no_grad():
         return response_logprobs(model, ROWS, temperature=1.0)
@@ -65,7 +60,8 @@ def as_sampled_and_saved(config, folder):
 )
 def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, targets, tuning, tmp_path):
     model = tiny_causal_lm(architecture)
-    config = config_of(targets, **{"policy.tuning": tuning})
+    adapted = {"policy.sft-targets": targets, "policy.ppo-targets": targets}
+    config = Config.load({"policy.tuning": tuning, "ppo.baseline": "value", **adapted})
     model.save_pretrained(tmp_path / "base")
     untaught_JT, sampled_JT, saved_JT = as_sampled_and_saved(config, tmp_path)
     torch.testing.assert_close(saved_JT, sampled_JT, rtol=0, atol=1e-4)

@@ -1,7 +1,6 @@
 """Log-probabilities and values of response tokens: by hand, by block, and by a prefix that may change nothing.
 
-Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, S scored tokens, L tokens of a row in
-one pass, V vocabulary.
+Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, L tokens of a row in one pass.
 """
 
 import pytest
@@ -15,13 +14,14 @@ from fakes import (
     disturb,
     joined,
     ppo_models,
+    raising,
     scoring,
     tiny_causal_lm,
 )
 
 from server_app.policy import logprobs
 from server_app.policy.last_layer import computing_only
-from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
+from server_app.policy.logprobs import Budget, response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
 from server_app.policy.sequences import MIN_TOKENS, Sequences, common_length
 
@@ -132,6 +132,13 @@ def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
 )
 def test_common_length_by_hand(prompts, expected):
     assert common_length(prompts) == common_length(prompts[::-1]) == expected
+
+
+def test_memory_that_holds_no_pass_at_all_ends_the_run():
+    budget = Budget("tokens", 1000)
+    with pytest.raises(torch.OutOfMemoryError):
+        budget.run(raising(torch.OutOfMemoryError("CUDA out of memory")))
+    assert 64 <= budget.size < 128  # fewer were not tried
 
 
 def test_keys_and_values_that_training_drops_are_an_error():

@@ -5,14 +5,7 @@ Axis letters: J rollouts, P prompt tokens, T response tokens.
 
 import pytest
 import torch
-from fakes import (
-    ARCHITECTURES,
-    PAD_ID,
-    PREFIX,
-    PROMPTS,
-    ROUNDING,
-    tiny_causal_lm,
-)
+from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, ROUNDING, tiny_causal_lm
 from transformers import GenerationConfig
 
 from appa_flwr.core.errors import UserError

@@ -114,18 +114,14 @@ def alignment_rewards():
     return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in GROUPS])
 
 
-def request_of(message):
-    ask, _ = messages.unpack_ask(message.content)
-    assert ask.kind == asks.REWARDS
-    return asks.ScoreRequest.of(ask)
-
-
 def test_the_groups_are_asked_what_the_policy_wrote():
     strategy, groups, engine, _ = build(pluralllm__architecture="attention", done=6)
     sent = asked(strategy, groups)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
     assert [m.metadata.dst_node_id for m in sent] == [0, 1, 2]
-    request = request_of(sent[0])
+    ask, _ = messages.unpack_ask(sent[0].content)
+    request = asks.ScoreRequest.of(ask)
+    assert ask.kind == asks.REWARDS
     assert request.question_J.tolist() == QUESTIONS
     np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
     assert np.isnan(request.prediction_JK[[2, 4]]).all()

@@ -108,15 +108,13 @@ def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):
 
 
 def test_another_recipe_or_question_is_another_model():
-    keys = {RECIPE.key(QUESTIONS)}
-    for field in dataclasses.fields(TinyRecipe):
-        other = "opa" if field.name == "task" else getattr(RECIPE, field.name) * 2 + 1
-        keys.add(dataclasses.replace(RECIPE, **{field.name: other}).key(QUESTIONS))
-    assert len(keys) == 1 + len(dataclasses.fields(TinyRecipe))
+    fields = [field.name for field in dataclasses.fields(TinyRecipe)]
+    values = {name: "opa" if name == "task" else getattr(RECIPE, name) * 2 + 1 for name in fields}
     reworded = (dataclasses.replace(QUESTIONS[0], text="else"), *QUESTIONS[1:])
     fewer = (dataclasses.replace(QUESTIONS[0], options=("yes", "no way")), *QUESTIONS[1:])
-    keys |= {RECIPE.key(reworded), RECIPE.key(fewer), RECIPE.key(QUESTIONS[:2])}
-    assert len(keys) == 4 + len(dataclasses.fields(TinyRecipe))
+    keys = {dataclasses.replace(RECIPE, **{name: values[name]}).key(QUESTIONS) for name in fields}
+    keys |= {RECIPE.key(questions) for questions in (QUESTIONS, reworded, fewer, QUESTIONS[:2])}
+    assert len(keys) == 4 + len(fields)
 
 
 def test_a_build_is_reproducible_and_leaves_the_global_generator_alone():

@@ -168,10 +168,7 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     value, low, high = less["model:silent", "model:flat", "predictions"]
     assert value == pytest.approx(-by_method["model:flat"]["avg_as"])
     assert low < value < high < 0
-    page = build(tmp_path / "r").read_text()
-    assert "<th>silent minus</th>" in page
-    assert "has no row for" not in page
-    assert "appa serve " in page
+    assert "<th>silent minus</th>" in build(tmp_path / "r").read_text()
 
 
 def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):

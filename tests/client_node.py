@@ -152,7 +152,7 @@ def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Ma
     """The survey split into a public question file and one private file a group, and the run that uses them."""
     written = write_split(survey, folder)
     keys = {"survey": str(written.questions), "groups": "; ".join(written.groups)}  # as `appa deploy` has them
-    return Config.load({**config.flat(), **keys}), written.groups
+    return Config.load({**config.flat(), **keys, **AS_OWNERS_ASK}), written.groups
 
 
 CATALOGUES: dict[str, Catalogue] = {}
@@ -175,7 +175,7 @@ class Owned(Node):
 
     def __init__(self, folder, owner_policy="", *, survey=SURVEY, **changes):
         config, files = home_files(survey, folder, config_of(data__num_groups=2))
-        config = Config.load({**config.flat(), **AS_OWNERS_ASK, **changes})
+        config = Config.load({**config.flat(), **changes})
         super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
         self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))
         self.public = catalogue_once(config)

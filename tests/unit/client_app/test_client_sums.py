@@ -6,9 +6,7 @@ Legend: G groups, J answers.
 import numpy as np
 from client_node import Node, catalogue_once, config_of, home_files, uniform_request, weights
 from in_process import FEW, pinned
-from small import AS_OWNERS_ASK
 
-from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Task
 from appa_flwr.secure import rule_sums
@@ -25,8 +23,7 @@ class Circle:
 
     def __init__(self, folder, *, owner_policy=FEW, **changes) -> None:
         keys = {"data__num_groups": 5, "run__sums": "secure", "appa__fairness_threshold": 1.1, **changes}
-        config, self.files = home_files(SURVEY, folder, config_of(**keys))
-        self.config = Config.load({**config.flat(), **AS_OWNERS_ASK})
+        self.config, self.files = home_files(SURVEY, folder, config_of(**keys))
         contexts = pinned(self.config, self.files, owner_policy=owner_policy)
         self.nodes = dict(zip(self.files, map(Node, contexts.values()), strict=True))
         self.catalogue, self.round = catalogue_once(self.config), 0

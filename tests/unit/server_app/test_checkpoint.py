@@ -9,14 +9,9 @@ from appa_flwr.core.errors import UserError
 from server_app.checkpoint import Checkpoint, load, save
 
 
-@pytest.fixture
-def path(tmp_path):
-    save(tmp_path / "checkpoint.pt", Checkpoint(40, 320, {}, {"weights": [torch.ones(2)]}))
-    return tmp_path / "checkpoint.pt"
-
-
 @pytest.mark.parametrize("spoil", ["cut", "text", "empty", "code", "other", "list"])
-def test_a_spoilt_checkpoint_is_the_user_s_to_know(path, spoil):
+def test_a_spoilt_checkpoint_is_the_user_s_to_know(spoil, tmp_path):
+    save(path := tmp_path / "checkpoint.pt", Checkpoint(40, 320, {}, {"weights": [torch.ones(2)]}))
     whole = path.read_bytes()
     if spoil in ("code", "other", "list"):  # a pickle that would run something, and two that are no checkpoint
         torch.save({"code": {"run": os.system}, "other": {"iteration": 1}, "list": [1]}[spoil], path)

@@ -92,7 +92,7 @@ def test_nodes_that_have_restarted_or_come_late_are_set_up_side_by_side():
     assert grid.events.count("push") - pushes == 4  # a greeting, a catalogue and targets for all three, and the request
 
 
-def test_a_new_node_takes_no_group_that_is_there_and_brings_none(warnings):
+def test_a_new_node_takes_no_group_that_is_there_and_brings_none():
     groups, grid = working({1: living("A")[0], 2: living("B")[0]})
     grid.nodes[2] = lambda message: None
     grid.nodes[7], thief = living("A")
@@ -103,7 +103,6 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none(warnings):
         np.testing.assert_array_equal(reward_GJ[0], GOOD)
         assert np.isnan(reward_GJ[1]).all()
     assert groups.names == ("A", "B")
-    assert "group 'A' has a node already; another node that speaks for it is left out" in warnings()
     assert unrelated == [messages.HELLO]
     assert messages.ASK not in thief
 

@@ -91,15 +91,6 @@ class Node:
         """Its training answers."""
         return Group(Party.of(self.context), group).data
 
-    def owned(self, node_config: Mapping[str, str]) -> "Node":
-        """The same node, deployed, with what it remembers."""
-        kept = dict(self.memory)
-        self.context.node_config, self.context.state = dict(node_config), RecordDict()
-        if "data" in node_config:
-            for name, value in kept.items():
-                self.memory[name] = value
-        return self
-
     def prepared(self, catalogue: Catalogue) -> "Node":
         assert self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
         assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
@@ -161,7 +152,7 @@ def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Ma
     """The survey split into a public question file and one private file a group, and the run that uses them."""
     written = write_split(survey, folder)
     keys = {"survey": str(written.questions), "groups": "; ".join(written.groups)}  # as `appa deploy` has them
-    return Config.load({**config.flat(), **keys}), written.groups
+    return Config.load({**config.flat(), **keys, **AS_OWNERS_ASK}), written.groups
 
 
 CATALOGUES: dict[str, Catalogue] = {}
@@ -182,9 +173,9 @@ GROUP = SURVEY.groups[0]
 class Owned(Node):
     """A deployed node of the first group, in its first run."""
 
-    def __init__(self, folder, owner_policy="", **changes):
-        config, files = home_files(SURVEY, folder, config_of(data__num_groups=2))
-        config = Config.load({**config.flat(), **AS_OWNERS_ASK, **changes})
+    def __init__(self, folder, owner_policy="", *, survey=SURVEY, **changes):
+        config, files = home_files(survey, folder, config_of(data__num_groups=2))
+        config = Config.load({**config.flat(), **changes})
         super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
         self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))
         self.public = catalogue_once(config)

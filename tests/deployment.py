@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from real_run import small_environment
-from small import AS_OWNERS_ASK
+from small import AS_OWNERS_ASK, keys_of
 
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch import deploy
@@ -56,9 +56,7 @@ class Deployment:
 
     def submit(self, **changed: object) -> None:
         """Submit the smallest run, with these keys changed: `ppo__epochs` for `ppo.epochs`."""
-        values = (
-            TINY_LOOP | PLACES | {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
-        )
+        values = TINY_LOOP | PLACES | keys_of(changed)
         keys = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         self.flwr("run", str(REPO), CONNECTION, "--run-config", keys)
 

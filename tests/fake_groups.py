@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, Node, catalogue_of, random_tables
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Error, Message
 from small import keys_of
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import asks, messages, votes
+from appa_flwr.protocol import asks, messages, refusals, votes
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from client_app.numbers import score
 from server_app.federation.grid import OverlapGrid
@@ -53,6 +53,14 @@ class FakeGroups:
 
     def _reply(self, message: Message, **fields: object) -> Message:
         return Message(messages.pack_reply(self.names, **fields), reply_to=message)
+
+
+def failing(code: int, text: str = "") -> Node:
+    """A node that answers by this error, in a refusal's own words where none are given."""
+    return lambda message: Message(Error(code, text or refusals.REFUSALS[code]), reply_to=message)
+
+
+GONE = failing(5, "node is gone")
 
 
 def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Number]) -> np.ndarray:
@@ -147,9 +155,9 @@ def at_work(groups: Groups) -> Groups:
 _numbers = itertools.count()
 
 
-def new_request() -> Ask:
-    """A request for rewards that nobody has been asked."""
-    return REQUEST.ask(asks.REWARDS, number=next(_numbers))
+def new_request(kind: str = asks.REWARDS) -> Ask:
+    """A request that nobody has been asked."""
+    return REQUEST.ask(kind, number=next(_numbers))
 
 
 def federated(
@@ -159,6 +167,15 @@ def federated(
     groups = gathered(grid := FakeGrid(nodes), run__min_groups=min_groups)
     groups.send_catalogue(catalogue)
     grid.nodes.update(dict.fromkeys(silent, lambda message: None))
+    return groups
+
+
+def simulated_groups(node: FakeGroups, config: Config, catalogue: Catalogue) -> Groups:
+    """The node's groups with the catalogue, as in a simulation."""
+    groups = Groups(OverlapGrid(FakeGrid({1: node})), config)
+    groups.grid.simulated = True
+    groups.gather((), patience=0.0)
+    groups.send_catalogue(catalogue)
     return groups
 
 

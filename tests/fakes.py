@@ -5,7 +5,7 @@ Axis letters: G groups, Q questions, K options, E features, J rollouts, P prompt
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,19 @@ Score = Callable[[Sequences], torch.Tensor]
 
 def silent(message: Message) -> None:
     """A node that answers nothing."""
+
+
+def raising(error: BaseException, real: Callable[..., object] | None = None) -> Callable[..., object]:
+    """A function that raises the error: at each call, or at the second alone of a real one."""
+    calls = []
+
+    def call(*given: object, **keys: object) -> object:
+        calls.append(given)
+        if real is None or len(calls) == 2:
+            raise error
+        return real(*given, **keys)
+
+    return call
 
 
 def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> asks.Catalogue:
@@ -130,6 +143,13 @@ def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
     with tempfile.TemporaryDirectory() as folder:
         adapter = save_adapter(model, Path(folder)) if tuning == "stacked" else None
         return LoraModels(model, rank=3, targets=["q_proj", "v_proj", "down_proj"], sft_adapter=adapter)
+
+
+def disturb(parameters: Iterable[torch.nn.Parameter], *, scale: float = 0.1, seed: int = 2) -> None:
+    """Move every weight: LoRA's B and the value head begin at zero, and a zero passes no gradient on."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in parameters:
+        parameter.data += scale * torch.randn(parameter.shape, generator=generator)
 
 
 @contextmanager

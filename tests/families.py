@@ -46,31 +46,18 @@ QWEN_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Family:
-    """What one of the paper's models publishes beside its weights.
+    """What one of the paper's models publishes beside its weights."""
 
-    Attributes:
-        special: special tokens in the order of their ids, before all text.
-        plain: added tokens that count as text.
-        roles: tokenizer roles.
-        template: the chat template.
-        ends: what generation_config.json ends an answer with.
-        settings: the rest of generation_config.json.
-        opens: what the text a model continues begins with, after which comes the user's message.
-        closes: what it ends with.
-        end: what ends the model's turn.
-        pad: what this project pads with.
-    """
-
-    special: tuple[str, ...]
-    plain: tuple[str, ...]
-    roles: dict[str, str]
-    template: str
-    ends: tuple[str, ...]
-    settings: dict[str, object]
-    opens: str
-    closes: str
-    end: str
-    pad: str
+    special: tuple[str, ...]  # special tokens in the order of their ids, before all text
+    plain: tuple[str, ...]  # added tokens that count as text
+    roles: dict[str, str]  # of the tokenizer
+    template: str  # of chats
+    ends: tuple[str, ...]  # what generation_config.json ends an answer with
+    settings: dict[str, object]  # the rest of generation_config.json
+    opens: str  # what the text a model continues begins with, after which comes the user's message
+    closes: str  # what it ends with
+    end: str  # what ends the model's turn
+    pad: str  # what this project pads with
 
 
 FAMILIES = {

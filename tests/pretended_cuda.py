@@ -22,10 +22,6 @@ NAME = "Pretended GPU"
 MEMORY = 80 * 2**30
 untouched = torch._C.DisableTorchFunction
 
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""May take indices from the host."""
-ACROSS = {"copy_", "set_"}
-
 
 def on_gpu(tensor):
     """Whether a tensor's storage was placed on the pretended device."""
@@ -97,10 +93,8 @@ class _Functions(TorchFunctionMode):
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and on_gpu(first) and name in ("numpy", "__array__"):
             raise TypeError(f"can't convert {CUDA} device type tensor to numpy. Use Tensor.cpu() first.")
-        if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
+        if func in (Tensor.to, Tensor.cpu):
             return self._move(func, first, args[1:], kwargs)
-        if func is Tensor.pin_memory:
-            return first
         kwargs.pop("pin_memory", None)
         asked = kwargs.get("device")
         if asked is not None and _kind(asked) == "meta":
@@ -122,10 +116,8 @@ class _Functions(TorchFunctionMode):
             copy = kwargs.pop("copy", False)
             to, dtype, *_ = torch._C._nn._parse_to(*rest, **kwargs)
         else:
-            to, dtype, copy = CUDA if func is Tensor.cuda else CPU, None, False
+            to, dtype, copy = CPU, None, False
         if tensor.is_meta or (to is not None and to.type == "meta"):
-            if to is not None and to.type == "cuda":
-                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             return func(tensor, *rest, **kwargs)
         here = on_gpu(tensor)
         there = here if to is None else to.type == "cuda"
@@ -150,7 +142,7 @@ class _Operators(TorchDispatchMode):
         given = _tensors(args, kwargs)
         gpu = any(map(on_gpu, given)) if given else device.places[-1]
         if gpu and given:
-            self._check(func, args, given)
+            self._check(func, given)
         with untouched():
             known = {t.untyped_storage()._cdata for t in given if _has_storage(t)}
         device.depth += 1
@@ -165,11 +157,9 @@ class _Operators(TorchDispatchMode):
                 _place(made, gpu)
         return result
 
-    def _check(self, func, args, given):
+    def _check(self, func, given):
         name, host = func.overloadpacket.__name__, [t for t in given if not on_gpu(t)]
-        indices = [i for i in args[1] if i is not None] if name in INDEXING else []
-        from_host = indices and on_gpu(args[0]) and all(any(t is i for i in indices) for t in host)
-        if name in ACROSS or from_host:
+        if name == "copy_":
             return
         # A number on the host is a kernel's argument, but no result of one.
         if any(t.dim() for t in host) or (host and func._schema.is_mutable and not on_gpu(given[0])):
@@ -184,29 +174,22 @@ def _nothing(*_, **__):
     """What is asked of the GPU without an answer."""
 
 
-class _Stream:
-    def __init__(self, *_):
-        pass
-
-    def is_capturing(self):
-        return False
-
-
 def _answers():
     """What torch says of its device."""
-    about = SimpleNamespace(name=NAME, major=9, minor=0, total_memory=MEMORY)
     cuda = {
         **dict.fromkeys(("empty_cache", "set_device", "manual_seed_all"), _nothing),
-        **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda *_: 0),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda *_: 0),
         "is_available": lambda: True,
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_properties": lambda *_: about,
         "get_device_name": lambda *_: NAME,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
     }
-    accelerator = {"current_accelerator": lambda *_, **__: torch.device("cuda"), "current_stream": _Stream}
+    accelerator = {
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_stream": lambda *_: SimpleNamespace(is_capturing=lambda: False),
+    }
     return {torch.cuda: cuda, torch.accelerator: accelerator}
 
 
@@ -231,21 +214,14 @@ def pretended_cuda():
         with untouched():
             return CUDA if not device.depth and on_gpu(tensor) else real.__get__(tensor)
 
-    def backward(tensors, gradients=None, keep=None, create=False, _=None, inputs=None):
+    def backward(tensors, gradients=None, keep=False):
         """Without leaving the modes, which recomputed passes and own gradients need."""
         tensors = _sequence(tensors)
         gradients = _sequence(gradients) if gradients is not None else (None,) * len(tensors)
         with device.placing(any(map(on_gpu, tensors))):
             made = torch.autograd._make_grads(tensors, gradients, is_grads_batched=False)
-            torch.autograd.graph._engine_run_backward(
-                tensors,
-                made,
-                create if keep is None else keep,
-                create,
-                _sequence(inputs or ()),
-                allow_unreachable=True,
-                accumulate_grad=True,
-            )
+            ways = {"allow_unreachable": True, "accumulate_grad": True}
+            torch.autograd.graph._engine_run_backward(tensors, made, keep, False, (), **ways)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would not have the device
@@ -255,7 +231,7 @@ def pretended_cuda():
         patched.setattr(Tensor, "device", property(place_of))
         patched.setattr(Tensor, "is_cuda", property(on_gpu))
         patched.setattr(Tensor, "is_cpu", property(lambda tensor: tensor.device.type == "cpu"))
-        patched.setattr(Tensor, "backward", lambda tensor, *given, **named: backward(tensor, *given, **named))
+        patched.setattr(Tensor, "backward", backward)
         patched.setattr(torch.autograd, "backward", backward)
         patched.setattr(torch, "Generator", _Generator)
         _forget_devices()

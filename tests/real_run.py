@@ -50,8 +50,8 @@ def small_environment() -> dict[str, str]:
 class Finished:
     """A run that has ended."""
 
-    folder: Path
-    code: int
+    folder: Path  # where it wrote
+    code: int  # exit code of the launcher
     out: str
     err: str
     seen: dict[int, str]  # processes that belonged to the run while it went on, by id

@@ -13,19 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from client_node import (
+    GROUP,
     PLAIN_KINDS,
+    SURVEY,
     Node,
+    Owned,
     asked_of,
-    catalogue_once,
     config_of,
-    home_files,
     one_node,
     prepared_node,
     uniform_request,
     weights,
 )
 from flwr.app import Context, RecordDict
-from in_process import FEW, deployed, flower_task, simulated
+from in_process import FEW, flower_task, simulated
 
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages, refusals
@@ -72,28 +73,19 @@ def test_deployed_the_node_config_names_the_group(tmp_path):
 # --- what a node keeps ------------------------------------------------------------------------------------------------
 
 
-def two_homes(folder, survey=None, **changes):
-    """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
-    survey = survey or generate(num_questions=24, num_groups=2, seed=3)
-    keys = {"pluralllm__local_steps": 16, **changes}
-    config, files = home_files(survey, folder, config_of(data__num_groups=2, **keys))
-    everything = f"{FEW}\nmay-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
-    contexts = deployed(config, files, owner_policy=everything)
-    nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
-    return survey, nodes, catalogue_once(config)
+EVERYTHING = f"{FEW}\nmay-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
 
 
 def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
-    survey, nodes, catalogue = two_homes(tmp_path)
-    (group, own), node = next(iter(survey.answers.items())), next(iter(nodes.values()))
-    answered = [q for q, question in enumerate(catalogue.questions) if question.question_id in own]
+    node, own = Owned(tmp_path, EVERYTHING), SURVEY.answers[GROUP]
+    catalogue, answered = node.public, np.flatnonzero(node.answered)
     questions = list(catalogue.questions)
     renamed, shortened, reordered, unasked, reworded = answered[:5]
     questions[reworded] = replace(questions[reworded], text="Something else under the same id")
     questions[reordered] = replace(questions[reordered], options=questions[reordered].options[::-1])
     questions[renamed] = replace(questions[renamed], question_id="another question")
     questions[shortened] = replace(questions[shortened], options=(*questions[shortened].options, "one more"))
-    option_QK = np.zeros((24, catalogue.option_QK.shape[1] + 1), dtype=bool)
+    option_QK = np.zeros((len(questions), catalogue.option_QK.shape[1] + 1), dtype=bool)
     option_QK[:, :-1] = catalogue.option_QK
     option_QK[shortened, : len(questions[shortened].options)] = True
     features = np.zeros((*option_QK.shape, 8), dtype=np.float32)
@@ -102,11 +94,11 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     public = Catalogue(tuple(questions), train_Q, features, option_QK, unanswered_Q)
     reply = node.send(messages.CATALOGUE, messages.pack_catalogue(public))
     joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,))
-    truth_QK = node.truth(group)
+    truth_QK = node.truth(GROUP)
     known_Q = ~np.isnan(truth_QK).any(1)
-    context_N = node.context_of(group).question_N  # no held-out answer is among it
+    context_N = node.context_of(GROUP).question_N  # no held-out answer is among it
     assert context_N.tolist() == np.flatnonzero(known_Q & train_Q).tolist()
-    assert (joined.groups, joined.fields["answered"]) == ((group,), [len(context_N)])
+    assert (joined.groups, joined.fields["answered"]) == ((GROUP,), [len(context_N)])
     assert "truth" in joined.fields["may"]
     for q in np.flatnonzero(known_Q):
         answer_K = own[questions[q].question_id]
@@ -129,17 +121,15 @@ def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
 def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path, monkeypatch):
     """Two worlds that differ in held-out answers only: training, tables, votes and rewards must be the same bytes."""
     monkeypatch.setattr(Ledger, "secret", lambda ledger: b"7" * 32)
-    survey, _, catalogue = two_homes(tmp_path / "probe")
+    catalogue = Owned(tmp_path / "probe").public
     held_out = {q.question_id for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train}
-    worlds, group = [], survey.groups[0]
-    for name, world in (("real", survey), ("absurd", absurd_where_held_out(survey, held_out))):
-        keys = {"pluralllm__architecture": "attention", "pluralllm__num_context_questions": 8}
-        _, nodes, _ = two_homes(tmp_path / name, world, **keys)
-        node = nodes[group].prepared(catalogue)
+    worlds, keys = [], {"pluralllm.architecture": "attention", "pluralllm.num-context-questions": 8}
+    for name, survey in (("real", SURVEY), ("absurd", absurd_where_held_out(SURVEY, held_out))):
+        node = Owned(tmp_path / name, EVERYTHING, survey=survey, **keys).prepared(catalogue)
         requests = {kind: asked_of(kind, catalogue, node.config) for kind in PLAIN_KINDS}
         requests["draw"] = uniform_request(catalogue, draw=4).ask(asks.REWARDS)
         requests["truth"] = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask(asks.REWARDS)
-        worlds.append({label: node.numbers(asked)[group] for label, asked in requests.items()})
+        worlds.append({label: node.numbers(asked)[GROUP] for label, asked in requests.items()})
     real, absurd = worlds
     for label in real:
         same = all(np.array_equal(real[label][name], absurd[label][name]) for name in real[label])
@@ -166,15 +156,14 @@ def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file
     """Flower's SuperNode shows a context to whoever takes one of the node's tasks; old runs' files go."""
     umask = os.umask(0o000)
     try:
-        _, nodes, catalogue = two_homes(tmp_path)
-        node = next(iter(nodes.values()))
+        node = Owned(tmp_path, EVERYTHING)
         folder = Path(node.context.node_config["data"]).with_suffix(".ledger.memory")
         folder.mkdir(mode=0o700)
         for name, seconds in (("7", KEPT_SECONDS + 60), ("8", KEPT_SECONDS - 60)):
             (folder / f"{name}.sqlite").write_bytes(b"x")
             then = (folder / f"{name}.sqlite").stat().st_mtime - seconds
             os.utime(folder / f"{name}.sqlite", (then, then))
-        node.prepared(catalogue)
+        node.prepared(node.public)
     finally:
         os.umask(umask)
     assert dict(node.context.state) == {}
@@ -184,7 +173,7 @@ def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file
     then = (folder / "1.sqlite").stat().st_mtime - KEPT_SECONDS - 60
     os.utime(folder / "1.sqlite", (then, then))
     again = Node(Context(1, 2, node.context.node_config, RecordDict(), node.context.run_config))
-    assert again.ask(asked_of(asks.REWARDS, catalogue, node.config)).has_content()
+    assert again.ask(asked_of(asks.REWARDS, node.public, node.config)).has_content()
     another = Node(Context(2, 2, node.context.node_config, RecordDict(), node.context.run_config))
     assert another.ask(Ask(asks.VOTES)).error.code == refusals.FORGOTTEN
     assert (folder / "1.sqlite").exists()

@@ -2,18 +2,15 @@
 
 import numpy as np
 import pytest
-from client_node import asked_of, config_of, prepared_node, uniform_request, weights
-from in_process import cross, request
+from client_node import Owned, asked_of, prepared_node, uniform_request, weights
+from in_process import FEW, cross, request
 
-from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages, refusals, votes
 from appa_flwr.protocol.asks import Task
-from appa_flwr.survey import store
 from client_app import leave, numbers, predictor
 from client_app.main import app
 from client_app.party import Party
 from pluralllm.prediction import Predictor
-from server_app.questions import run_survey
 
 SECRET = "secret 0.123456 question text"
 FAULTS = [
@@ -64,16 +61,6 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
     assert SECRET in caplog.text  # the group itself can find out
 
 
-def owned(folder, owner_policy):
-    """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
-    store.write(run_survey(config_of()), folder / "avaria.jsonl", groups=["Avaria"])
-    node_config = {"group": "Avaria", "data": str(folder / "avaria.jsonl")}
-    if owner_policy is not None:
-        (folder / "policy.toml").write_text(owner_policy)
-        node_config["policy"] = str(folder / "policy.toml")
-    return node_config
-
-
 @pytest.mark.parametrize(
     ("wanted", "owner_policy", "name"),
     [
@@ -95,27 +82,27 @@ def owned(folder, owner_policy):
 def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(
     wanted, owner_policy, name, tmp_path
 ):
-    node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, f"least-answers = 3\n{owner_policy}"))
+    policy, asked = f"{FEW}\n{owner_policy}", {"training": 12, "held_out": 10}
     if wanted in asks.KINDS:
-        reply = node.ask(asked_of(wanted, catalogue, node.config))
+        node = Owned(tmp_path, policy).ready(**asked)
+        reply = node.ask(asked_of(wanted, node.catalogue, node.config))
     else:
-        node.context.run_config = dict(config_of(sft__target=wanted).flat())
-        reply = node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue))
+        node = Owned(tmp_path, policy, **{"sft.target": wanted})
+        reply = node.send(messages.CATALOGUE, messages.pack_catalogue(node.cut(**asked)))
     if name is None:
         assert reply.has_content()
         return
     code = refusals.MAY_NOT_LEAVE[name]
     assert (reply.error.code, reply.error.reason) == (code, refusals.REFUSALS[code])
-    (line,) = Ledger(tmp_path / "avaria.ledger.sqlite").releases()
+    line = node.ledger.releases()[-1]
     assert (line.numbers, line.sha256, line.refused) == (0, "", refusals.REFUSALS[code])
 
 
 BROKEN = {
-    "run config": (None, {}, {"surprise": 1}),
+    "run config": ("", {}, {"surprise": 1}),
     "owner's policy": ("this is = not toml [", {}, {}),
-    "no ledger": (None, {"data": ""}, {}),
-    "no place for a ledger": (None, {"data": "no/such/folder/avaria.jsonl"}, {}),
+    "no ledger": ("", {"data": ""}, {}),
+    "no place for a ledger": ("", {"data": "no/such/folder/avaria.jsonl"}, {}),
 }
 
 
@@ -123,9 +110,9 @@ BROKEN = {
 def test_without_config_policy_and_ledger_nothing_leaves(what, tmp_path):
     """Neither a number nor the group's name."""
     owner_policy, own, run = BROKEN[what]
-    node, _ = prepared_node()
-    node.context.node_config = {**owned(tmp_path, owner_policy), **own}
-    node.context.run_config = {**node.context.run_config, **run}
+    node = Owned(tmp_path, owner_policy)
+    node.context.node_config |= own
+    node.context.run_config |= run
     for kind in messages.MESSAGES:
         reply = app(request(kind), node.context)
         assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")

@@ -76,17 +76,6 @@ def test_rewards_come_from_each_groups_own_table():
             assert own["js targets known"].all()
 
 
-def test_against_own_answers_a_reward_is_known_where_the_group_has_answered():
-    node, catalogue = prepared_node()
-    asked = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask(asks.REWARDS)
-    for group, own in node.numbers(asked).items():
-        known_Q = ~np.isnan(node.truth(group)).any(1) & ~catalogue.train_Q
-        np.testing.assert_array_equal(own["js truth known"], known_Q)
-        assert not own["js truth reward"][~known_Q].any()
-        assert own["js truth own"] == pytest.approx(own["js truth reward"][known_Q].mean())
-        assert own["js truth groups"] == 1
-
-
 def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
     node, catalogue = prepared_node(pluralllm__architecture="attention")
 

@@ -4,15 +4,12 @@ Legend: G groups, J answers.
 """
 
 import numpy as np
-import pytest
-from client_node import Node, asked_of, catalogue_once, config_of, home_files, uniform_request, weights
+from client_node import Node, catalogue_once, config_of, home_files, uniform_request, weights
 from in_process import FEW, pinned
-from small import AS_OWNERS_ASK
 
-from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Task
-from appa_flwr.secure import masks, rule_sums
+from appa_flwr.secure import rule_sums
 from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
 from appa_flwr.survey.generate import generate
 from client_app.numbers import MOST_ITERATIONS
@@ -26,8 +23,7 @@ class Circle:
 
     def __init__(self, folder, *, owner_policy=FEW, **changes) -> None:
         keys = {"data__num_groups": 5, "run__sums": "secure", "appa__fairness_threshold": 1.1, **changes}
-        config, self.files = home_files(SURVEY, folder, config_of(**keys))
-        self.config = Config.load({**config.flat(), **AS_OWNERS_ASK})
+        self.config, self.files = home_files(SURVEY, folder, config_of(**keys))
         contexts = pinned(self.config, self.files, owner_policy=owner_policy)
         self.nodes = dict(zip(self.files, map(Node, contexts.values()), strict=True))
         self.catalogue, self.round = catalogue_once(self.config), 0
@@ -59,14 +55,12 @@ class Circle:
             reply.error.code if reply.has_error() else messages.unpack_reply(reply.content, seed=bytes).fields["seed"]
         )
 
-    def sums(self, asked: Ask, cohort=EVERYBODY, *, run="run") -> dict[str, np.ndarray]:
-        """The totals by name."""
-        task = self.task(asked, cohort, run=run)
-        words = {group: self.mask(asked, task, group) for group in cohort}
-        seeds = {group: self.open(task, group) for group in cohort}
-        shapes = asks.numbers_of(asked, self.catalogue)
-        self.last = task
-        return asks.split(masks.total(task, words, seeds) * asks.scales(shapes), shapes)
+    def opened(self, asked: Ask, cohort=EVERYBODY) -> Task:
+        """A task that all its groups have masked and opened."""
+        task = self.task(asked, cohort)
+        for step in (lambda group: self.mask(asked, task, group), lambda group: self.open(task, group)):
+            assert not any(isinstance(step(group), int) for group in cohort)
+        return task
 
     def terms(self, reference: float, completed=()) -> Ask:
         request = uniform_request(self.catalogue)
@@ -78,30 +72,6 @@ class Circle:
             reference=reference,
             completed=list(completed),
         )
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Circle:
-    """For tests that only add."""
-    return Circle(tmp_path_factory.mktemp("circle"), owner_policy=f"{FEW}\ncohort-changes = 1000")
-
-
-@pytest.mark.parametrize("kind", [asks.PREDICTIONS, asks.SCORES, asks.VALIDATION])
-def test_the_sum_is_that_of_the_groups_own_numbers(kind, shared, monkeypatch):
-    asked = asked_of(kind, shared.catalogue, shared.config)
-    own, flatten = [], asks.flatten
-
-    def noted(values, shapes, *, cut=False):
-        own.append({name: np.array(value) for name, value in values.items()})
-        return flatten(values, shapes, cut=cut)
-
-    monkeypatch.setattr(asks, "flatten", noted)
-    sums = shared.sums(asked)
-    assert len(own) == len(EVERYBODY)
-    for name, total in sums.items():
-        expected = np.sum([values[name] for values in own], axis=0)
-        np.testing.assert_allclose(total, expected, atol=1e-12 * len(shared.catalogue.questions))
-        assert total.any()
 
 
 def test_a_roster_that_the_server_has_made_is_refused(tmp_path):
@@ -121,9 +91,9 @@ def test_a_roster_that_the_server_has_made_is_refused(tmp_path):
 def test_a_runs_sums_are_over_groups_as_the_owner_says(tmp_path):
     circle = Circle(tmp_path, owner_policy=f"{FEW}\ncohort-changes = 1\nleast-cohort = 3")
     asked = [uniform_request(circle.catalogue, draw=0).ask(asks.REWARDS, more=n) for n in range(4)]
-    circle.sums(asked[0])
-    circle.sums(asked[1], EVERYBODY[1:])
-    circle.sums(asked[2])  # one of the two again
+    circle.opened(asked[0])
+    circle.opened(asked[1], EVERYBODY[1:])
+    circle.opened(asked[2])  # one of the two again
     for cohort, why in ((EVERYBODY[:4], refusals.CHANGES), (EVERYBODY[:2], refusals.FEW)):
         assert circle.mask(asked[3], circle.task(asked[3], cohort), EVERYBODY[1]) == why
     circle = Circle(tmp_path / "default")  # the roster but one
@@ -136,8 +106,7 @@ def test_an_iteration_has_one_reference_and_no_history_comes_back(tmp_path):
     """Of the rules' own checks, that the node makes them."""
     circle = Circle(tmp_path)
     state = rule_sums.first("appa", circle.config.appa, 5)
-    circle.sums(circle.terms(state.reference))
-    first = circle.last.digest.hex()
+    first = circle.opened(circle.terms(state.reference)).digest.hex()
     asked = circle.terms(state.reference + 1.0, [first])
     assert not isinstance(circle.mask(asked, circle.task(asked), EVERYBODY[0]), int)
     for reference, completed, why in (
@@ -148,14 +117,11 @@ def test_an_iteration_has_one_reference_and_no_history_comes_back(tmp_path):
         assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == why
 
 
-def test_a_temperature_under_the_owners_is_refused(tmp_path):
-    """At a low one the term is nearly the worst-off group's reward."""
-    circle = Circle(tmp_path, appa__temperature=0.05, owner_policy=f"{FEW}\nleast-temperature = 0.06")
+def test_another_rule_metric_or_side_or_a_temperature_under_the_owners_is_no_term(tmp_path):
+    """At a low temperature the term is nearly the worst-off group's reward."""
+    circle = Circle(tmp_path / "low", appa__temperature=0.05, owner_policy=f"{FEW}\nleast-temperature = 0.06")
     asked = circle.terms(0.0)
     assert circle.mask(asked, circle.task(asked), EVERYBODY[0]) == refusals.LOW_TEMPERATURE
-
-
-def test_another_rule_metric_or_side_is_no_term(tmp_path):
     circle = Circle(tmp_path)
     too_long = {"completed": ["00"] * MOST_ITERATIONS}
     for change in ({"rule": "alpha"}, {"metrics": ["cosine"]}, {"sides": ["truth"]}, too_long):
@@ -172,7 +138,7 @@ def test_a_run_has_one_name(tmp_path):
     """Under a second one the limits on cohorts and references would begin anew."""
     circle = Circle(tmp_path, owner_policy=f"{FEW}\ncohort-changes = 0\nleast-cohort = 3")
     asked = [uniform_request(circle.catalogue, draw=0).ask(asks.REWARDS, more=n) for n in range(2)]
-    circle.sums(asked[0])
+    circle.opened(asked[0])
     for run, why in (("run", refusals.CHANGES), ("another", refusals.BAD_REQUEST)):
         assert circle.mask(asked[1], circle.task(asked[1], EVERYBODY[1:], run=run), EVERYBODY[1]) == why
     assert circle.open(circle.task(asked[0], run="another"), EVERYBODY[1]) == refusals.BAD_REQUEST

@@ -66,13 +66,8 @@ def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     fits(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
 
 
-def test_weights_are_read_as_they_were_written_and_others_are_refused(weights):
-    read, card = load(weights, CONFIG, CATALOGUE, WEIGHTS)
-    assert card == cards.read(weights)
-    assert [*read] == ["z", "a"]
-    for name in WEIGHTS:
-        assert read[name].numpy().dtype == np.float32
-        np.testing.assert_array_equal(read[name].numpy(), WEIGHTS[name].numpy())
+def test_weights_of_another_network_and_damaged_ones_are_refused(weights):
+    assert load(weights, CONFIG, CATALOGUE, WEIGHTS)[1] == cards.read(weights)
     for other in ({"z": WEIGHTS["z"]}, {**WEIGHTS, "a": Array(np.zeros(3, np.float32))}):
         with pytest.raises(UserError, match=r"best\.safetensors: its weights do not fit .* = residual"):
             load(weights, CONFIG, CATALOGUE, ArrayRecord(other))
@@ -90,17 +85,9 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
 @pytest.mark.parametrize(
     ("catalogue", "keys", "says"),
     [
-        (
-            by([*range(6)], embedding_QKE=-CATALOGUE.embedding_QKE),
-            {"pluralllm.encoder": "minilm"},
-            "features of its questions are other.* pluralllm.encoder = minilm; it was trained with ngrams",
-        ),
+        (by([*range(6)], embedding_QKE=-CATALOGUE.embedding_QKE), {"pluralllm.encoder": "minilm"}, "minilm; .*ngrams"),
         (by([*range(5)]), {}, "another table of 6 questions, and this run has 5"),
-        (
-            by([*range(6)], train_Q=np.arange(6) < 3),
-            {},
-            r"1 of this run's 3 held-out questions, such as 'Q3'; use its seed = 7 a",
-        ),
+        (by([*range(6)], train_Q=np.arange(6) < 3), {}, "1 of this run's 3 held-out questions, such as 'Q3'; .*= 7"),
         (replace(CATALOGUE, questions=OTHER_ID, train_Q=np.arange(6) > 0), {}, "such as 'new Q0'"),
     ],
 )

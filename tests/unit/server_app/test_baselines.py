@@ -3,9 +3,7 @@
 Axis letters: G groups, Q questions, K options, J answers.
 """
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,13 +23,6 @@ from server_app.baselines import look_ups
 from server_app.inputs import RunInputs
 from server_app.run_folder import RunFolder
 
-CONFIG = Config.load({})
-
-
-@pytest.fixture
-def groups():
-    return federated(NODES, CATALOGUE)
-
 
 def asked(groups):
     """The kinds of numbers that were asked for since the catalogue, once a message."""
@@ -39,11 +30,10 @@ def asked(groups):
     return [messages.unpack_ask(message.content)[0].kind for message in pushed if message.metadata.dst_node_id == 0]
 
 
-def baselines(groups, config):
+def baselines(folder):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunInputs(config, SimpleNamespace(path=Path(folder)), groups, CATALOGUE)
-        return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
+    run = RunInputs(Config.load({}), SimpleNamespace(path=folder), federated(NODES, CATALOGUE), CATALOGUE)
+    return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
 
 
 def test_tables_are_rounded_so_that_ties_stay_ties():
@@ -52,8 +42,8 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
     assert server_baselines._rounded(third_K[None]).tolist() == [[0.3, 0.3, 0.4]]
 
 
-def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
-    rows = baselines(groups, CONFIG)
+def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(tmp_path):
+    rows = baselines(tmp_path)
     found = {(row.method, row.metric): row for row in rows}
     metrics = TASK_METRICS["dpa"]
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
@@ -77,7 +67,7 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
     assert found["uniform", "js"].avg_as < found["ceiling-average", "js"].avg_as - 0.01
 
 
-def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(groups, monkeypatch, caplog):
+def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(tmp_path, monkeypatch, caplog):
     solved = server_baselines.shared_answer
 
     def shared_answer(*targets, metric, objective):
@@ -86,36 +76,27 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(group
         return solved(*targets, metric=metric, objective=objective)
 
     monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
-    found = {(row.method, row.metric) for row in baselines(groups, CONFIG)}
+    found = {(row.method, row.metric) for row in baselines(tmp_path)}
     assert ("ceiling-min", "js") not in found
     assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
 
 
-@pytest.mark.parametrize("why", ["eval.ceilings", "owner"])
-def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why):
-    config = Config.load({"eval.ceilings": why != "eval.ceilings"})
-    if why == "owner":
-        own = {"may": ("votes", "training", "rewards")}
-        groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
-    assert {row.method for row in baselines(groups, config)} == {"uniform", "majority"}
-    assert asks.PREDICTIONS not in asked(groups)
-
-
 @pytest.mark.parametrize(
-    ("run_sums", "may", "methods"),
+    ("run_sums", "may", "ceilings", "methods"),
     [
-        ("plain", ("rewards",), ["uniform"]),
-        ("plain", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
-        ("secure", ("rewards", "votes"), ["uniform", "mean-prediction"]),
-        ("secure", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
-        ("plain", ("rewards", "predictions"), ["uniform", "mean-prediction", *CEILINGS]),
+        ("plain", ("rewards",), True, ["uniform"]),
+        ("plain", ("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
+        ("secure", ("rewards", "votes"), True, ["uniform", "mean-prediction"]),
+        ("secure", ("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
+        ("plain", ("rewards", "predictions"), True, ["uniform", "mean-prediction", *CEILINGS]),
+        ("plain", ("rewards", "predictions"), False, ["uniform"]),
     ],
 )
-def test_there_are_the_rows_that_owners_allow_and_sums_hold(tmp_path, run_sums, may, methods):
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "run.sums": run_sums})
-    nodes = {g: scoring_node({group: TABLES[group]}, may=may) for g, group in enumerate(GROUPS)}
-    groups = federated(nodes, CATALOGUE)
+def test_there_are_the_rows_that_every_owner_allows_and_sums_hold(tmp_path, run_sums, may, ceilings, methods):
+    places = {"run.output-dir": str(tmp_path), "run-name": "r"}
+    config = Config.load({**places, "run.sums": run_sums, "eval.ceilings": ceilings})
+    groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, may=may)}, CATALOGUE)
     groups.config, groups.plain, groups.grid.simulated = config, run_sums == "plain", run_sums == "secure"
     with RunFolder(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)

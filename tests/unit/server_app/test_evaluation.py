@@ -14,7 +14,6 @@ from fakes import PROMPTS, tiny_causal_lm
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards
-from appa_flwr.run import pair_scores
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
 from server_app.inputs import PolicyInputs, RunInputs
@@ -22,19 +21,13 @@ from server_app.inputs import PolicyInputs, RunInputs
 JS_ONLY = ["js"]
 
 
-@pytest.fixture
-def groups():
-    return federated(NODES, CATALOGUE)
+def run_of(folder, nodes=NODES):
+    return RunInputs(Config.load({}), SimpleNamespace(path=folder), federated(nodes, CATALOGUE), CATALOGUE)
 
 
-@pytest.fixture
-def run_of(tmp_path):
-    return lambda groups: RunInputs(Config.load({}), SimpleNamespace(path=tmp_path), groups, CATALOGUE)
-
-
-def test_a_method_s_rows(groups, run_of, tmp_path):
+def test_a_method_s_rows(tmp_path):
     answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
-    rows = evaluation.score(run_of(groups), "ppo", answers, metrics=["js", "cosine"])
+    rows = evaluation.score(run_of(tmp_path), "ppo", answers, metrics=["js", "cosine"])
     assert [(row.method, row.metric) for row in rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
@@ -55,30 +48,23 @@ def test_a_method_s_rows(groups, run_of, tmp_path):
             read = [[reward(row.metric, tables[name], q) for q in predictions] for name in GROUPS]
             assert scores.fi_readable == pytest.approx(fairness_index(read))
             assert scores.fi == pytest.approx((2 * scores.fi_readable + 1) / 3)  # nobody's answer is fair to all
-    ids = [CATALOGUE.questions[q].question_id for q in TEST_J]
-    scores = pair_scores.read(tmp_path)
-    for metric, against, tables in (("js", "predictions", TABLES), ("cosine", "survey", TRUTHS)):
-        of = scores[(scores["metric"] == metric) & (scores["against"] == against)]
-        single = of.set_index(["group", "question"])["reward"].to_dict()
-        expected = {(n, i): reward(metric, tables[n], q) for n in GROUPS for i, q in zip(ids, TEST_J, strict=True)}
-        assert single == pytest.approx(expected)
 
 
-def test_answers_that_nobody_can_read_have_no_fairness(groups, run_of):
+def test_answers_that_nobody_can_read_have_no_fairness(tmp_path):
     answers = parse_answers("dpa", ["?", "?"], np.array([0, 0]), CATALOGUE)
-    (row,) = evaluation.score(run_of(groups), "base", answers, metrics=JS_ONLY)
+    (row,) = evaluation.score(run_of(tmp_path), "base", answers, metrics=JS_ONLY)
     assert (row.readable, row.fi, np.isnan(row.fi_readable)) == (0.0, 1.0, True)
 
 
-def test_groups_without_survey_answers_leave_the_truth_empty(run_of):
+def test_groups_without_survey_answers_leave_the_truth_empty(tmp_path):
     nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
-    (row,) = evaluation.score(run_of(federated(nodes, CATALOGUE)), "uniform", answers, metrics=JS_ONLY)
+    (row,) = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
     assert row.survey is None
     assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
-    (row,) = evaluation.score(run_of(federated(nodes, CATALOGUE)), "uniform", answers, metrics=JS_ONLY)
+    (row,) = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
     assert row.survey.avg_as == row.survey.min_as == row.survey.per_group["B"]
     assert np.isnan(row.survey.per_group["A"])
 

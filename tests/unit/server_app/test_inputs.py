@@ -5,13 +5,11 @@ Axis letters: Q questions, K options.
 
 import numpy as np
 import pytest
-from fake_groups import FakeGroups
-from fakes import FakeGrid, catalogue_of
+from fake_groups import FakeGroups, simulated_groups
+from fakes import catalogue_of
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs, ask_votes
 
 CATALOGUE = catalogue_of([3, 2], train=[True, False])
@@ -25,10 +23,7 @@ def voted(**keys):
     """The result of the votes, and the kinds of numbers that were asked for."""
     config = Config.load({"run.min-groups": 1, **keys})
     node = FakeGroups([*MODES], lambda ask, name: {"votes": (MODES if ask.kind == asks.VOTES else SHARES)[name]})
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), config)
-    groups.grid.simulated = True
-    groups.gather((), patience=0.0)
-    groups.send_catalogue(CATALOGUE)
+    groups = simulated_groups(node, config, CATALOGUE)
     return ask_votes(RunInputs(config, None, groups, CATALOGUE)), [ask.kind for ask in node.asked]
 
 

@@ -31,7 +31,6 @@ from server_app import evaluation
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.loaded import LocalModel
 from server_app.policy import base as base_models
-from server_app.policy import tiny
 from server_app.predictor.checkpoint import new_card, save
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -154,18 +153,14 @@ def test_answers_that_do_not_fit_and_a_run_without_a_predictor_are_said(predicti
         appa_flwr.load_run(run).predictor()
 
 
-def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
+def test_a_folder_s_model_answers_as_in_a_run(base):
     catalogue = catalogue_of([2, 3, 4, 2, 5], train=[False] * 5)
-    recipe = tiny.TinyRecipe("dpa", steps=1, batch_size=8, hidden_size=32, num_layers=1, num_heads=2)
-    model, tokenizer = tiny.build(recipe, catalogue.questions)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    config = Config.load({**CHOSEN, "model": str(tmp_path), "ppo.response-length": 12})
+    config = Config.load({**CHOSEN, "model": str(base), "ppo.response-length": 12})
     found = base_models.prepare(config, [])
     all_J = np.arange(5)
     inputs = PolicyInputs(found, [found.prompt_ids(config, question) for question in catalogue.questions], all_J, all_J)
     model, run = base_models.load_model(config, found.source, quantized=False), RunInputs(config, None, None, catalogue)
     expected = evaluation.greedy_answers(run, model, inputs, all_J).texts
-    asked = LocalModel(str(tmp_path))
+    asked = LocalModel(str(base))
     prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
     assert tuple(asked.answers(prompts, answer_tokens=12)) == expected

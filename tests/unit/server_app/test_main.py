@@ -4,17 +4,13 @@ import ast
 import io
 import signal
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
-from types import SimpleNamespace
 
 import httpx
 import pytest
-from fakes import FakeGrid
+from fakes import FakeGrid, raising
 from flwr.app import RecordDict
 from flwr.supercore.run import RunNotRunningException
-from flwr.superlink.grid import HttpGrid
 from whole_loop import run_server
 
 from appa_flwr.config import Config
@@ -57,15 +53,12 @@ def ended(tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", LOST)
 @pytest.mark.parametrize("call", ["get_node_ids", "get_nodes", "push_messages", "pull_messages"])
 def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, ended, monkeypatch):
-    def fail(*given):
-        raise LOST[how]
-
     def phases(grid):
         grid.online()
         grid.get_nodes()
         grid.send(messages.ASK, {1: RecordDict()}, timeout=1.0)
 
-    monkeypatch.setattr(lost := FakeGrid({1: lambda message: None}), call, fail)
+    monkeypatch.setattr(lost := FakeGrid({1: lambda message: None}), call, raising(LOST[how]))
     said = ended(lost, phases, main.SuperLinkLost)
     assert said.startswith("Flower's SuperLink does not answer, or has given this run up (")
     assert f"({type(LOST[how]).__name__}" in said
@@ -73,21 +66,9 @@ def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, e
 
 
 def test_a_model_that_cannot_be_fetched_is_no_lost_superlink(ended):
-    def phases(grid):
-        raise LOST["gone"]
-
-    assert ended(FakeGrid({}), phases, httpx.ConnectError) == "ConnectError: [Errno 111] Connection refused"
-
-
-class NoToken(BaseHTTPRequestHandler):
-    """A SuperLink that has given the run up."""
-
-    def do_POST(self):
-        self.send_response(401)
-        self.end_headers()
-
-    def log_message(self, *given):
-        pass
+    assert (
+        ended(FakeGrid({}), raising(LOST["gone"]), httpx.ConnectError) == "ConnectError: [Errno 111] Connection refused"
+    )
 
 
 @pytest.fixture
@@ -98,17 +79,8 @@ def flower_s_handler():
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_run_that_flower_s_own_grid_ends_by_a_signal_says_so(ended, flower_s_handler):
-    with HTTPServer(("127.0.0.1", 0), NoToken) as superlink:
-        thread = Thread(target=superlink.serve_forever, daemon=True)
-        thread.start()
-        grid = HttpGrid(f"127.0.0.1:{superlink.server_port}", insecure=True, token="t")
-        grid._run = SimpleNamespace(run_id=17)
-        said = ended(grid, lambda overlap: overlap.online(), SystemExit)
-        superlink.shutdown()
-    assert said == main.ENDED
-    assert "SuperLink" in said
-    assert "run.resume=true" in said
+def test_a_run_that_flower_s_process_ends_by_a_signal_says_so(ended, flower_s_handler):
+    assert ended(FakeGrid({}), lambda grid: signal.raise_signal(signal.SIGINT), SystemExit) == main.ENDED
     assert signal.getsignal(signal.SIGINT) is flower_s_handler
 
 

@@ -5,14 +5,12 @@ Axis letters: L sums, Q questions, N answered questions.
 
 import numpy as np
 import pytest
-from fake_groups import FakeGroups
-from fakes import FakeGrid, catalogue_of
+from fake_groups import FakeGroups, simulated_groups
+from fakes import catalogue_of
 
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import SCORES
 from pluralllm.scores import summed
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Groups
 from server_app.predictor_phase import fault, means, scores
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
@@ -39,11 +37,8 @@ BY_GROUP = {
 
 def scored(by_group, **keys):
     node = FakeGroups([*by_group], lambda ask, name: {"scores": by_group[name]})
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load({"run.min-groups": 1, **keys}))
-    groups.grid.simulated = True
-    groups.gather((), patience=0.0)
-    groups.send_catalogue(CATALOGUE)
-    found = scores(groups, CATALOGUE)
+    config = Config.load({"run.min-groups": 1, **keys})
+    found = scores(simulated_groups(node, config, CATALOGUE), CATALOGUE)
     assert [ask.kind for ask in node.asked] == [SCORES]
     return found
 

@@ -1,35 +1,27 @@
 """The catalogue of a run: the features that its config asks for."""
 
-import json
-
 import numpy as np
 import pytest
+from surveys import row, write
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from server_app.questions import build_catalogue
 
 GROUPS = ("North", "South")
-COLUMNS = ("question_id", "question", "options", "group", "distribution")
 YES_NO = ("Yes", "No")
-
-
-def asked(tmp_path, rows):
-    path = tmp_path / "survey.jsonl"
-    path.write_text("".join(json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture
 def survey_file(tmp_path):
     """Forty questions that both groups answered, and three that only a group answered which takes no part."""
     rows = [
-        (f"q{q}", f"Is topic number {q} of any interest to you?", YES_NO, group, [0.4, 0.6])
+        row(f"q{q}", group, [0.4, 0.6], options=YES_NO, question=f"Is topic number {q} of any interest to you?")
         for q in range(40)
         for group in GROUPS
     ]
-    rows += [(f"x{q}", f"What about matter {q}?", YES_NO, "East", [0.9, 0.1]) for q in range(3)]
-    return asked(tmp_path, rows)
+    others = [row(f"x{q}", "East", [0.9, 0.1], options=YES_NO, question=f"What about matter {q}?") for q in range(3)]
+    return write(tmp_path / "survey.jsonl", rows + others)
 
 
 def catalogue_by(survey_file, **changes):
@@ -64,8 +56,8 @@ def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twi
         ("new", "Should the bridge be rebuilt?", YES_NO),
         ("new", "Should the bridge be rebuilt?", YES_NO),
     ]
-    path = tmp_path / "more.jsonl"
-    path.write_text("".join(json.dumps(dict(zip(COLUMNS[:3], row, strict=True))) + "\n" for row in rows))
+    names = ("question_id", "question", "options")
+    path = write(tmp_path / "more.jsonl", [dict(zip(names, values, strict=True)) for values in rows])
     catalogue = catalogue_by(survey_file, **{"data__extra-questions": str(path)})
     assert ids(catalogue, catalogue.unanswered_Q) == ["x0", "x1", "x2", "other options", "as a training one", "new"]
 

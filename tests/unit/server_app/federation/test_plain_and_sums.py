@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from client_node import config_of, home_files, weights
 from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, pinned, simulated
-from small import AS_OWNERS_ASK
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks
@@ -36,8 +35,7 @@ class Parties:
     def __init__(self, folder, how, **changes):
         sums = "plain" if how == ROWS else "secure"
         keys = {"data__num_groups": 4, "run__sums": sums, "run__min_groups": 3, **changes}
-        config, files = home_files(SURVEY, folder, config_of(**keys))
-        self.config = Config.load({**config.flat(), **AS_OWNERS_ASK})
+        self.config, files = home_files(SURVEY, folder, config_of(**keys))
         survey = folder / "all.jsonl"
         if how == SUMS:  # in a simulation, whose nodes read one file with all groups
             store.write(SURVEY, survey)
@@ -100,13 +98,6 @@ def test_rewards_and_fairness_are_the_same(parties):
             assert (result.fell_back, result.missing_groups) == (expected.fell_back, ())
             assert (result.weights, result.history, result.rewards) == ({}, {}, {})
     assert np.ptp([list(result.weights.values()) for _, result in plain]) > 0.01
-
-
-def test_a_group_that_joins_a_resumed_run_has_never_answered(parties):
-    rule = RewardRule(("A", "B"), parties[ROWS].config)
-    state = rule.restored({"history": {"A": 1}, "answered": {"A": True}, "log_weight": {}})
-    assert [values_G.tolist() for values_G in vars(state).values()] == [[1.0, 0.0], [True, False], [0.0, 0.0]]
-    assert [values_G.dtype for values_G in vars(state).values()] == [float, bool, float]
 
 
 def test_scores_are_the_same(parties):

@@ -5,7 +5,7 @@ Axis letters: J rows, T answer tokens.
 
 import pytest
 import torch
-from fakes import answer_rows, tiny_causal_lm
+from fakes import answer_rows, disturb, tiny_causal_lm
 from peft import AutoPeftModelForCausalLM, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -20,20 +20,9 @@ from server_app.policy.models import load_policy
 ROWS = answer_rows()
 
 
-def config_of(targets, **keys):
-    adapted = {"policy.tuning": "lora", "policy.sft-targets": targets, "policy.ppo-targets": targets}
-    return Config.load({**adapted, "ppo.baseline": "value", **keys})
-
-
 def logprobs(model):
     with torch.no_grad():
         return response_logprobs(model, ROWS, temperature=1.0)
-
-
-def learn(parameters):
-    generator = torch.Generator().manual_seed(3)
-    for parameter in parameters:
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
 def as_sampled_and_saved(config, folder):
@@ -44,11 +33,11 @@ def as_sampled_and_saved(config, folder):
     base, start = Base(str(folder / "base"), None, 1, (1,)), folder / "base"
     if lora := config.policy.tuning == "lora":
         taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
-        learn(p for p in taught.parameters() if p.requires_grad)
+        disturb((p for p in taught.parameters() if p.requires_grad), scale=0.05)
         taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
     models = load_policy(config, base, start)
     trained = models.policy_parameters + models.value_parameters
-    learn(trained)
+    disturb(trained, scale=0.05)
     with models.value():
         pass  # the value's adapter was the last one in use
     sampled_JT = logprobs(models.policy)
@@ -73,7 +62,8 @@ def as_sampled_and_saved(config, folder):
 )
 def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, targets, tuning, tmp_path):
     model = tiny_causal_lm(architecture)
-    config = config_of(targets, **{"policy.tuning": tuning})
+    adapted = {"policy.sft-targets": targets, "policy.ppo-targets": targets}
+    config = Config.load({"policy.tuning": tuning, "ppo.baseline": "value", **adapted})
     model.save_pretrained(tmp_path / "base")
     untaught_JT, sampled_JT, saved_JT = as_sampled_and_saved(config, tmp_path)
     torch.testing.assert_close(saved_JT, sampled_JT, rtol=0, atol=1e-4)

@@ -27,40 +27,24 @@ gguf = pytest.importorskip("gguf", reason="needs the package gguf, which the ext
 
 CONFIG = Config.load({**CHOSEN, "model": "smollm2"})
 TEXTS = ("0.25,0.75", "so:\n\n12", "What do you think?\n\n12 of  3 people say: it's so.", "<|eot_id|>ok", "naïve 100%")
-PACKED = "blk.1.ffn_up.weight"
-BLOCKS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def tensors_of(model):
     """The weights by their names in GGUF, query and key rows in llama.cpp's order."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     tensors = {}
     for name, weight in model.named_parameters():  # a tied head is not named a second time
-        module, _, last = name.rpartition(".")
-        if module in OTHERS:
-            tensors[f"{OTHERS[module]}.{last}"] = weight.detach().numpy()
-            continue
-        layer, _, inner = module.removeprefix("model.layers.").partition(".")
-        rows = weight.detach()
-        if BLOCKS[inner] in heads:  # a head's two halves, which rotary embedding pairs, become pairs of neighbours
-            rows = rows.unflatten(0, (heads[BLOCKS[inner]], 2, -1)).transpose(1, 2).flatten(0, 2)
-        tensors[f"blk.{layer}.{BLOCKS[inner]}.{last}"] = rows.numpy()
+        packed, rows = names.get_name(name, [".weight"]), weight.detach()
+        part = packed.split(".")[-2]
+        if part in heads:  # a head's two halves, which rotary embedding pairs, become pairs of neighbours
+            rows = rows.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).flatten(0, 2)
+        tensors[packed] = rows.numpy()
     return tensors
 
 
 def write(path, folder):
-    """Write the model in the folder, `PACKED` in blocks of four bits, as the package's file has its layers."""
+    """Write the model in the folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config, tokenizer = model.config, AutoTokenizer.from_pretrained(folder)
     bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -88,9 +72,7 @@ def write(path, folder):
     writer.add_add_bos_token(True)
     writer.add_chat_template(tokenizer.chat_template)
     for name, weight in tensors_of(model).items():
-        kind = gguf.GGMLQuantizationType.Q4_1 if name == PACKED else None
-        data = weight if kind is None else gguf.quants.quantize(weight, kind)
-        writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
+        writer.add_tensor(name, np.ascontiguousarray(weight))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,12 +83,6 @@ def write(path, folder):
 def original(tmp_path, monkeypatch):
     """The folder; the package has been made of it."""
     folder = families.save("llama", tmp_path / "original", QUESTIONS)
-    # Numbers that blocks of 32 hold exactly: -1.5 + 0.25 q with q in 0..15, the least and the greatest in every block.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    up = model.model.layers[1].mlp.up_proj.weight.data
-    up.copy_(-1.5 + 0.25 * torch.randint(0, 16, up.shape, generator=torch.Generator().manual_seed(0)))
-    up[:, ::32], up[:, 1::32] = -1.5, 2.25
-    model.save_pretrained(folder)
     package = tmp_path / "site" / unpacking.SMOLLM2_PACKAGE
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('needs a chat tool')")

@@ -1,7 +1,6 @@
 """Log-probabilities and values of response tokens: by hand, by block, and by a prefix that may change nothing.
 
-Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, S scored tokens, L tokens of a row in
-one pass, V vocabulary.
+Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, L tokens of a row in one pass.
 """
 
 import pytest
@@ -12,14 +11,16 @@ from fakes import (
     PROMPTS,
     VOCABULARY,
     answer_rows,
+    disturb,
     joined,
     ppo_models,
+    raising,
     scoring,
     tiny_causal_lm,
 )
 
 from server_app.policy import logprobs
-from server_app.policy.logprobs import computing_only, response_logprobs, response_values, shared_prefix
+from server_app.policy.logprobs import Budget, computing_only, response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
 from server_app.policy.sequences import MIN_TOKENS, Sequences, common_length
 
@@ -37,11 +38,10 @@ BATCHES = [
 
 def build(tuning, architecture):
     models = ppo_models(tuning, tiny_causal_lm(architecture).double())
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in models.policy_parameters + models.value_parameters:
-            # double throughout: heads and adapters would be float32 by themselves
-            parameter.data = parameter.double() + 0.1 * torch.randn(parameter.shape, generator=generator)
+    trained = models.policy_parameters + models.value_parameters
+    for parameter in trained:
+        parameter.data = parameter.double()  # heads and adapters would be float32 by themselves
+    disturb(trained)
     return models
 
 
@@ -131,6 +131,13 @@ def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
 )
 def test_common_length_by_hand(prompts, expected):
     assert common_length(prompts) == common_length(prompts[::-1]) == expected
+
+
+def test_memory_that_holds_no_pass_at_all_ends_the_run():
+    budget = Budget("tokens", 1000)
+    with pytest.raises(torch.OutOfMemoryError):
+        budget.run(raising(torch.OutOfMemoryError("CUDA out of memory")))
+    assert 64 <= budget.size < 128  # fewer were not tried
 
 
 def test_keys_and_values_that_training_drops_are_an_error():

@@ -4,11 +4,10 @@ Axis letters: J rollouts, T response tokens, V vocabulary.
 """
 
 import copy
-import functools
 
 import pytest
 import torch
-from fakes import PREFIX, answer_rows, ppo_models, save_adapter, scoring, tiny_causal_lm
+from fakes import PREFIX, answer_rows, disturb, ppo_models, save_adapter, scoring, tiny_causal_lm
 from peft import PeftModel
 
 from appa_flwr.config import Config
@@ -47,14 +46,6 @@ def case(request, tmp_path):
     if tuning == "stacked":
         untouched = PeftModel.from_pretrained(untouched, save_adapter(model, tmp_path)).eval().get_base_model()
     return ppo_models(tuning, model), untouched
-
-
-def disturb(parameters, seed=2):
-    """Move every weight: LoRA's B and the value head begin at zero, and a zero passes no gradient on."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
 def base_logprobs(untouched, sequences):
@@ -110,30 +101,9 @@ def test_each_loss_reaches_all_of_its_own_parameters_and_none_of_the_other(case,
     together = gradients(passes[0][1]) + gradients(passes[1][1])
     for expected, gradient in zip(alone, together, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case, sequences):
-    models, _ = case
-    trained = models.policy_parameters + models.value_parameters
-    disturb(trained)
-    before_JT = found("policy", models, sequences)
-
-    passes = [functools.partial(found, which, models, sequences) for which in ("value", "reference", "policy")]
-    for first in passes:
-        for second in passes:
-            first()
-            second()
-            assert all(p.requires_grad for p in trained)
-    for which in ("value", "reference"):
-        with pytest.raises(AttributeError), scoring(models, which, sequences.prefix_C, temperature=1.0) as score:
-            score(None)
-        assert all(p.requires_grad for p in trained)
-        assert torch.equal(found("policy", models, sequences), before_JT)
     if isinstance(models, LoraModels):
-        mine = {id(p) for p in trained}
-        frozen = [p for p in models.policy.parameters() if id(p) not in mine]
-        assert frozen
-        assert not any(p.requires_grad for p in frozen)
+        mine = {id(p) for p in own + other}
+        assert not any(p.requires_grad for p in models.policy.parameters() if id(p) not in mine)
 
 
 @pytest.mark.parametrize("tuning", ["lora", "stacked"])

@@ -5,6 +5,7 @@ Axis letters: J rollouts, T response tokens.
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fakes import PREFIX, PROMPTS, scoring, tiny_causal_lm
@@ -38,12 +39,12 @@ BATCH = PROMPTS * 3
 LONG_BATCH = [PREFIX + prompt for prompt in BATCH]
 
 
-def make(tuning="full", **changes):
+def make(tuning="full", dtype=torch.float64, **changes):
     # Double precision, and an Adam that does not turn a vanishing gradient's rounding error into a whole step.
     num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
     assert changes.keys() <= PPOSection.model_fields.keys()
     settings = SETTINGS.model_copy(update=changes)
-    model = tiny_causal_lm().double()
+    model = tiny_causal_lm().to(dtype)
     if tuning == "full":
         models = FullModels(model, value=settings.baseline == "value")
     else:
@@ -111,18 +112,6 @@ def test_a_pass_that_memory_does_not_hold_is_done_with_half_the_tokens(scoring, 
     assert "passes have 64 tokens" in caplog.text
 
 
-def test_memory_that_holds_no_pass_at_all_ends_the_run(monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    engine = make("lora")
-    rollout = engine.rollout(BATCH)
-    monkeypatch.setattr(engine_module, "response_logprobs", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        engine.reference_pass(rollout.sequences)
-    assert 64 <= engine._budget.size < 128  # fewer were not tried
-
-
 @pytest.mark.parametrize(("score", "weight"), [(math.nan, 0.0), (0.0, math.inf)], ids=["loss", "weights"])
 def test_the_iteration_that_makes_a_loss_or_the_policy_infinite_ends_the_run(score, weight, monkeypatch):
     engine = make("lora", epochs=1, num_mini_batches=1)
@@ -150,16 +139,8 @@ def test_answers_to_one_question_share_its_prompt():
     assert tokens[3][1] < 0.8 * tokens[1][1]
 
 
-def in_bfloat16(**settings):
-    torch.manual_seed(4)
-    model = tiny_causal_lm().to(torch.bfloat16)
-    models = LoraModels(model, rank=2, targets=["q_proj", "v_proj"])
-    settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
-    return PPOEngine(models, settings, num_iterations=10, stop_ids=STOPS, seed=7)
-
-
 def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_kept():
-    engine = in_bfloat16()
+    engine = make("lora", torch.bfloat16, num_mini_batches=1, epochs=1)
     rollout = engine.rollout(LONG_BATCH)
     reference = engine.reference_pass(rollout.sequences)
     with torch.no_grad(), scoring(engine.models, "policy", rollout.sequences.prefix_C, temperature=0.9) as score:
@@ -174,7 +155,8 @@ def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_k
 
 def test_with_the_question_s_other_answers_for_a_baseline_no_value_is_learned(monkeypatch):
     score_J = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.2, 0.4, 0.9])
-    engine = make("lora", baseline="question", answers_per_question=3, kl_coefficient=0.0)
+    keys = {"num_mini_batches": 1, "epochs": 1, "answers_per_question": 3, "kl_coefficient": 0.0}
+    engine = make("lora", baseline="question", **keys)
     seen, loss = [], engine_module.losses.policy_loss
 
     def spy(logprob_JT, old_JT, advantage_JT, importance_JT, mask_JT, **rest):
@@ -187,19 +169,15 @@ def test_with_the_question_s_other_answers_for_a_baseline_no_value_is_learned(mo
     stats = engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
     assert stats["value_loss"] == 0
     assert engine.state()["value"] == []
-    # 1 - 0, 0 - .5, 0 - .5; equal answers tell nothing; .2 - .65, .4 - .55, .9 - .3: all tokens of an answer alike
-    assert all(len(set(row)) == 1 for row in seen)
-    signs = sorted({round(math.copysign(1, row[0]) if abs(row[0]) > 1e-6 else 0.0) for row in seen})
-    assert signs == [-1, 0, 1]
-    assert sum(abs(row[0]) < 1e-6 for row in seen) == 3 * SETTINGS.epochs
-    positive = sorted({round(row[0], 6) for row in seen if row[0] > 1e-6})
-    # .6 and 1, over the square root of (1 + .25 + .25 + .45^2 + .15^2 + .6^2) / 8
-    assert positive == pytest.approx([1.1753, 1.9588], abs=1e-3)
+    assert all(len(set(row)) == 1 for row in seen)  # all tokens of an answer alike
+    # 1 - 0, 0 - .5, 0 - .5; equal answers tell nothing; .2 - .65, .4 - .55, .9 - .3
+    less_J = np.array([1.0, -0.5, -0.5, 0.0, 0.0, 0.0, -0.45, -0.15, 0.6])
+    assert sorted(row[0] for row in seen) == pytest.approx(sorted(less_J / np.sqrt((less_J**2).sum() / 8)), abs=1e-3)
 
 
 def test_what_the_sampler_rarely_draws_counts_at_most_twice():
     """Tokens with half the sampler's probability count half, and beyond twice it twice."""
-    engine = in_bfloat16()
+    engine = make("lora", torch.bfloat16, num_mini_batches=1, epochs=1)
     rollout = engine.rollout(LONG_BATCH)
     reference = engine.reference_pass(rollout.sequences)
     for shift, weight in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0), (8.0, 2.0)):

@@ -3,18 +3,9 @@
 Axis letters: J rollouts, P prompt tokens, T response tokens.
 """
 
-import logging
-
 import pytest
 import torch
-from fakes import (
-    ARCHITECTURES,
-    PAD_ID,
-    PREFIX,
-    PROMPTS,
-    ROUNDING,
-    tiny_causal_lm,
-)
+from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, ROUNDING, tiny_causal_lm
 from transformers import GenerationConfig
 
 from appa_flwr.core.errors import UserError
@@ -181,7 +172,6 @@ def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypa
         return real(head, hidden_AH)
 
     monkeypatch.setattr(sampling, "logits", full)
-    caplog.set_level(logging.WARNING, "appa.server")
     greedy = draw(model, LONG_PROMPTS, temperature=0.0)
     assert "passes have 2 answers" in caplog.text
     assert torch.equal(greedy.sequences.response_JT, whole.sequences.response_JT)

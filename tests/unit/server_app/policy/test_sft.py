@@ -8,6 +8,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from fakes import raising
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -187,14 +188,7 @@ def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, m
     monkeypatch.setattr(sft, "MAX_PASS", 2)
     keys = {"policy.tuning": "lora", "sft.batch-size": 4, "sft.steps": 1}
     expected, _ = tune(anew=True, **keys, **{"ppo.micro-batch-tokens": 64})
-    real, calls = sft.response_logprobs, []
-
-    def full(*given, **named):
-        calls.append(1)
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(*given, **named)
-
+    full = raising(torch.OutOfMemoryError("CUDA out of memory"), sft.response_logprobs)
     monkeypatch.setattr(sft, "response_logprobs", full)
     found, _ = tune(**keys, **{"ppo.micro-batch-tokens": 128})
     assert "passes have 64 tokens" in caplog.text

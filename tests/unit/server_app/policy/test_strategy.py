@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fake_groups import GROUPS, federated, scoring_node
-from fakes import catalogue_of, random_tables
+from fakes import catalogue_of, random_tables, silent
 from in_process import flower_task
 from small import VALUE_MODEL, keys_of
 
@@ -71,8 +71,8 @@ def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(*, nodes=None, done=0, min_groups=2, order=None, **keys):
-    groups = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
+def build(*, done=0, order=None, **keys):
+    groups = federated(scoring_nodes(), CATALOGUE, min_groups=2)
     config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
     strategy = AppaStrategy(
@@ -103,22 +103,7 @@ def asked(strategy, groups):
     return groups.grid._grid.pushed[before:]
 
 
-def silent_after_joining(node, *, from_request):
-    """The node, which stops answering score requests with the given one (counted from 0)."""
-    seen = []
-
-    def answer(message):
-        if message.metadata.message_type == messages.ASK:
-            seen.append(message)
-            if len(seen) > from_request:
-                return None
-        return node(message)
-
-    answer.names = node.names
-    return answer
-
-
-def alignment_rewards(names=GROUPS):
+def alignment_rewards():
     """The groups' rewards for TEXTS, answer by answer, by the reward and the parser alone."""
 
     def reward(text, question, table_QK):
@@ -126,13 +111,7 @@ def alignment_rewards(names=GROUPS):
         prediction = formats.parse("dpa", text, size).prediction
         return 0.0 if prediction is None else float(js(prediction, table_QK[question, :size], [True] * size))
 
-    return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in names])
-
-
-def request_of(message):
-    ask, _ = messages.unpack_ask(message.content)
-    assert ask.kind == asks.REWARDS
-    return asks.ScoreRequest.of(ask)
+    return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in GROUPS])
 
 
 def test_the_groups_are_asked_what_the_policy_wrote():
@@ -140,7 +119,9 @@ def test_the_groups_are_asked_what_the_policy_wrote():
     sent = asked(strategy, groups)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
     assert [m.metadata.dst_node_id for m in sent] == [0, 1, 2]
-    request = request_of(sent[0])
+    ask, _ = messages.unpack_ask(sent[0].content)
+    request = asks.ScoreRequest.of(ask)
+    assert ask.kind == asks.REWARDS
     assert request.question_J.tolist() == QUESTIONS
     np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
     assert np.isnan(request.prediction_JK[[2, 4]]).all()
@@ -163,67 +144,40 @@ def test_values_are_computed_while_the_groups_score():
     assert all(seconds >= 0 for seconds in lines[0].seconds.values())
 
 
-def test_the_line_tells_the_iteration():
-    strategy, groups, _, lines = build()
-    run(strategy, groups, 3)
-    assert [line.iteration for line in lines] == [1, 2, 3]
-    last = lines[-1]
-    assert (last.num_iterations, last.missing_groups) == (3, ())
+def test_line_and_scores_are_the_rule_s():
+    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
+    run(strategy, groups, 2)
+    first, last = lines
+    assert [(line.iteration, line.num_iterations, line.missing_groups) for line in lines] == [(1, 3, ()), (2, 3, ())]
     assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
-    for name, value in LEARNED.items():
-        assert getattr(last, name) == value
+    assert {name: getattr(last, name) for name in LEARNED} == LEARNED
     reward_GJ = alignment_rewards()
     assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
     assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
     # three whole answers, nothing, and for "0.50,0.50" to three options: in range and summing to one, but incomplete
-    assert last.format_score == pytest.approx((1 + 1 + 0 + 1 + 2 / 3) / 5)
-
-
-def test_weights_history_and_scores_are_the_rule_s():
-    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
-    run(strategy, groups, 2)
-    reward_GJ = alignment_rewards()
-    # .85 r + .15 s for the answers that could be read, 0 for the others
     format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
+    assert last.format_score == pytest.approx(format_J.mean())
+    # .85 r + .15 s for the answers that could be read, 0 for the others
     training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
-    assert list(lines[0].weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
+    assert list(first.weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
     history_G = 0.2 * reward_GJ.mean(1)
-    assert list(lines[0].history.values()) == pytest.approx(history_G.tolist())
+    assert list(first.history.values()) == pytest.approx(history_G.tolist())
     raw_G = np.exp((1 - history_G) / 0.1)
     alpha_G = raw_G / raw_G.sum()
-    assert list(lines[1].weights.values()) == pytest.approx(alpha_G.tolist())
+    assert list(last.weights.values()) == pytest.approx(alpha_G.tolist())
     expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
     np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
-    assert lines[1].reward == pytest.approx(expected_J.mean())
-    assert lines[1].fell_back is False
-    assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
-
-
-def test_a_missing_group_is_null_and_keeps_its_history():
-    nodes = scoring_nodes()
-    nodes[1] = silent_after_joining(nodes[1], from_request=1)
-    strategy, groups, engine, lines = build(rule="average", baseline_rules="", nodes=nodes)
-    run(strategy, groups, 2)
-    first, second = lines
-    assert first.missing_groups == ()
-    assert first.fell_back is None  # a rule without a threshold
-    assert second.missing_groups == ("B",)
-    assert second.rewards["B"] is None
-    assert second.weights == {"A": 0.5, "B": 0.0, "C": 0.5}
-    assert second.history["B"] == first.history["B"]
-    reward_GJ = alignment_rewards(("A", "C"))
-    assert second.fairness_index == pytest.approx(fairness_index(reward_GJ))
-    np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
+    assert (last.reward, last.fell_back) == (pytest.approx(expected_J.mean()), False)
+    assert list(last.history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
 
 
 def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     monkeypatch.setattr(grid, "LATE_TTL", 0.0)
-    nodes = scoring_nodes()
-    for node in (1, 2):
-        nodes[node] = silent_after_joining(nodes[node], from_request=1)
-    strategy, groups, engine, lines = build(nodes=nodes, min_groups=2)
+    strategy, groups, engine, lines = build()
+    run(strategy, groups, 1)
+    groups.grid._grid.nodes.update({1: silent, 2: silent})
     with pytest.raises(TooFew):
-        run(strategy, groups, 3)
+        run(strategy, groups, 2)
     assert len(engine.scores) == len(lines) == 1  # the first iteration's
     # the groups come back: it goes on from the state after the first iteration
     groups.grid._grid.nodes.update(scoring_nodes())

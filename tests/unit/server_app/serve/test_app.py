@@ -84,7 +84,8 @@ def test_without_the_token_there_is_nothing(client, served, headers, caplog):
     assert TOKEN not in "".join(r.getMessage() for r in caplog.records if r.name.startswith(("appa", "uvicorn")))
 
 
-def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
+@pytest.mark.anyio
+async def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
     application = app.web_app(served.rounds, None, TOKEN)
     sent = json.dumps(body(size=4)).encode()
     headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"content-type", b"application/json")]
@@ -97,10 +98,7 @@ def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
     async def send(message):
         answered.append(message)
 
-    async def leave():
-        await application(scope, receive, send)
-        await asyncio.sleep(0)
-
-    asyncio.run(leave())
+    await application(scope, receive, send)
+    await asyncio.sleep(0)
     assert answered[0]["status"] == 499
     assert served.rounds._open == {}

@@ -12,13 +12,14 @@ from appa_flwr.run.run_files import SERVED
 from server_app import run_folder
 from server_app.serve import rounds
 
+pytestmark = pytest.mark.anyio
 ONE, OTHER = ("1/0", "Q0", TWO[0]), ("1/0", "Q0", "0.10,0.90")
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("average", MEAN_OF_TWO), ("min", LEAST_OF_TWO)])
-def test_a_whole_round_is_one_message_and_one_line(tmp_path, rule, expected):
+async def test_a_whole_round_is_one_message_and_one_line(tmp_path, rule, expected):
     served = Served(tmp_path, rule)
-    assert asyncio.run(served.score(*two(), number=1)) == pytest.approx(expected)
+    assert await served.score(*two(), number=1) == pytest.approx(expected)
     (line,) = served.lines()
     # FI of Q0: CoV of (0.9, 0.7) is 1/8, so 64/65; of Q1 (0.6, 0.9) 0.15/0.75 = 1/5, so 25/26
     assert line.fairness_index == pytest.approx((64 / 65 + 25 / 26) / 2)
@@ -27,200 +28,154 @@ def test_a_whole_round_is_one_message_and_one_line(tmp_path, rule, expected):
     assert len(served.groups.requests) == 1
 
 
-def test_what_has_no_round_is_gathered_into_one(served, monkeypatch):
+async def test_what_has_no_round_is_gathered_into_one(served, monkeypatch):
     monkeypatch.setattr(rounds, "GATHER_SECONDS", 60.0)
     monkeypatch.setattr(rounds, "GATHER_SIZE", 100)
-
-    async def ask():
-        answers = [(f"s{n}", f"Q{n % 2}", TWO[n % 2]) for n in range(200)]
-        calls = [asyncio.create_task(served.score(answer)) for answer in answers[:100]]
-        first = await asyncio.gather(*calls)  # full, and so no 60 seconds
-        monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
-        return first, await served.score(*answers[100:103])
-
-    first, rest = asyncio.run(ask())
+    answers = [(f"s{n}", f"Q{n % 2}", TWO[n % 2]) for n in range(103)]
+    first = await asyncio.gather(*map(served.score, answers[:100]))  # full, and so no 60 seconds
     assert [reward for (reward,) in first] == pytest.approx(MEAN_OF_TWO * 50)
-    assert len(rest) == 3
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
+    assert len(await served.score(*answers[100:])) == 3
     assert [(line.round, line.size) for line in served.lines()] == [(1, 100), (2, 3)]
     assert served.lines()[0].history == pytest.approx(dict(zip("AB", HISTORY, strict=True)))
 
 
 @pytest.mark.parametrize("number", [None, 1])
-def test_an_id_is_scored_once_and_stands_for_one_text(served, number):
+async def test_an_id_is_scored_once_and_stands_for_one_text(served, number):
     served.groups.gate.clear()
-
-    async def ask():
-        calls = [asyncio.create_task(served.score(ONE, number=number)) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        calls[0].cancel()
-        waits = await refused(served.score(OTHER, number=number))
-        served.groups.gate.set()
-        found = [*await asyncio.gather(*calls[1:]), await served.score(ONE, number=number)]
-        return found, [waits.status_code, (await refused(served.score(OTHER, number=number))).status_code]
-
-    found, statuses = asyncio.run(ask())
+    calls = [asyncio.create_task(served.score(ONE, number=number)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    calls[0].cancel()
+    assert (await refused(served.score(OTHER, number=number))).status_code == 409
+    served.groups.gate.set()
+    found = [*await asyncio.gather(*calls[1:]), await served.score(ONE, number=number)]
     assert found == [pytest.approx(MEAN_OF_TWO[:1])] * 3
-    assert statuses == [409, 409]
+    assert (await refused(served.score(OTHER, number=number))).status_code == 409
     assert len(served.groups.requests) == len(served.lines()) == 1
 
 
-def test_what_cannot_be_of_a_round_is_refused_at_once_and_the_round_goes_on(served):
-    async def ask():
-        waits = asyncio.create_task(served.score(*two()[:1], number=1, size=2))
-        await asyncio.sleep(0)
-        found = {
-            "unknown question": await refused(served.score(("x", "Q7", "?"), number=1, size=2)),
-            "more than announced": await refused(served.score(("x", "Q0", "?"), ("y", "Q0", "?"), number=1, size=2)),
-            "another size": await refused(served.score(*two()[1:], number=1, size=5)),
-            "another round": await refused(served.score(("x", "Q0", "?"), number=2)),
-            "another trainer": await refused(served.score(OTHER, number=1, size=2)),
-        }
-        return found, [*await served.score(*two()[1:], number=1, size=2), *await waits]
-
-    found, given = asyncio.run(ask())
-    assert [one.status_code for one in found.values()] == [422, 409, 409, 409, 409]
-    assert "'Q7'" in found["unknown question"].detail
+async def test_what_cannot_be_of_a_round_is_refused_at_once_and_the_round_goes_on(served):
+    waits = asyncio.create_task(served.score(*two()[:1], number=1, size=2))
+    await asyncio.sleep(0)
+    for status, answers, keys in (
+        (422, [("x", "Q7", "?")], {"number": 1, "size": 2}),  # of an unknown question
+        (409, [("x", "Q0", "?"), ("y", "Q0", "?")], {"number": 1, "size": 2}),  # more than announced
+        (409, two()[1:], {"number": 1, "size": 5}),
+        (409, [("x", "Q0", "?")], {"number": 2}),
+        (409, [OTHER], {"number": 1, "size": 2}),  # of another trainer
+    ):
+        assert (await refused(served.score(*answers, **keys))).status_code == status
+    given = [*await served.score(*two()[1:], number=1, size=2), *await waits]
     assert sorted(given) == pytest.approx(sorted(MEAN_OF_TWO))
 
 
-def test_a_trainer_that_goes_away_before_its_round_is_whole_leaves_nothing(served):
-    async def ask():
-        gone = asyncio.create_task(served.score(OTHER, number=1, size=2))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        second = asyncio.create_task(served.score(*two()[1:], number=1, size=2))
-        await asyncio.sleep(0.05)
-        return [*await served.score(*two()[:1], number=1, size=2), *await second]
-
-    assert asyncio.run(ask()) == pytest.approx(MEAN_OF_TWO)
+async def test_a_trainer_that_goes_away_before_its_round_is_whole_leaves_nothing(served):
+    gone = asyncio.create_task(served.score(OTHER, number=1, size=2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    second = asyncio.create_task(served.score(*two()[1:], number=1, size=2))
+    await asyncio.sleep(0.05)
+    assert [*await served.score(*two()[:1], number=1, size=2), *await second] == pytest.approx(MEAN_OF_TWO)
     assert len(served.groups.requests) == 1
 
 
-def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
-    async def ask():
-        for number in (1, 2, 3):
-            await served.score(*two(number), number=number)
-        three = served.history()
-        behind = await refused(served.score(*two(2, TWO[::-1]), number=2))
-        await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)
-        again = await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)  # its retry
-        await served.score(*two(3, ["0.50,0.50"] * 2), number=3)
-        return three, behind, again
-
-    three, behind, again = asyncio.run(ask())
+async def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
+    for number in (1, 2, 3):
+        await served.score(*two(number), number=number)
     # h after n rounds of the same rewards is (1 - 0.8^n) times these
-    assert three == pytest.approx([(1 - 0.8**3) * 0.75, (1 - 0.8**3) * 0.8])
-    assert behind.status_code == 409
+    assert served.history() == pytest.approx([(1 - 0.8**3) * 0.75, (1 - 0.8**3) * 0.8])
+    assert (await refused(served.score(*two(2, TWO[::-1]), number=2))).status_code == 409
+    for _ in range(2):  # its retry too
+        assert len(await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)) == 2
+    await served.score(*two(3, ["0.50,0.50"] * 2), number=3)
     assert len(served.groups.requests) == 5
-    assert len(again) == 2
     # "0.50,0.50": A has 0.9 and 1.0, B 0.9 and 0.7, so the means are 0.95 and 0.8
     later = 1 - 0.8**2
     expected = [0.8**2 * 0.2 * 0.75 + later * 0.95, 0.8**2 * 0.2 * 0.8 + later * 0.8]
     assert served.history() == pytest.approx(expected)
     assert [line.round for line in served.lines()] == [1, 2, 3]
     served.open()
-    asyncio.run(served.score(*two(4), number=4))
+    await served.score(*two(4), number=4)
     assert served.history() == pytest.approx([0.8 * expected[0] + 0.2 * 0.75, 0.8 * expected[1] + 0.2 * 0.8])
 
 
-def test_equal_answers_to_an_older_round_take_the_state_back_too(served):
-    async def ask():
-        for number in (1, 2):
-            await served.score(*two(number), number=number)
-        return await served.score(*two(1), number=1, resumed=True)
-
-    assert asyncio.run(ask()) == pytest.approx(MEAN_OF_TWO)
+async def test_equal_answers_to_an_older_round_take_the_state_back_too(served):
+    for number in (1, 2):
+        await served.score(*two(number), number=number)
+    assert await served.score(*two(1), number=1, resumed=True) == pytest.approx(MEAN_OF_TWO)
     assert served.history() == pytest.approx(HISTORY)
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_trainer_that_begins_anew_takes_the_place_of_one_that_hangs(served, asked):
+async def test_a_trainer_that_begins_anew_takes_the_place_of_one_that_hangs(served, asked):
     served.groups.gate.clear()
-
-    async def ask():
-        hangs = asyncio.create_task(served.score(OTHER, number=1, size=1 if asked else 2))
-        await asyncio.sleep(0.05)
-        if asked:  # the groups are at it, so the new one has to come again
-            assert (await refused(served.score(*two(), number=1, resumed=True))).status_code == 503
-            served.groups.gate.set()
-            await hangs
+    hangs = asyncio.create_task(served.score(OTHER, number=1, size=1 if asked else 2))
+    await asyncio.sleep(0.05)
+    if asked:  # the groups are at it, so the new one has to come again
+        assert (await refused(served.score(*two(), number=1, resumed=True))).status_code == 503
         served.groups.gate.set()
-        calls = [served.score(answer, number=1, size=2, resumed=True) for answer in two()]
-        return await asyncio.gather(*calls), (await asyncio.gather(hangs, return_exceptions=True))[0]
-
-    new, old = asyncio.run(ask())
+        await hangs
+    served.groups.gate.set()
+    new = await asyncio.gather(*(served.score(answer, number=1, size=2, resumed=True) for answer in two()))
     assert [reward for (reward,) in new] == pytest.approx(MEAN_OF_TWO)
     assert served.history() == pytest.approx(HISTORY)
-    assert asked or old.status_code == 409
+    assert asked or (await refused(hangs)).status_code == 409
     served.open()  # the line of the round that was given up stands before that of the new one
-    assert asyncio.run(served.score(*two(), number=1)) == pytest.approx(MEAN_OF_TWO)
+    assert await served.score(*two(), number=1) == pytest.approx(MEAN_OF_TWO)
     assert [line.size for line in served.lines()] == [2]
 
 
-def test_held_out_questions_are_scored_and_leave_no_trace(served):
-    async def ask():
-        await served.score(*two(), number=1)
-        # "0.20,0.30,0.50" is A's own distribution of Q2. From B's (.5, .3, .2) it differs by .3 and .3 in the
-        # cumulative shares, so 1 - 0.6 / 2 = 0.7. The mean of 1 and 0.85 * 0.7 + 0.15 = 0.745 is 0.8725.
-        found = await served.score(("h", "Q2", "0.20,0.30,0.50"), number=2)
-        await served.score(*two(3), number=3)
-        return found
-
-    assert asyncio.run(ask()) == pytest.approx([0.8725])
+async def test_held_out_questions_are_scored_and_leave_no_trace(served):
+    await served.score(*two(), number=1)
+    # "0.20,0.30,0.50" is A's own distribution of Q2. From B's (.5, .3, .2) it differs by .3 and .3 in the cumulative
+    # shares, so 1 - 0.6 / 2 = 0.7. The mean of 1 and 0.85 * 0.7 + 0.15 = 0.745 is 0.8725.
+    assert await served.score(("h", "Q2", "0.20,0.30,0.50"), number=2) == pytest.approx([0.8725])
+    await served.score(*two(3), number=3)
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, (1 - 0.8**2) * 0.8])
 
 
-def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
-    async def ask():
-        served.groups.silent = {"A", "B"}
-        failed = [await refused(served.score(*two(), number=number)) for number in (1, None)]
-        served.groups.silent = set()
-        await served.score(*two(), number=1)
-        served.groups.silent = {"B"}
-        return failed, await served.score(*two(2), number=2)
-
-    failed, alone = asyncio.run(ask())
-    assert [one.status_code for one in failed] == [503, 503]
-    assert all(int(one.headers["Retry-After"]) > 0 for one in failed)
-    assert alone == pytest.approx([0.915, 0.66])
+async def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
+    served.groups.silent = {"A", "B"}
+    for number in (1, None):
+        failed = await refused(served.score(*two(), number=number))
+        assert failed.status_code == 503
+        assert int(failed.headers["Retry-After"]) > 0
+    served.groups.silent = set()
+    await served.score(*two(), number=1)
+    served.groups.silent = {"B"}
+    assert await served.score(*two(2), number=2) == pytest.approx([0.915, 0.66])
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, HISTORY[1]])
-    assert served.lines()[-1].missing_groups == ("B",)
+    last = served.lines()[-1]
+    assert (last.missing_groups, last.rewards["B"], last.weights) == (("B",), None, {"A": 1.0, "B": 0.0})
     assert served.rounds.failed is None
 
 
-def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch):
+async def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch):
     monkeypatch.setattr(rounds, "MOST_WAITING", 3)
-
-    async def ask():
-        found = [await refused(served.score(*((f"s{n}", "Q0", TWO[0]) for n in range(4)), number=n)) for n in (None, 1)]
-        await asyncio.sleep(0.1)
-        return found, await served.score(*two(), number=1)
-
-    found, after = asyncio.run(ask())
-    assert [one.status_code for one in found] == [429, 429]
-    assert int(found[0].headers["Retry-After"]) > 0
-    assert after == pytest.approx(MEAN_OF_TWO)
+    for number in (None, 1):
+        found = await refused(served.score(*((f"s{n}", "Q0", TWO[0]) for n in range(4)), number=number))
+        assert found.status_code == 429
+        assert int(found.headers["Retry-After"]) > 0
+    await asyncio.sleep(0.1)
+    assert await served.score(*two(), number=1) == pytest.approx(MEAN_OF_TWO)
     assert [request.question_J.size for request in served.groups.requests] == [2]
 
 
-def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(served):
-    async def ask():
-        await served.score(ONE)
-        served.groups.gate.clear()
-        other = asyncio.create_task(served.score(("o", "Q1", TWO[1])))
-        await asyncio.sleep(0.1)  # the groups are asked, and the first answer is long delivered
-        twins = [asyncio.create_task(served.score((name, "Q0", TWO[0]))) for name in "ab"]
-        await asyncio.sleep(0.05)
-        served.groups.gate.set()
-        await asyncio.gather(other, *twins)
-
-    asyncio.run(ask())
+async def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(served):
+    await served.score(ONE)
+    served.groups.gate.clear()
+    other = asyncio.create_task(served.score(("o", "Q1", TWO[1])))
+    await asyncio.sleep(0.1)  # the groups are asked, and the first answer is long delivered
+    twins = [asyncio.create_task(served.score((name, "Q0", TWO[0]))) for name in "ab"]
+    await asyncio.sleep(0.05)
+    served.groups.gate.set()
+    await asyncio.gather(other, *twins)
     assert sum(line.size for line in served.lines()) == 4
 
 
-def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(served, monkeypatch):
-    given = asyncio.run(served.score(*two(), number=1))
+async def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(served, monkeypatch):
+    given = await served.score(*two(), number=1)
     path = served.folder / SERVED.name
     (line,) = path.read_text().splitlines()
     assert [answer["reward"] for answer in json.loads(line)["answers"]] == given  # each bit
@@ -230,9 +185,9 @@ def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(
     assert len(served.lines()) == 1
     assert path.read_bytes() == before  # a report does not write
     served.open()
-    assert asyncio.run(served.score(*two(), number=1)) == given
+    assert await served.score(*two(), number=1) == given
     assert len(served.groups.requests) == 1
-    asyncio.run(served.score(*two(2), number=2))
+    await served.score(*two(2), number=2)
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, (1 - 0.8**2) * 0.8])
 
     def full(file):
@@ -242,35 +197,32 @@ def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(
 
     with monkeypatch.context() as disk:
         disk.setattr(run_folder, "sync", full)
-        assert asyncio.run(refused(served.score(*two(3), number=3))).status_code == 503
-    asyncio.run(served.score(*two(3), number=3))
+        assert (await refused(served.score(*two(3), number=3))).status_code == 503
+    await served.score(*two(3), number=3)
     assert [line.round for line in served.lines()] == [1, 2, 3]
 
 
-def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):
-    asyncio.run(served.score(*two(), number=1))
+async def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):
+    await served.score(*two(), number=1)
     monkeypatch.setitem(TABLES, "C", TABLES["A"])
     monkeypatch.setattr(Groups, "names", ("A", "B", "C"))
     served.open()
-    asyncio.run(served.score(*two(2), number=2))
+    await served.score(*two(2), number=2)
     assert served.history()[2] == pytest.approx(0.8 * np.mean(HISTORY) + 0.2 * 0.75)
 
 
-def test_the_end_refuses_who_waits_and_leaves_the_event_loop_free(served):
+async def test_the_end_refuses_who_waits_and_leaves_the_event_loop_free(served):
     served.groups.gate.clear()
-
-    async def ask():
-        scored = asyncio.create_task(served.score(*two(), number=1))
-        await asyncio.sleep(0.05)
-        waits = asyncio.create_task(served.score(("x", "Q0", TWO[0]), number=1, size=2, run="other"))
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(served.rounds.close())
-        await asyncio.sleep(0.05)  # would last as long as the groups take
-        assert not closing.done()
-        served.groups.gate.set()
+    scored = asyncio.create_task(served.score(*two(), number=1))
+    await asyncio.sleep(0.05)
+    waits = asyncio.create_task(served.score(("x", "Q0", TWO[0]), number=1, size=2, run="other"))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(served.rounds.close())
+    await asyncio.sleep(0.05)  # would last as long as the groups take
+    assert not closing.done()
+    served.groups.gate.set()
+    async with asyncio.timeout(5.0):
         await closing
-        return await scored, await refused(waits), await refused(served.rounds.in_turn(len, ()))
-
-    scored, *stopped = asyncio.run(asyncio.wait_for(ask(), 5.0))
-    assert scored == pytest.approx(MEAN_OF_TWO)
-    assert [one.status_code for one in stopped] == [503, 503]
+        assert await scored == pytest.approx(MEAN_OF_TWO)
+        for stopped in (waits, served.rounds.in_turn(len, ())):
+            assert (await refused(stopped)).status_code == 503

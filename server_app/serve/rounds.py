@@ -76,8 +76,8 @@ class ScoreRequest(BaseModel):
     def _consistent(self) -> Self:
         if len({item.id for item in self.items}) < len(self.items):
             raise ValueError("two items have the same id")
-        if self.size is not None and self.size < len(self.items):
-            raise ValueError(f"size is {self.size}, and there are {len(self.items)} items")
+        if not len(self.items) <= self.total <= MOST_WAITING:  # a larger round would never be full
+            raise ValueError(f"size is {self.total}; it must be from {len(self.items)} (the items) to {MOST_WAITING}")
         return self
 
     @property

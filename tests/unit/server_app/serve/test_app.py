@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from served import MEAN_OF_TWO, TWO, TWO_QUESTIONS
 
 from server_app.serve import app
+from server_app.serve.rounds import MOST_WAITING
 
 TOKEN = "a-token-that-nobody-guesses"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -55,6 +56,7 @@ def test_the_native_endpoint(client, served):
         (body(roumd=1), 422, "roumd"),
         ({"run": "r", "items": 2 * body()["items"]}, 422, "same id"),
         (body(size=1), 422, "size"),
+        (body(size=MOST_WAITING + 1), 422, "size"),
         (body([], []), 422, "items"),
         ({"run": "r", "items": [{"question_id": "Q0", "completion": "x"}]}, 422, "id"),
         (body(["x"], ["Q9"]), 422, "'Q9'"),

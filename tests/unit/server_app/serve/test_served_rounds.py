@@ -153,13 +153,16 @@ async def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(se
 
 async def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch):
     monkeypatch.setattr(rounds, "MOST_WAITING", 3)
+    waits = asyncio.create_task(served.score(*two(), number=1, size=3, run="other"))
+    await asyncio.sleep(0)
     for number in (None, 1):
-        found = await refused(served.score(*((f"s{n}", "Q0", TWO[0]) for n in range(4)), number=number))
+        found = await refused(served.score(*two(), number=number))
         assert found.status_code == 429
         assert int(found.headers["Retry-After"]) > 0
-    await asyncio.sleep(0.1)
+    await served.score(("third", "Q0", TWO[0]), number=1, size=3, run="other")
+    assert await waits == pytest.approx(MEAN_OF_TWO)
     assert await served.score(*two(), number=1) == pytest.approx(MEAN_OF_TWO)
-    assert [request.question_J.size for request in served.groups.requests] == [2]
+    assert [request.question_J.size for request in served.groups.requests] == [3, 2]
 
 
 async def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(served):

@@ -23,9 +23,13 @@ class RemoteGroupRewards:
         rewards = RemoteGroupRewards("http://127.0.0.1:9200", token)
         GRPOTrainer(model, rewards.group_reward, GRPOConfig(...), dataset).train()
 
-    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step. `url` and `token`
-    default to the environment's `APPA_URL` and `APPA_TOKEN`, a request is repeated for `patience` seconds, and
-    concurrent trainings need different names `run`.
+    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step.
+
+    Args:
+        url: address of the served run; default: the environment's `APPA_URL`.
+        token: token of the served run; default: the environment's `APPA_TOKEN`.
+        run: a name for this training; concurrent trainings need different names.
+        patience: seconds for which a request is repeated.
     """
 
     def __init__(self, url: str = "", token: str = "", *, run: str = "trl", patience: float = 3600.0) -> None:
@@ -44,11 +48,19 @@ class RemoteGroupRewards:
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: object,
     ) -> list[float]:
-        """Compute the aggregated reward, in [0, 1], of every completion; TRL's trainers call this method.
+        """Compute the aggregated reward of every completion; TRL's trainers call this method.
 
-        `question_id`, a column of the data set, names the question of each completion. Of a conversation the last
-        message counts. TRL's `trainer_state` numbers the rounds, `log_metric` receives a round's fairness index, format
-        score, weights and groups' mean rewards, and `log_extra` each completion's components.
+        Args:
+            prompts: not used.
+            completions: texts or conversations, of which the last message counts.
+            question_id: the question of each completion, a column of the data set.
+            trainer_state: from TRL; its step numbers the rounds.
+            log_metric: from TRL; receives the round's fairness index, format score, weights and groups' mean rewards.
+            log_extra: from TRL; receives each completion's components.
+            **columns: other arguments of the trainer, not used.
+
+        Returns:
+            Numbers in [0, 1].
 
         Raises:
             UserError: no column `question_id`, or the service refuses the request or does not answer.

@@ -50,7 +50,7 @@ class RawAnswer(NamedTuple):
     shares: Sequence[float] = ()  # (K,)
     problem: str = ""  # why the answer is unusable; empty if it is usable
     codes: tuple[str, ...] = ()  # codes of the options; empty: the labels are the codes
-    ordinal: tuple[float | None, ...] | None = None  # scale position of each option; None for an option off the scale
+    ordinal: Sequence[float] = ()  # (K,) scale positions, if known; NaN for an option off the scale
     people: Sequence[float] = ()  # (K,) number of respondents per option, if known
     n: float | None = None  # total number of respondents, used if `people` is empty
 
@@ -102,7 +102,7 @@ class Column:
     text: str = ""  # text of its question
     labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
     is_ordered: bool = False
-    options: Mapping[str, float | None] = field(default_factory=dict)  # all options -> scale position, if listed
+    options: Mapping[str, float] = field(default_factory=dict)  # all options -> scale position or NaN, if listed
     is_question: bool = True
 
     def label(self, code: str) -> str:

@@ -1,7 +1,6 @@
 """Detection of non-answers in a survey: refusals, questions that were not asked, missing codes.
 
-Codes and labels listed in `data.missing` are non-answers. Otherwise an option's label decides; case, blanks, brackets,
-numbering and the kind of apostrophe are ignored.
+Codes and labels in `data.missing` are non-answers. Otherwise an option's label decides, as in `nonanswers.toml`.
 """
 
 import math
@@ -18,18 +17,9 @@ Kind = Literal["answer", "refusal", "none"]
 NUM_SHOWN: Final = 4  # names in a message
 NONE: Final = "none"  # entry of `data.missing`: all codes are answers
 
-_WORDS = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
-_REFUSALS, _NOT_ASKED = frozenset[str](_WORDS["refusals"]), frozenset[str](_WORDS["not_asked"])
-_BEGINNINGS: Final = (
-    "not asked",
-    "missing;",
-    "missing:",
-    "missing,",
-    "other missing;",
-    "not applicable;",
-    "missing -",
-    "nap;",
-)
+WORDS: Final = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
+_REFUSALS, _NOT_ASKED = frozenset[str](WORDS["refusals"]), frozenset[str](WORDS["not_asked"])
+_BEGINNINGS: Final = tuple[str, ...](WORDS["not_asked_beginnings"])
 _NOTES: Final = re.compile(
     r"\bvolunteered:|\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)"
 )

@@ -185,17 +185,17 @@ def _leading(code: str) -> float | None:
     return float(match[1]) if (match := _LEADING.match(code)) else None
 
 
-def _scale(column: Column, codes: Sequence[str], answers: Sequence[str]) -> tuple[float | None, ...] | None:
+def _scale(column: Column, codes: Sequence[str], answers: Sequence[str]) -> Sequence[float]:
     """Scale positions, if the source lists them, marks the column as ordered, or labels the ends of its numbers."""
     if column.options:
-        return tuple(column.options.values())
+        return [*column.options.values()]
     places = {code: value for code in answers if (value := number(code)) is not None}
     if not column.labels or len(places) < len(answers):
-        return None
+        return ()
     ends = [place for code, place in places.items() if code in column.labels]
     between = [place for code, place in places.items() if code not in column.labels]
     has_ends = bool(ends and between) and min(ends) < min(between) and max(between) < max(ends)
-    return tuple(map(places.get, codes)) if column.is_ordered or has_ends else None
+    return [places.get(code, math.nan) for code in codes] if column.is_ordered or has_ends else ()
 
 
 def _counted(
@@ -252,12 +252,9 @@ def _codebook(info: Frame) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
         try:
-            places, names = (
-                read_numbers(record, "option_ordinal", empty=None),
-                map(str, read_list(record, "references")),
-            )
+            places, names = read_numbers(record, "option_ordinal"), map(str, read_list(record, "references"))
         except Unusable as error:
             raise UserError(f"{info.source}: row {row}: {error}") from None
-        options = dict(zip(names, chain(places, repeat(None)), strict=False))
+        options = dict(zip(names, chain(places, repeat(math.nan)), strict=False))
         columns[record["key"]] = Column(text=record["question"], options=options)
     return columns

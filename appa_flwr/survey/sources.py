@@ -214,14 +214,14 @@ class _ReadQuestion:
 
     def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
         first = next((raw for raw in rows if raw.options), rows[0])
-        options: dict[str, tuple[str, float | None]] = {}  # normalised label -> label and position on the scale
+        options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
         self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, dict[str, str]()
         self._kind_K: list[Kind] = []
         self._place_K: list[int | None] = []  # index of each source option among the remaining options
         policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
         sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
         cleaned = [*map(clean, first.options)]
-        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
+        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(math.nan), strict=False):
             kind = missing.kind(first.question_id, code, label)
             self._kind_K.append(kind)
             if kind == "answer":
@@ -242,7 +242,7 @@ class _ReadQuestion:
         elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
         # There is no scale if a remaining option has no position or all options have the same position.
-        known = tuple(place for _, place in options.values() if place is not None)
+        known = tuple(place for _, place in options.values() if math.isfinite(place))
         scale = known if len(known) == len(options) and len(set(known)) > 1 else None
         self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 

@@ -37,6 +37,7 @@ def test_our_own_columns_in_every_format(tmp_path, extension):
     ]
     survey = read_survey(write(tmp_path / f"x{extension}", rows))
     assert (ids(survey.questions), survey.groups) == (["q1", "q2"], ("A", "B"))
+    assert survey.questions[0].ordinal is None  # an option has no place
     assert survey.answers["A"]["q1"].tolist() == [0.5, 0.3, 0.2]
     assert survey.respondents["A"] == {"q1": 100.0, "q2": 7.0}
     dropped = read_survey(write(tmp_path / f"x{extension}", rows), refusals="drop", groups=["B"])

@@ -19,7 +19,6 @@ VALIDATION = partial(privacy.by_errors, number=1, turns=10, kind="validation")
 SCORES = partial(privacy.by_errors, number=1, turns=5, kind="scores")
 FEW_SCORES = partial(privacy.by_errors, number=10, turns=4, kind="scores")
 OWN = partial(privacy.by_own_scores, option_RN=privacy.RANDOM[:10])
-ALONE = np.kron(np.eye(10, dtype=int), np.arange(1, privacy.OPTIONS + 1)[:, None]) - 1
 # Name -> answered questions, attack; what it finds by the owner's defaults and, if that differs, without limits:
 # in plain replies, in secure sums.
 EXPECTED = {
@@ -33,11 +32,6 @@ EXPECTED = {
     "rewards": (10, privacy.by_rewards, ((READ,), (GUESS,))),
     "a second sum": (10, partial(privacy.by_rewards, change=0.0), ((READ,), (REFUSED,))),
     "another second sum": (10, partial(privacy.by_rewards, change=1e-3), ((READ,), (READ,))),
-    "own scores of one question": (
-        10,
-        partial(privacy.by_own_scores, option_RN=ALONE),
-        ((REFUSED, READ), (REFUSED, READ)),
-    ),
     "few own scores": (10, OWN, ((GUESS,), (GUESS,))),
 }
 

@@ -1,8 +1,7 @@
 """Readers of all sources of surveys: files, OpinionQA's folder, the generated population.
 
-Used only by `appa survey`, the launcher and a simulation's server; nodes read files written by `store`. Spellings of
-a name are unified and every number is checked. An unusable answer is left out with its reason; an undeclared code
-that looks missing is an error. A question's first row with options sets its text, options and scale.
+Spellings of a name are unified and every number is checked. An unusable answer is left out with its reason; an
+undeclared code that looks missing is an error. A question's first row with options sets its text, options and scale.
 
 Axis letters: K answer options.
 """
@@ -31,10 +30,8 @@ from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, 
 LEFT_OUT: Final = "left out, "
 SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a question's hash
-# Sums written as 0.98 or 1.02 are within the tolerance, although their binary values lie slightly outside.
-_ROUNDING: Final = 1e-9
-# Vectors that sum to one within this tolerance are not rescaled, so that writing and reading them is exact.
-_ALREADY_ONE: Final = 1e-12
+_ROUNDING: Final = 1e-9  # of 0.98 and 1.02, which are within the tolerance, to binary numbers
+_ALREADY_ONE: Final = 1e-12  # sums this near to one are not rescaled, so that writing and reading is exact
 _NOBODY: Final = "nobody gave an answer that counts"
 
 
@@ -91,10 +88,15 @@ def read_run(config: Config) -> Survey:
         UserError: as `read_survey`, or a group that the generated survey does not have.
     """
     data = config.data
-    if config.survey == GENERATED_SURVEY:
-        survey = _generated(config)
-    else:
+    if config.survey != GENERATED_SURVEY:
         survey = _read(config.survey, data, config.group_names or None)
+    else:
+        survey = generate.generate(**generate.population(data, config.seed))
+        for name in config.group_names:
+            if name not in survey.groups:
+                raise unknown_name("group", name, valid=survey.groups)
+        answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
+        survey = replace(survey, answers=answers, about=About(GENERATED_SURVEY))
     extra = survey.extra if data.extra_questions else ()
     if data.extra_file:
         more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
@@ -121,15 +123,6 @@ def kept_survey(config: Config, file: Path) -> Survey | None:
     return survey
 
 
-def _generated(config: Config) -> Survey:
-    drawn = generate.generate(**generate.population(config.data, config.seed))
-    for name in config.group_names:
-        if name not in drawn.groups:
-            raise unknown_name("group", name, valid=drawn.groups)
-    answers = {name: drawn.answers[name] for name in config.group_names or drawn.groups}
-    return replace(drawn, answers=answers, about=About(GENERATED_SURVEY))
-
-
 def sha256_of(source: str) -> str:
     """SHA-256 of a file, or of the hashes of all files in a folder; empty if the path does not exist."""
     path = Path(source)
@@ -145,17 +138,13 @@ def sha256_of(source: str) -> str:
 def _settle(
     frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
 ) -> Survey:
-    """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`.
-
-    Raises:
-        UserError: undeclared codes that look missing, an unknown group, or no usable answer in the source or in a
-            named group.
-    """
+    """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`."""
     source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # normalised name of a group -> its first spelling
     for raw in raws:
-        key = clean(raw.question_id) or _question_hash(raw)
+        words = json.dumps([raw.text, raw.options]).encode()
+        key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
         rows.setdefault(key, []).append(raw._replace(question_id=key))
         if raw.group:
             notes.add_spelling(raw.group, names.setdefault(same(raw.group), raw.group))
@@ -198,24 +187,17 @@ def _settle(
     return Survey(questions, answers, {name: respondents[name] for name in answers}, extra)
 
 
-def _question_hash(raw: RawAnswer) -> str:
-    """Make an id for a question without one: a hash of its text and its options in order."""
-    return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
-
-
 class _ReadQuestion:
-    """A question, from its first row with options, and the treatment of each of its options.
+    """A question, from its first row with options, and the treatment of each of its options."""
 
-    Attributes:
-        left: the question with its remaining options.
-        labels: code -> label of the options that are answers.
-        problem: why all rows of the question are unusable; empty if they are usable.
-    """
+    labels: dict[str, str]  # code -> label of the options that are answers
+    problem: str = ""  # why no row can be used
+    left: Question  # with the remaining options
 
     def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
         first = next((raw for raw in rows if raw.options), rows[0])
         options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
-        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, dict[str, str]()
+        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, {}
         self._kind_K: list[Kind] = []
         self._place_K: list[int | None] = []  # index of each source option among the remaining options
         policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
@@ -236,14 +218,13 @@ class _ReadQuestion:
             elif [*options].index(same(label)) in self._place_K:
                 notes.add("options and groups that are one", f"several codes are {label!r}")
             self._place_K.append([*options].index(same(label)))
-        self.problem = ""
         if not clean(first.text) or not all(cleaned):
             self.problem = "empty question or option text"
         elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
         # There is no scale if a remaining option has no position or all options have the same position.
-        known = tuple(place for _, place in options.values() if math.isfinite(place))
-        scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+        places = tuple(place for _, place in options.values())
+        scale = places if all(map(math.isfinite, places)) and len(set(places)) > 1 else None
         self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 
     def check(self, raw: RawAnswer) -> None:

@@ -32,7 +32,6 @@ SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a question's hash
 _ROUNDING: Final = 1e-9  # of 0.98 and 1.02, which are within the tolerance, to binary numbers
 _ALREADY_ONE: Final = 1e-12  # sums this near to one are not rescaled, so that writing and reading is exact
-_NOBODY: Final = "nobody gave an answer that counts"
 
 
 def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **keys: Any) -> Survey:
@@ -53,17 +52,14 @@ def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **ke
             usable answer.
     """
     try:
-        return _read(str(source), DataSection(**keys), groups)
+        data = DataSection(**keys)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
-
-
-def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Survey:
     path, group_by, missing = Path(source), split_names(data.group_by), Missing(data.missing)
     if path.is_dir():
         raws, frame = respondents.opinionqa(path, group_by, data.weight, missing)
     else:
-        frame = read_frame(source)
+        frame = read_frame(str(source))
         if tables.is_table(frame):
             raws = tables.raw_answers(frame)
         else:
@@ -71,7 +67,7 @@ def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Surve
     survey, earlier = _settle(frame, raws, data, missing, groups), store.about_of(frame.header)
     about = About(
         source=path.name,
-        sha256=sha256_of(source),
+        sha256=sha256_of(str(source)),
         group_by=",".join(group_by) or earlier.group_by,
         weight=frame.weight or earlier.weight,
         missing=data.missing or earlier.missing,
@@ -82,14 +78,10 @@ def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Surve
 
 
 def read_run(config: Config) -> Survey:
-    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers.
-
-    Raises:
-        UserError: as `read_survey`, or a group that the generated survey does not have.
-    """
+    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers."""
     data = config.data
     if config.survey != GENERATED_SURVEY:
-        survey = _read(config.survey, data, config.group_names or None)
+        survey = read_survey(config.survey, groups=config.group_names or None, **data.model_dump())
     else:
         survey = generate.generate(**generate.population(data, config.seed))
         for name in config.group_names:
@@ -106,11 +98,7 @@ def read_run(config: Config) -> Survey:
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:
-    """Read the survey that a run has saved in its folder; None if the file does not exist.
-
-    Raises:
-        UserError: the source has changed since the survey was saved.
-    """
+    """Read the survey that a run has saved, if any; raises `UserError` if its source has changed since."""
     if not file.exists():
         return None
     survey = store.read(file)
@@ -153,7 +141,7 @@ def _settle(
     missing.check(source, {key: read[key].labels for key in asked})
     if unused := missing.unused():
         notes.add("data.missing lists codes that no answer has", *unused)
-    # A file of public questions only, as on the server of a deployment, has no groups, whatever `groups` names.
+    # A deployment's public questions have no groups, whatever `groups` names.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
         if name not in names.values():
@@ -245,18 +233,17 @@ class _ReadQuestion:
             raise Unusable("distribution is not a list of numbers, one for each option")
         if min(raw.shares) < 0.0:
             raise Unusable("negative share in the distribution")
+        shares = np.zeros(len(self.left.options))
+        for share, place in zip(raw.shares, self._place_K, strict=True):
+            if place is not None:
+                shares[place] += share
+        if (total := math.fsum(shares)) <= 0.0:
+            raise Unusable("nobody gave an answer that counts")
         if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
-            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
+            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}")
         n = raw.n
         if raw.people:  # refusals are not counted as respondents, even if they are kept as options
             n = float(sum(count for count, kind in zip(raw.people, self._kind_K, strict=True) if kind == "answer"))
         if n is not None and n < self._least:
             raise Unusable("fewer respondents than the minimum")
-        shares = np.zeros(len(self.left.options))
-        for share, place in zip(raw.shares, self._place_K, strict=True):
-            if place is not None:
-                shares[place] += share
-        total = math.fsum(shares)
-        if total <= 0.0:
-            raise Unusable(_NOBODY)
         return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n

@@ -1,8 +1,6 @@
-"""Writer and strict reader of the own survey format (JSON lines), the only format that nodes read.
+"""Writer and strict reader of the own survey format (docs/surveys.md), the only format that nodes read.
 
-The first line describes the survey's origin (`About`). Every other line is one group's answer to one question,
-`question_id, question, options, ordinal, group, distribution` with `n` if it is known, or a question without an
-answer; `extra` marks the questions of `Survey.extra`.
+The first line describes the survey's origin (`About`).
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -110,11 +108,7 @@ class _Row(BaseModel):
 
 
 def read(path: str | os.PathLike[str]) -> Survey:
-    """Read a survey in the own format, in the order of the file.
-
-    Raises:
-        UserError: the file cannot be read, has another format, or has a wrong line, whose number the message gives.
-    """
+    """Read a survey in the own format, in the order of the file; a `UserError` names a wrong line by its number."""
     file = Path(path)
     advice = f"`appa survey {path} --write FILE{SUFFIX}`"
     if file.suffix != SUFFIX:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -110,13 +111,10 @@ def catalogue(questions: Sequence[Question], *, held_out: int) -> Catalogue:
 @contextmanager
 def flower_task() -> Iterator[None]:
     """Set Flower's process identity to a running ServerApp's, which `Message` requires; hide Flower's info logs."""
-    before = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
     level = logger.level
     logger.setLevel(logging.WARNING)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SUPERLINK_NODE_ID, 1
     try:
-        yield
+        with patch.multiple(TaskIdentity, _run_id=1, _node_id=SUPERLINK_NODE_ID, _task_id=1):
+            yield
     finally:
         logger.setLevel(level)
-        for name, value in before.items():
-            setattr(TaskIdentity, name, value)

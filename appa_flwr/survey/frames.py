@@ -1,7 +1,4 @@
-"""Readers of survey files as tables of cells; the raw answer type.
-
-Axis letters: K answer options.
-"""
+"""Readers of survey files as tables of cells; the raw answer type."""
 
 from __future__ import annotations
 

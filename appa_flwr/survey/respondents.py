@@ -1,7 +1,4 @@
-"""Reader of microdata with one row per respondent: one weighted distribution per group and question.
-
-Axis letters: K answer options, R respondents, G groups of one attribute.
-"""
+"""Reader of microdata with one row per respondent: one weighted distribution per group and question."""
 
 import math
 import re

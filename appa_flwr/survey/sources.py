@@ -2,8 +2,6 @@
 
 Spellings of a name are unified and every number is checked. An unusable answer is left out with its reason; an
 undeclared code that looks missing is an error. A question's first row with options sets its text, options and scale.
-
-Axis letters: K answer options.
 """
 
 import hashlib

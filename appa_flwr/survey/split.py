@@ -1,7 +1,4 @@
-"""Split of questions into training and held-out ones by a hash of each text, the same for all groups.
-
-Axis letters: Q questions.
-"""
+"""Split of questions into training and held-out ones by a hash of each text, the same for all groups."""
 
 import hashlib
 from collections.abc import Sequence

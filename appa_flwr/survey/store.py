@@ -1,8 +1,6 @@
 """Writer and strict reader of the own survey format (docs/surveys.md), the only format that nodes read.
 
 The first line describes the survey's origin (`About`).
-
-Axis letters: G groups, Q questions, K answer options.
 """
 
 import json
@@ -169,13 +167,13 @@ def about_of(header: Mapping[str, Any]) -> About:
 
 def slugs(names: Sequence[str]) -> dict[str, str]:
     """Give each of the distinct names a file name (no extension) of lower-case ASCII letters, digits and hyphens."""
-    taken: dict[str, str] = {}
+    slug_of: dict[str, str] = {}
     for name in names:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
         slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or "group"
         candidates = chain([slug], (f"{slug}-{number}" for number in count(2)))
-        taken[next(candidate for candidate in candidates if candidate not in taken)] = name
-    return {name: slug for slug, name in taken.items()}
+        slug_of[name] = next(candidate for candidate in candidates if candidate not in slug_of.values())
+    return slug_of
 
 
 def _public(question: Question) -> dict[str, object]:

@@ -1,8 +1,6 @@
 """Readers of tables of shares or counts: own columns, GlobalOpinionQA's columns, and one row per option.
 
 docs/surveys.md lists the columns. Lists in cells are JSON or Python literals; nothing in a cell is executed.
-
-Axis letters: K answer options.
 """
 
 import ast
@@ -21,6 +19,7 @@ from appa_flwr.survey.nonanswers import number as number_of
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column of an option's number -> sum of the numbers over a question's options; 0 = any sum."""
 _TOTALS: Final = set[str](WORDS["totals"])
+_EMPTY: Final = ("", "nan", "null")
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
 _NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
 _PLAIN: Final = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
@@ -86,12 +85,8 @@ def _float(item: Any) -> float:
 def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
     """Yield each row's number, question id and text as a raw answer, and its non-empty cells."""
     for row, record in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
-        cells = {str(name): cell for name, cell in record.items() if not _is_empty(cell)}
+        cells = {str(name): cell for name, cell in record.items() if code_text(cell).casefold() not in _EMPTY}
         yield RawAnswer(int(row), code_text(cells.get("question_id")), code_text(cells.get("question"))), cells
-
-
-def _is_empty(cell: object) -> bool:
-    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
 
 
 def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
@@ -244,10 +239,9 @@ def _number(
 
     Raises `Unusable` for a negative number, any other text, and a count of "1.024", which may mean 1024.
     """
-    cell, is_wrong = cells.get(name), False
-    scale = 1.0
-    if cell is None:
+    if (cell := cells.get(name)) is None:
         return None
+    scale, is_wrong = 1.0, False
     if isinstance(cell, str):
         text = _SPACE.sub("", cell.strip())
         if text.endswith("%"):

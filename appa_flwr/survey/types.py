@@ -1,7 +1,4 @@
-"""The in-memory survey: public questions on one side, one group's private answers on the other.
-
-Axis letters: G groups, Q questions, K answer options.
-"""
+"""The in-memory survey: public questions on one side, one group's private answers on the other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

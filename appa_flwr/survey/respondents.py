@@ -32,11 +32,7 @@ _WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Missing) -> list[RawAnswer]:
-    """Compute the weighted shares of every group and question; decisions are added to `frame.notes`.
-
-    Raises:
-        UserError: a column of groups or of weights is not named, does not exist or cannot be used.
-    """
+    """Compute the weighted shares of every group and question; decisions are added to `frame.notes`."""
     if not group_by:
         raise UserError(
             f"{frame.source}: has none of our columns, so a row seems to be a respondent; say which columns are "
@@ -129,13 +125,9 @@ def _groups(frame: Frame, name: str, missing: Missing) -> Texts:
     text_R, label = _texts(frame, name), frame.codebook[name].label
     number_of = Counter(text_R)  # in the order of the rows
     is_places = sum(map(bool, number_of)) > 2 and all(_CODE.fullmatch(label(code)) for code in number_of if code)
-
-    def is_group(code: str) -> bool:
-        if is_places:
-            return code != "" and not missing.lists(name, code, label(code))
-        return missing.kind(name, code, label(code)) == "answer"
-
-    labels = {code: label(code) for code in number_of if is_group(code)}
+    labels = {code: label(code) for code in number_of if code and not missing.lists(name, code, label(code))}
+    if not is_places:
+        labels = {code: text for code, text in labels.items() if kind_of(text) == "answer"}
     if lost := [f"{size} {label(code) or 'empty'}" for code, size in number_of.items() if code not in labels]:
         frame.notes.add(f"respondents without a group in {name}", *lost)
     if doubtful := [code for code in labels if kind_of(label(code)) != "answer"]:
@@ -209,9 +201,6 @@ def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missi
     """Read all waves of OpinionQA in the folder `human_resp` or its parent; returns the answers and the first table.
 
     In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
-
-    Raises:
-        UserError: no wave; a file that is missing, unreadable or without a needed column; else as `raw_answers`.
     """
     root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
     matches = ((_WAVE.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
@@ -233,10 +222,7 @@ def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missi
 
 
 def _codebook(info: Frame) -> dict[str, Column]:
-    """Read the questions and options of `info.csv`.
-
-    `references` lists the substantive answers, then the refusals; `option_ordinal` covers only the former.
-    """
+    """Read the questions of `info.csv`, whose `references` list answers with an `option_ordinal`, then refusals."""
     info.require("key", "question", "references", "option_ordinal")
     columns: dict[str, Column] = {}
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):

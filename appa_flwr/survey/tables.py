@@ -16,8 +16,8 @@ from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_nam
 from appa_flwr.survey.nonanswers import WORDS, code_text
 from appa_flwr.survey.nonanswers import number as number_of
 
+# Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
-"""Column of an option's number -> sum of the numbers over a question's options; 0 = any sum."""
 _TOTALS: Final = set[str](WORDS["totals"])
 _EMPTY: Final = ("", "nan", "null")
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
@@ -34,11 +34,7 @@ def is_table(frame: Frame) -> bool:
 
 
 def raw_answers(frame: Frame) -> list[RawAnswer]:
-    """Read the answers of a table; decisions are added to `frame.notes`.
-
-    Raises:
-        UserError: a column is missing.
-    """
+    """Read the answers of a table; decisions are added to `frame.notes`."""
     if (lower := frame.cells.columns.str.lower()).is_unique:
         frame.cells.columns = lower
     columns = {*frame.cells.columns}

@@ -30,31 +30,27 @@ def notes(survey):
 
 
 def test_spss_with_missing_ranges_measures_and_a_weight(tmp_path):
-    region, weight = [1, 1, 1, 1, 2, 2, 2, 9], [2.0, 1.0, 1.0, 5.0, 1.0, 1.0, None, 1.0]
-    view, scale = [1, 1, 3, -8, 2, 97, 1, 1], [0, 5, 10, 10, 0, 0, 5, 5]
-    labels = {
-        "region": {1: "North", 2: "South", 9: "No answer"},
-        "view": AGREE | {-8: "Refused", 97: "Interview broken off"},
-        "scale": {0: "Not at all", 10: "Completely"},
+    table = {
+        "region": [1, 1, 1, 1, 2, 2, 2, 9],
+        "view": [1, 1, 3, -8, 2, 97, 1, 1],
+        "wght": [2, 1, 1, 5, 1, 1, None, 1],
     }
+    region, view = {1: "North", 2: "South", 9: "No answer"}, AGREE | {-8: "Refused", 97: "Interview broken off"}
     path = sav(
         tmp_path / "x.sav",
-        {"region": region, "view": view, "scale": scale, "wght": weight},
-        labels,
+        table,
+        {"region": region, "view": view},
         column_labels={"view": "Do you agree?"},
         missing_ranges={"view": [{"lo": -9, "hi": -1}, 97]},
         variable_measure={"view": "ordinal", "region": "nominal"},
     )
     survey = read_survey(path, group_by="region")
-    view, scale = survey.questions
+    (view,) = survey.questions
     assert (view.text, view.options, view.ordinal) == ("Do you agree?", ("Agree", "Neither", "Disagree"), (1, 2, 3))
-    assert (scale.options, scale.ordinal) == (("Not at all", "5", "Completely"), (0, 5, 10))
     # North: weights 2 + 1 agree, 1 disagrees; -8 is declared. South: one Neither; 97 is declared, one has no weight.
-    assert shares(survey, "North", "view") == {"Agree": 0.75, "Neither": 0.0, "Disagree": 0.25}
-    assert shares(survey, "South", "view") == {"Agree": 0.0, "Neither": 1.0, "Disagree": 0.0}
-    assert survey.respondents["North"] == {"view": 3.0, "scale": 4.0}
-    assert survey.respondents["South"] == {"view": 1.0, "scale": 2.0}
-    assert survey.about.weight == "wght"
+    assert survey.answers["North"]["view"].tolist() == [0.75, 0.0, 0.25]
+    assert survey.answers["South"]["view"].tolist() == [0.0, 1.0, 0.0]
+    assert survey.respondents == {"North": {"view": 3.0}, "South": {"view": 1.0}}
     assert "as the file declares: 'Refused', 'Interview broken off'" in notes(survey)
     assert "1 respondents left out" in notes(survey)
 
@@ -63,13 +59,10 @@ def test_stata_letters_are_no_answers(tmp_path):
     table = pd.DataFrame({"sex": [1, 1, 2, 2, 2], "happy": [1, 2, 1, 1, 2]}).astype(object)
     table.loc[[1, 4], "happy"] = ["a", "d"]
     labels = {"happy": {1: "Very", 2: "Not", "a": "Inapplicable", "d": "Do not know"}, "sex": {1: "M", 2: "F"}}
-    path = tmp_path / "x.dta"
-    pyreadstat.write_dta(
-        table, str(path), variable_value_labels=labels, missing_user_values={"happy": ["a", "d"]}, version=15
-    )
-    survey = read_survey(path, group_by="sex", refusals="drop")
-    assert survey.answers["M"]["happy"].tolist() == [1.0, 0.0]
-    assert survey.answers["F"]["happy"].tolist() == [1.0, 0.0]
+    missing = {"happy": ["a", "d"]}
+    pyreadstat.write_dta(table, tmp_path / "x.dta", variable_value_labels=labels, missing_user_values=missing)
+    survey = read_survey(tmp_path / "x.dta", group_by="sex", refusals="drop")
+    assert {group: mine["happy"].tolist() for group, mine in survey.answers.items()} == {"F": [1, 0], "M": [1, 0]}
     assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
     assert "as the file declares: 'Inapplicable', 'Do not know'" in notes(survey)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -58,18 +59,15 @@ class LocalGroups(Groups):
 
 
 class Deployed:
-    """Groups of a survey as deployed nodes in a folder, each with the real ClientApp, and the server's view of them.
+    """Groups of a survey as deployed nodes in a folder, each with the real ClientApp, and the server's view of them."""
 
-    `config` is that of the next runs, `silent` are nodes that do not answer, by the index of their group in the survey;
-    `groups` and `public`, the catalogue, are the current run's.
-    """
-
-    groups: Groups
-    public: Catalogue
+    groups: Groups  # of the current run
+    public: Catalogue  # of the current run
+    silent: set[int]  # nodes that do not answer, by the index of their group in the survey
 
     def __init__(self, survey: Survey, folder: Path, policy: Mapping[str, object], config: Config) -> None:
         """Write every group's data, and an owner's policy with these keys; for secure sums also keys and a roster."""
-        self.config, self.silent = config, set[int]()
+        self.config, self.silent = config, set()  # the config of the next runs
         self._names, self._run, self._contexts = survey.groups, 0, dict[int, Context]()
         files = {name: folder / slug / "group.jsonl" for name, slug in store.slugs(survey.groups).items()}
         for name, path in files.items():
@@ -86,11 +84,7 @@ class Deployed:
         self._node_configs = [{"group": name, "data": str(files[name]), "policy": str(owner)} for name in self._names]
 
     def begin(self, public: Catalogue, weights: ArrayRecord) -> None:
-        """Begin a run with this catalogue and these weights of PluralLLM.
-
-        Raises:
-            UserError: the groups refuse to take part.
-        """
+        """Begin a run with this catalogue and these weights of PluralLLM; raises `UserError` if the groups refuse."""
         self._run += 1
         config = Config.load({**self.config.flat(), "run-name": f"run-{self._run}"})
         self._contexts = {
@@ -100,7 +94,7 @@ class Deployed:
         self.public = public
         self.groups = Groups(LocalGrid(self._contexts, self._reply), config)
         self.groups.gather(self._names, patience=0.0)
-        self.groups.send_catalogue(self.public)
+        self.groups.send_catalogue(public)
         self.groups.send_targets(weights)
 
     def _reply(self, message: Message) -> Message | None:
@@ -117,13 +111,10 @@ def catalogue(questions: Sequence[Question], *, held_out: int) -> Catalogue:
 @contextmanager
 def flower_task() -> Iterator[None]:
     """Set Flower's process identity to a running ServerApp's, which `Message` requires; hide Flower's info logs."""
-    before = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
     level = logger.level
     logger.setLevel(logging.WARNING)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SUPERLINK_NODE_ID, 1
     try:
-        yield
+        with patch.multiple(TaskIdentity, _run_id=1, _node_id=SUPERLINK_NODE_ID, _task_id=1):
+            yield
     finally:
         logger.setLevel(level)
-        for name, value in before.items():
-            setattr(TaskIdentity, name, value)

@@ -15,14 +15,9 @@ from appa_flwr.core.errors import UserError
 
 FloatArray = npt.NDArray[np.float64]
 
-STARTS, SEARCH = 20, 200
-"""Starting points of the search, and steps from each."""
-
-SHIFT = 1e-4
-"""Change of the answers' logarithms for numerical derivatives."""
-
-RIDGES = np.geomspace(1e-4, 1e2, 19)
-"""Penalties of the ridge regression, of which leave-one-out chooses the best; steps are scaled to size 1."""
+STARTS, SEARCH = 20, 200  # starting points of the search, and steps from each
+SHIFT = 1e-4  # change of the answers' logarithms for numerical derivatives
+RIDGES = np.geomspace(1e-4, 1e2, 19)  # penalties, of which leave-one-out chooses the best; steps have size 1
 
 
 def by_sums(
@@ -32,16 +27,12 @@ def by_sums(
 
     Args:
         parts: maps answers (N, K) to each answer's part of each reply, (R, N); an answer affects only its own parts.
-        reply_R: the observed replies.
+        reply_R: the observed replies; none is a `UserError`.
         shape: N, K.
         noise: typical error of a reply; with more noise the answers stay nearer to uniform ones.
-
-    Raises:
-        UserError: there is no reply.
     """
     if not len(reply_R):
         raise UserError("no reply")
-
     number, options = shape
 
     def answers(free_F: FloatArray) -> FloatArray:
@@ -70,8 +61,8 @@ def by_steps(answer_SNK: FloatArray, step_SP: FloatArray, step_P: FloatArray, *,
     Args:
         answer_SNK: the known answers.
         step_SP: change of the weights by a round of training on each known answer.
-        step_P: mean change of the weights over rounds of training on the unknown answers.
-        rounds: number of rounds in `step_P`.
+        step_P: mean change of the weights over `rounds` of training on the unknown answers.
+        rounds: number of rounds.
     """
     answer_SM = answer_SNK.reshape(len(answer_SNK), -1)
     known_SX = np.c_[answer_SM, np.ones(len(answer_SM))]
@@ -87,13 +78,8 @@ def by_steps(answer_SNK: FloatArray, step_SP: FloatArray, step_P: FloatArray, *,
 def by_counts(vote_CM: FloatArray, count_M: FloatArray, groups: int) -> list[int]:
     """Find the candidates whose votes add up to the observed counts, one per group, each in turn until none improves.
 
-    Args:
-        vote_CM: each candidate's votes, 0 or 1; all have as many.
-        count_M: sum of the groups' votes.
-        groups: number of groups.
-
-    Returns:
-        Candidates of the best of `STARTS` searches.
+    `vote_CM` has each candidate's votes, 0 or 1, and `count_M` the sum of the groups' votes. Of `STARTS` searches the
+    best counts.
     """
     best: list[int] = []
     for start in np.random.default_rng(0).integers(len(vote_CM), size=(STARTS, groups)):

@@ -38,9 +38,8 @@ from pluralllm.scores import COUNT, MEASURES, PREDICTOR, summed
 from pluralllm.training import WARM_UP_STEPS, choices
 from server_app.predictor.pretraining import initial_weights
 
-GROUPS, OPTIONS, TRAINING, COPIES, MADE_UP = 5, 3, 10, 2000, 300
-SUMS = ("plain", "secure")
-"""Columns of the table: the run's `run.sums`."""
+GROUPS, OPTIONS, TRAINING, MADE_UP = 5, 3, 10, 300
+SUMS = ("plain", "secure")  # columns of the table: the run's `run.sums`
 UNIFORM = "uniform guess"
 
 SETTINGS: Mapping[str, Scalar] = {
@@ -53,11 +52,11 @@ SETTINGS: Mapping[str, Scalar] = {
 # Logarithms of PluralLLM's kernel: predictions are the network's, or the answer to the most similar question.
 NETWORK_ALONE = {"log_weight": -6.0, "view_shares": 0.0}
 NEAREST_ALONE = {"log_weight": 1.0, "log_noise": -2.0, "view_shares": 1.0}
+NOBODY = GroupData("", np.arange(0), np.empty((0, OPTIONS), np.float32))  # for which the network's mean predicts
 ROUNDING = 12**-0.5  # standard deviation of the error of rounding to multiples of 1
 
 
 def _questions(number: int) -> list[Question]:
-    """Make questions with the same options."""
     options = tuple(f"answer {k}" for k in range(OPTIONS))
     return [Question(f"q{n}", f"What of topic {n}?", options) for n in range(number)]
 
@@ -88,7 +87,7 @@ class Nodes(Deployed):
         return {name: answer.each(name)[0] if answer.data.ndim == 2 else answer.mean(name) for name in answer.numbers}
 
 
-Attack = Callable[[Nodes], FloatArray]
+Attack = Callable[[Nodes], FloatArray]  # reads the answers (N, K) of one group
 
 
 @cache
@@ -106,8 +105,8 @@ def _made_up(config: Config, number: int) -> tuple[FloatArray, FloatArray]:
 def by_training(nodes: Nodes, *, rounds: int, steps: int = 16) -> FloatArray:
     """Attack by training rounds from the same weights, compared with the server's own rounds on made-up answers."""
     settings: dict[str, Scalar] = {"pluralllm.local-steps": steps}
-    number, config = len(nodes.asked), Config.load({**nodes.config.flat(), **settings})
-    nodes.config, weights = config, _weights(config, 0, {})
+    number, nodes.config = len(nodes.asked), Config.load({**nodes.config.flat(), **settings})
+    weights = _weights(nodes.config, 0, {})
     nodes.begin(catalogue(_questions(number + 1), held_out=0), weights)  # one more: a single text has no features
     array, rounds_R = {"weights": messages.join_weights(weights)}, WARM_UP_STEPS + 1 + np.arange(rounds)
     replies = [nodes.ask(asks.Ask(asks.UPDATE, array, {"round": int(n)})) for n in rounds_R]
@@ -124,7 +123,6 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
     validates, mixes = kind == asks.VALIDATION, choices(nodes.config.pluralllm.architecture)
     settings = {"size": len(mixes if validates else summed())}
     place = summed().index((PREDICTOR, COUNT))
-    nobody = GroupData("g0", np.arange(0), np.empty((0, OPTIONS), np.float32))
     reply_R, predicted = [], []
     for turn in range(turns):
         weights = _weights(nodes.config, turn, NETWORK_ALONE)
@@ -142,8 +140,7 @@ def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray
         if not totals[0]:
             break  # fewer answers than the owner's policy requires
         reply_R += [*totals[1:] / totals[0]]
-        ours = predictor.load(nodes.config, weight_P, nodes.public)
-        mean_NK = ours.targets(nobody)[:number]
+        mean_NK = predictor.load(nodes.config, weight_P, nodes.public).targets(NOBODY)[:number]
         plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
         predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]
     distance: Callable[..., FloatArray] = partial(rewards.js_distance, base=np.e)
@@ -183,20 +180,16 @@ def by_rewards(nodes: Nodes, *, change: float | None = None) -> FloatArray:
 
 
 def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArray:
-    """Attack by own scores, one per row of options for the copied questions; -1 is an unreadable answer."""
+    """Attack by own scores, one per row of options for the copied questions."""
     metrics, number, reply_R = _corners(nodes).metrics, len(nodes.asked), list[float]()
     for option_N in option_RN:
-        copies = COPIES if (option_N < 0).any() else 1
-        question_J = np.repeat(np.arange(number), np.where(option_N < 0, 1, copies))
-        prediction_NK = np.where(option_N[:, None] < 0, np.nan, np.eye(OPTIONS)[option_N])
-        request = asks.ScoreRequest(question_J, prediction_NK[question_J], metrics)
+        request = asks.ScoreRequest(np.arange(number), np.eye(OPTIONS)[option_N], metrics)
         score, leaves = nodes.ask(request.ask(asks.OWN_SCORES))["cosine targets"]
         reply_R += [score] * int(leaves)
 
     def parts(answer_NK: FloatArray) -> FloatArray:
         reward_NK = 0.5 + answer_NK / np.linalg.norm(answer_NK, axis=1, keepdims=True) / 2.0
-        reward_RN = np.where(option_RN < 0, 0.0, reward_NK[np.arange(number), option_RN])
-        return np.asarray(reward_RN[: len(reply_R)] / number)
+        return np.asarray(reward_NK[np.arange(number), option_RN[: len(reply_R)]] / number)
 
     return likeliest.by_sums(parts, np.array(reply_R), (number, OPTIONS), noise=0.01 * ROUNDING)
 
@@ -225,7 +218,6 @@ def by_votes(nodes: Nodes, *, runs: int = 5, copies: int = 200) -> FloatArray:
     group's prediction of a copy is the copy's mean plus what the group's answer differs from the first question's mean.
     """
     random, number, groups = np.random.default_rng(0), len(nodes.asked), len(nodes.answer_GNK)
-    nobody = GroupData("", np.arange(0), np.empty((0, OPTIONS), np.float32))
     repeated = [replace(nodes.asked[0], question_id=f"copy {n}") for n in range(copies)]
     answer_CK = random.dirichlet(np.ones(OPTIONS), size=10 * MADE_UP)
     votes, counts = [], []
@@ -235,7 +227,7 @@ def by_votes(nodes: Nodes, *, runs: int = 5, copies: int = 200) -> FloatArray:
         nodes.begin(public, _weights(nodes.config, run, NEAREST_ALONE))
         counts += [nodes.ask(asks.Ask(asks.VOTES))["votes"][number:].ravel() * groups]
         weight_P = messages.join_weights(_weights(nodes.config, run, NETWORK_ALONE))
-        root_QK = np.sqrt(predictor.load(nodes.config, weight_P, public).targets(nobody))
+        root_QK = np.sqrt(predictor.load(nodes.config, weight_P, public).targets(NOBODY))
         root_CNK = (np.sqrt(answer_CK) - root_QK[0])[:, None] + root_QK[number:]
         votes += [np.eye(OPTIONS)[root_CNK.argmax(axis=-1)].reshape(len(answer_CK), -1)]
     nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
@@ -260,7 +252,7 @@ def by_sums_of_rewards(nodes: Nodes, *, answers: int = 500) -> FloatArray:
 
 
 RANDOM = np.random.default_rng(0).integers(OPTIONS, size=(100, 10))
-ATTACKS: Mapping[str, tuple[int, Attack]] = {
+ATTACKS: Mapping[str, tuple[int, Attack]] = {  # name -> number of answered questions, of which ten are read; attack
     "training: 50 rounds of 16 steps": (10, partial(by_training, rounds=50)),
     "validation: 50 replies": (10 + TRAINING, partial(by_errors, kind=asks.VALIDATION, number=10, turns=50)),
     "scores of PluralLLM: 20 runs": (10 + TRAINING, partial(by_errors, kind=asks.SCORES, number=10, turns=20)),
@@ -271,7 +263,6 @@ ATTACKS: Mapping[str, tuple[int, Attack]] = {
     "own scores: 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
     "terms of appa: of the worst-off group, unnamed": (10, by_terms),
 }
-"""Attack -> number of questions that the groups have answered, and function that reads the first ten answers."""
 
 
 def guess(nodes: Nodes) -> FloatArray:
@@ -282,12 +273,7 @@ def guess(nodes: Nodes) -> FloatArray:
 def learned(number: int, read: Attack, *, sums: str, seed: int, policy: Mapping[str, object]) -> float:
     """Mean total variation distance between an attack's result and the answers; NaN if the attack is refused.
 
-    Args:
-        number: number of questions that the groups have answered.
-        read: the attack.
-        sums: the run's `run.sums`.
-        seed: seed of the answers.
-        policy: keys of every owner's policy.
+    `number` is that of the questions that the groups have answered; `policy` has the keys of every owner's policy.
     """
     groups = GROUPS if sums == "secure" else 1
     answer_GNK = np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=(GROUPS, number))[:groups]

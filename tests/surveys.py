@@ -1,6 +1,5 @@
 """Small survey files in every format."""
 
-import csv
 import json
 
 import pandas as pd
@@ -24,10 +23,7 @@ def write(path, rows):
     elif path.suffix == ".parquet":
         pd.DataFrame(rows).to_parquet(path)
     else:
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pd.DataFrame(rows).to_csv(path, index=False)
     return path
 
 

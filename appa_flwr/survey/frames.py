@@ -1,9 +1,4 @@
-"""Readers of survey files as tables of cells, by pandas, pyreadstat, pyarrow and openpyxl; the raw answer type.
-
-Files of SPSS and Stata also contain value labels, question texts and missing codes.
-
-Axis letters: K answer options.
-"""
+"""Readers of survey files as tables of cells; the raw answer type."""
 
 from __future__ import annotations
 
@@ -27,7 +22,6 @@ from appa_flwr.survey.store import HEADER
 if TYPE_CHECKING:
     import pandas as pd
 
-EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
 # Pew and the World Values Survey spell these differently, and Pew changed some over the years.
 _ALIASES = {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
 _IMPORT_ID: Final = '{"ImportId"'
@@ -50,20 +44,20 @@ class RawAnswer(NamedTuple):
     shares: Sequence[float] = ()  # (K,)
     problem: str = ""  # why the answer is unusable; empty if it is usable
     codes: tuple[str, ...] = ()  # codes of the options; empty: the labels are the codes
-    ordinal: tuple[float | None, ...] | None = None  # scale position of each option; None for an option off the scale
+    ordinal: Sequence[float] = ()  # (K,) scale positions, if known; NaN for an option off the scale
     people: Sequence[float] = ()  # (K,) number of respondents per option, if known
     n: float | None = None  # total number of respondents, used if `people` is empty
 
 
 def group_name(group: str, attribute: str = "") -> str:
-    """Full name of a group: "attribute/group" if the attribute is given, else the group alone."""
+    """Full name of a group, "attribute/group" if the attribute is given."""
     name = clean(group)
     name = _ALIASES.get(name, name)
     return f"{clean(attribute)}/{name}" if attribute else name
 
 
 def same(name: str) -> str:
-    """Normalise a name for comparison: case, repeated blanks and a final full stop are ignored."""
+    """Normalise a name for comparison, without case, repeated blanks and a final full stop."""
     return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
 
 
@@ -84,25 +78,24 @@ class Notes:
 
     def lines(self, start: str = "") -> tuple[str, ...]:
         """List the sentences that begin with `start`, each with its first few names."""
-        pairs = [(sentence, names) for sentence, names in self._names.items() if sentence.startswith(start)]
-        return tuple(f"{sentence}: {some(names)}" if names else sentence for sentence, names in pairs)
+        lines = (f"{sentence}: {some(names)}" if names else sentence for sentence, names in self._names.items())
+        return tuple(line for line in lines if line.startswith(start))
 
 
 def some(names: Iterable[str]) -> str:
     """List the first few distinct names, and the number of the others."""
-    listed = list(dict.fromkeys(names))
-    rest = f" and {len(listed) - NUM_SHOWN} more" if len(listed) > NUM_SHOWN else ""
-    return ", ".join(listed[:NUM_SHOWN]) + rest
+    listed = [*dict.fromkeys(names)]
+    return ", ".join(listed[:NUM_SHOWN]) + (f" and {rest} more" if (rest := len(listed) - NUM_SHOWN) > 0 else "")
 
 
 @dataclass
 class Column:
-    """Description of a column in a source."""
+    """What a source says of a column."""
 
     text: str = ""  # text of its question
     labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
     is_ordered: bool = False
-    options: Mapping[str, float | None] = field(default_factory=dict)  # all options -> scale position, if listed
+    options: Mapping[str, float] = field(default_factory=dict)  # all options -> scale position or NaN, if listed
     is_question: bool = True
 
     def label(self, code: str) -> str:
@@ -122,7 +115,7 @@ class Frame:
     weight: str = ""  # column of the respondents' weights
 
     def require(self, *names: str) -> None:
-        """Raise a `UserError` with the missing and the existing columns if any of these columns is missing."""
+        """Raise a `UserError` if any of these columns is missing."""
         if missing := [name for name in names if name not in self.cells.columns]:
             raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {some(self.cells.columns)}")
 
@@ -145,7 +138,7 @@ def read_frame(path: str) -> Frame:
     except UserError:
         raise
     except ModuleNotFoundError as missing:
-        raise UserError(f"{path}: reading {file.suffix} needs the package {missing.name}: {EXTRAS}") from None
+        raise UserError(f"{path}: reading {file.suffix} needs `pip install {missing.name}`") from None
     except Exception as error:  # the libraries raise many types for a broken file
         raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
     frame.cells.columns = [str(name).strip() for name in frame.cells.columns]
@@ -161,7 +154,7 @@ def read_frame(path: str) -> Frame:
 
 
 def _table(rows: Mapping[int, Any], columns: list[Any] | None = None) -> pd.DataFrame:
-    """Make a table indexed by row number, from lists of cells or from dicts whose keys become the columns."""
+    """Make a table from rows by number, which are lists of cells, or dicts whose keys become the columns."""
     import pandas as pd
 
     return pd.DataFrame([*rows.values()], index=[*rows], columns=columns, dtype=object)
@@ -270,7 +263,7 @@ def _shown(cell: Any, file: Path) -> object:
 
 
 def _statistics(file: Path) -> Frame:
-    """Read a file of SPSS or Stata: codes with labels, without the codes that the file declares missing."""
+    """Read codes and their labels from a file of SPSS or Stata, without the codes that it declares missing."""
     import pyreadstat
 
     read = pyreadstat.read_dta if file.suffix.lower() == ".dta" else pyreadstat.read_sav
@@ -293,7 +286,7 @@ def _statistics(file: Path) -> Frame:
 
 
 def _is_declared(code: str, missing: Sequence[Any]) -> bool:
-    """True if a code is one of Stata's missing letters or lies in a missing range of SPSS; ranges may be texts."""
+    """True if a code is one of Stata's missing letters or lies in a missing range of SPSS, also of texts."""
     for part in missing:
         low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
         value = code if isinstance(low, str) else number(code)

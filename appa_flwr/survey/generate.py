@@ -3,9 +3,8 @@
 A question combines a frame ("How worried are you about ...?") with a topic ("wind power"), like the batteries of real
 questionnaires. A held-out question is thus a new pair of known parts, to which a policy can generalise. Groups form
 clusters of unequal size that differ in their stance on a few issues. Topics and frames load on these issues, so
-similar questions divide the groups similarly, about as much as in real surveys: there, a group's deviation on a
-question and on the nearest other question correlate by .25 to .45. Each group answers only part of the questions, with
-a finite sample, and some frames record refusals.
+similar questions divide the groups similarly, as in real surveys: there, a group's deviations on a question and on the
+nearest other one correlate by .25 to .45.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -58,7 +57,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     """Draw a survey from the generated population.
 
     Args:
-        num_questions: Q, at most `len(TOPICS) * len(FRAMES)`.
+        num_questions: Q, from 2 to `len(TOPICS) * len(FRAMES)`, else `UserError`.
         num_groups: G >= 2.
         disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups have the same stance.
         seed: the same seed gives the same survey on every machine.
@@ -66,9 +65,6 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     Returns:
         A survey in which each group answered about three quarters of the Q questions, with sampling noise. `extra`
         has twice as many questions without answers, or all remaining ones.
-
-    Raises:
-        UserError: fewer than two questions or more than the frames and topics can form.
     """
     most = len(TOPICS) * len(FRAMES)
     if not 2 <= num_questions <= most:
@@ -93,10 +89,9 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
 def ground_truth(
     *, num_questions: int, num_groups: int, disagreement: float = 1.5, seed: int
 ) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
-    """Exact distributions of every group in the population from which `generate` samples with the same arguments.
+    """The questions from which `generate` samples with the same arguments, and every group's exact distributions.
 
-    Returns:
-        The questions, and group name -> question id -> distribution (K,).
+    The latter are group name -> question id -> distribution (K,).
     """
     rng = np.random.default_rng([seed, 0])
     pairs = rng.permutation(len(TOPICS) * len(FRAMES))[:num_questions]

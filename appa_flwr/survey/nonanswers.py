@@ -1,7 +1,6 @@
 """Detection of non-answers in a survey: refusals, questions that were not asked, missing codes.
 
-Codes and labels listed in `data.missing` are non-answers. Otherwise an option's label decides; case, blanks, brackets,
-numbering and the kind of apostrophe are ignored.
+Codes and labels in `data.missing` are non-answers. Otherwise an option's label decides, as in `nonanswers.toml`.
 """
 
 import math
@@ -18,18 +17,9 @@ Kind = Literal["answer", "refusal", "none"]
 NUM_SHOWN: Final = 4  # names in a message
 NONE: Final = "none"  # entry of `data.missing`: all codes are answers
 
-_WORDS = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
-_REFUSALS, _NOT_ASKED = frozenset[str](_WORDS["refusals"]), frozenset[str](_WORDS["not_asked"])
-_BEGINNINGS: Final = (
-    "not asked",
-    "missing;",
-    "missing:",
-    "missing,",
-    "other missing;",
-    "not applicable;",
-    "missing -",
-    "nap;",
-)
+WORDS: Final = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
+_REFUSALS, _NOT_ASKED = frozenset[str](WORDS["refusals"]), frozenset[str](WORDS["not_asked"])
+_BEGINNINGS: Final = tuple[str, ...](WORDS["not_asked_beginnings"])
 _NOTES: Final = re.compile(
     r"\bvolunteered:|\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)"
 )
@@ -60,7 +50,7 @@ def kind_of(label: str) -> Kind:
 
 
 def code_text(value: object) -> str:
-    """Convert a code to text: 3.0 and "3.0" become "3", None and NaN an empty text."""
+    """A code as text: 3.0 and "3.0" are "3", None and NaN are empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     text = str(value).strip()
@@ -68,7 +58,7 @@ def code_text(value: object) -> str:
 
 
 def number(code: str) -> float | None:
-    """Convert a code to a finite number; None if that is impossible."""
+    """A code as a finite number, if it is one."""
     try:
         value = float(code)
     except ValueError:
@@ -94,17 +84,14 @@ class Missing:
             self._by_column[column] = listed
         self._unused = {(column, code) for column, codes in self._by_column.items() for code in codes} - {("", NONE)}
 
-    def _codes(self, column: str) -> tuple[str, ...]:
-        return self._by_column.get(column, self._by_column.get("", ()))
-
     def kind(self, column: str, code: str, label: str) -> Kind:
-        """Classify an option of a column: "none" if the user lists its code or label, else by its label."""
+        """Classify an option of a column by the user's list, then by its label."""
         return "none" if self.lists(column, code, label) else kind_of(label)
 
     def lists(self, column: str, code: str, label: str) -> bool:
         """True if the user lists this code or label of the column."""
         value, place = number(code), column if column in self._by_column else ""
-        for listed in self._codes(column):
+        for listed in self._by_column.get(place, ()):
             ends = _RANGE.fullmatch(listed)
             inside = ends and value is not None and float(ends[1]) <= value <= float(ends[2])
             if listed in (code, label) or code_text(listed) == code or inside:
@@ -113,17 +100,14 @@ class Missing:
         return False
 
     def unused(self) -> list[str]:
-        """List the codes that no option had, perhaps since the column does not exist."""
+        """List the codes that no option had."""
         return [f"{column}={code}" if column else code for column, code in sorted(self._unused) if code != NONE]
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
-        """Check that no answer (column -> code -> label) has a code that looks missing, unless the user decided it.
-
-        Raises:
-            UserError: such codes exist; the message names them and the two values of `data.missing` that decide.
-        """
-        open_columns = (name for name in columns if name not in self._by_column and self._codes(name) != (NONE,))
-        doubtful = {name: codes for name in open_columns if (codes := looks_missing(columns[name]))}
+        """Raise `UserError` if an answer (column -> code -> label) has a code that looks missing and is undecided."""
+        decided = columns if self._by_column.get("") == (NONE,) else self._by_column
+        doubtful = {name: looks_missing(labels) for name, labels in columns.items() if name not in decided}
+        doubtful = {name: codes for name, codes in doubtful.items() if codes}
         if not doubtful:
             return
         by_column = [f"{name}={','.join(codes)}" for name, codes in doubtful.items()]
@@ -142,10 +126,7 @@ def looks_missing(labels: Mapping[str, str]) -> list[str]:
 
     These are negative numbers, Stata's letters, and 7 to 9, 66, 77, 88, 94 to 99, 994 to 999 and so on, if they lie
     above the other codes with a gap. Of codes with a label, only negative numbers are among them, unless they are one
-    half of a scale such as -2 to 2.
-
-    Args:
-        labels: code -> label of the options that count as answers; a code without a label is its own label.
+    half of a scale such as -2 to 2. A code without a label is its own label.
     """
     bare = [code for code, label in labels.items() if code == label]
     candidates = {code for code in bare if _MISSING_LETTER.fullmatch(code)}

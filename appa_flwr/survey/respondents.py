@@ -1,9 +1,4 @@
-"""Reader of microdata with one row per respondent: one weighted distribution per group and question.
-
-`data.group-by` names the columns of groups; other columns with 2 to `MAX_OPTIONS` different answers are questions.
-
-Axis letters: K answer options, R respondents, G groups of one attribute.
-"""
+"""Reader of microdata with one row per respondent: one weighted distribution per group and question."""
 
 import math
 import re
@@ -11,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +17,6 @@ from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, number
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
 
-IntArray = npt.NDArray[np.integer[Any]]
 Texts = npt.NDArray[np.object_]
 
 MAX_GROUPS: Final = 200
@@ -38,11 +32,7 @@ _WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Missing) -> list[RawAnswer]:
-    """Compute the weighted shares of every group and question; decisions are added to `frame.notes`.
-
-    Raises:
-        UserError: no column of groups is named, a named column does not exist, or several columns may be the weight.
-    """
+    """Compute the weighted shares of every group and question; decisions are added to `frame.notes`."""
     if not group_by:
         raise UserError(
             f"{frame.source}: has none of our columns, so a row seems to be a respondent; say which columns are "
@@ -51,7 +41,7 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
     frame.require(*group_by, *({weight} - {"", _UNWEIGHTED}))
     weight_R, weights = _weights(frame, group_by, weight)
     groups = {name: _groups(frame, name, missing) for name in group_by}
-    if not any(names for _, names in groups.values()):
+    if not any(group_R.any() for group_R in groups.values()):
         raise UserError(f"{frame.source}: no respondent has a group in {', '.join(group_by)}")
     raws: list[RawAnswer] = []
     frame.notes.add(f"one row a respondent, {len(frame.cells)} of them")
@@ -98,8 +88,7 @@ def _weights(frame: Frame, group_by: Sequence[str], weight: str) -> tuple[FloatA
             f"{frame.source}: column {chosen}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}; "
             "write numbers without separators of thousands, and with a decimal point"
         )
-    weight_R = _numbers(frame, chosen)
-    frame.weight = chosen
+    weight_R, frame.weight = _numbers(frame, chosen), chosen
     frame.notes.add(f"weighted by {chosen}" + ("" if weight else ", the only column that looks like it"))
     if np.isnan(weight_R).all():
         raise UserError(f"{frame.source}: column {chosen} has no number >= 0, so it is no weight")
@@ -131,20 +120,14 @@ def _texts(frame: Frame, column: str) -> Texts:
     return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1, the last entry
 
 
-def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequence[str]]:
-    """Read each respondent's group index (R,), -1 without an answer, and the names of the groups."""
-    import pandas as pd
-
+def _groups(frame: Frame, name: str, missing: Missing) -> Texts:
+    """Read the name of each respondent's group (R,), None without an answer."""
     text_R, label = _texts(frame, name), frame.codebook[name].label
     number_of = Counter(text_R)  # in the order of the rows
     is_places = sum(map(bool, number_of)) > 2 and all(_CODE.fullmatch(label(code)) for code in number_of if code)
-
-    def is_group(code: str) -> bool:
-        if is_places:
-            return code != "" and not missing.lists(name, code, label(code))
-        return missing.kind(name, code, label(code)) == "answer"
-
-    labels = {code: label(code) for code in number_of if is_group(code)}
+    labels = {code: label(code) for code in number_of if code and not missing.lists(name, code, label(code))}
+    if not is_places:
+        labels = {code: text for code, text in labels.items() if kind_of(text) == "answer"}
     if lost := [f"{size} {label(code) or 'empty'}" for code, size in number_of.items() if code not in labels]:
         frame.notes.add(f"respondents without a group in {name}", *lost)
     if doubtful := [code for code in labels if kind_of(label(code)) != "answer"]:
@@ -155,18 +138,17 @@ def _groups(frame: Frame, name: str, missing: Missing) -> tuple[IntArray, Sequen
     for code, group in names.items():
         names[code] = spelling.setdefault(same(group), group)
         frame.notes.add_spelling(group, names[code])
-    group_R, groups = pd.factorize(np.array([names.get(code) for code in text_R], dtype=object), sort=True)
-    if len(groups) > MAX_GROUPS:
-        raise UserError(f"{frame.source}: column {name} has {len(groups)} groups; at most {MAX_GROUPS} can be")
-    return group_R, [*groups]
+    if (number_of_groups := len({*names.values()})) > MAX_GROUPS:
+        raise UserError(f"{frame.source}: column {name} has {number_of_groups} groups; at most {MAX_GROUPS} can be")
+    return np.array([names.get(code) for code in text_R], dtype=object)
 
 
 def _codes(column: Column, text_R: Texts, is_answer: Callable[[str], bool]) -> list[str]:
     """List the codes of a question's options; empty if there are too many, as in a column of respondent numbers.
 
-    If the source does not list the options, codes come in the order of the numbers with which all answers begin, as
-    in "1 (worst)" and "18-29"; else numbers come first, then words in alphabetical order. Non-answers come last.
-    Options with a label are included even if nobody has chosen them.
+    Unless the source lists the options, codes are in the order of the numbers with which all answers begin, such as
+    "18-29", else numbers come before words in alphabetical order; non-answers are last. Labels that nobody has chosen
+    are included.
     """
     if column.options:
         return [*column.options]
@@ -181,48 +163,44 @@ def _codes(column: Column, text_R: Texts, is_answer: Callable[[str], bool]) -> l
 
 
 def _leading(code: str) -> float | None:
-    """The number with which a code begins; None if it begins otherwise."""
+    """The number with which a code begins, if any."""
     return float(match[1]) if (match := _LEADING.match(code)) else None
 
 
-def _scale(column: Column, codes: Sequence[str], answers: Sequence[str]) -> tuple[float | None, ...] | None:
+def _scale(column: Column, codes: Sequence[str], answers: Sequence[str]) -> Sequence[float]:
     """Scale positions, if the source lists them, marks the column as ordered, or labels the ends of its numbers."""
     if column.options:
-        return tuple(column.options.values())
+        return [*column.options.values()]
     places = {code: value for code in answers if (value := number(code)) is not None}
     if not column.labels or len(places) < len(answers):
-        return None
+        return ()
     ends = [place for code, place in places.items() if code in column.labels]
     between = [place for code, place in places.items() if code not in column.labels]
     has_ends = bool(ends and between) and min(ends) < min(between) and max(between) < max(ends)
-    return tuple(map(places.get, codes)) if column.is_ordered or has_ends else None
+    return [places.get(code, math.nan) for code in codes] if column.is_ordered or has_ends else ()
 
 
 def _counted(
-    question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Mapping[str, tuple[IntArray, Sequence[str]]]
+    question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Mapping[str, Texts]
 ) -> Iterator[RawAnswer]:
     """Yield the answer of each group that was asked the question: weighted shares, and respondents per option."""
-    index = {code: k for k, code in enumerate(question.codes)}
-    code_R = np.array([index.get(text, -1) for text in text_R])
-    for attribute, (group_R, names) in groups.items():
-        used_R = (group_R >= 0) & (code_R >= 0)
-        cell_R, shape = group_R[used_R] * len(index) + code_R[used_R], (len(names), len(index))
-        count_GK = np.bincount(cell_R, minlength=math.prod(shape)).reshape(shape)
-        sum_GK = np.bincount(cell_R, weights=weight_R[used_R], minlength=math.prod(shape)).reshape(shape)
-        for name, count_K, sum_K in zip(names, count_GK, sum_GK, strict=True):
-            if count_K.any():  # else the question was not asked of this group
-                full_name = group_name(name, attribute if len(groups) > 1 else "")
-                shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-                yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
+    import pandas as pd
+
+    code_R = pd.Categorical(text_R, categories=question.codes)
+    for attribute, group_R in groups.items():
+        people = pd.DataFrame({"group": group_R, "code": code_R, "weight": weight_R}).dropna()
+        weights = people.groupby(["group", "code"], observed=False)["weight"]
+        sum_GK, count_GK = weights.sum().unstack(), weights.count().unstack()
+        for name, sum_K, count_K in zip(sum_GK.index, sum_GK.to_numpy(), count_GK.to_numpy(), strict=True):
+            full_name = group_name(name, attribute if len(groups) > 1 else "")
+            shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
+            yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
 
 
 def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missing) -> tuple[list[RawAnswer], Frame]:
     """Read all waves of OpinionQA in the folder `human_resp` or its parent; returns the answers and the first table.
 
     In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
-
-    Raises:
-        UserError: no wave; a file that is missing, unreadable or without a needed column; else as `raw_answers`.
     """
     root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
     matches = ((_WAVE.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
@@ -244,20 +222,14 @@ def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missi
 
 
 def _codebook(info: Frame) -> dict[str, Column]:
-    """Read the questions and options of `info.csv`.
-
-    `references` lists the substantive answers, then the refusals; `option_ordinal` covers only the former.
-    """
+    """Read the questions of `info.csv`, whose `references` list answers with an `option_ordinal`, then refusals."""
     info.require("key", "question", "references", "option_ordinal")
     columns: dict[str, Column] = {}
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
         try:
-            places, names = (
-                read_numbers(record, "option_ordinal", empty=None),
-                map(str, read_list(record, "references")),
-            )
+            places, names = read_numbers(record, "option_ordinal"), map(str, read_list(record, "references"))
         except Unusable as error:
             raise UserError(f"{info.source}: row {row}: {error}") from None
-        options = dict(zip(names, chain(places, repeat(None)), strict=False))
+        options = dict(zip(names, chain(places, repeat(math.nan)), strict=False))
         columns[record["key"]] = Column(text=record["question"], options=options)
     return columns

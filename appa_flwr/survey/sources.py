@@ -1,10 +1,7 @@
 """Readers of all sources of surveys: files, OpinionQA's folder, the generated population.
 
-Used only by `appa survey`, the launcher and a simulation's server; nodes read files written by `store`. Spellings of
-a name are unified and every number is checked. An unusable answer is left out with its reason; an undeclared code
-that looks missing is an error. A question's first row with options sets its text, options and scale.
-
-Axis letters: K answer options.
+Spellings of a name are unified and every number is checked. An unusable answer is left out with its reason; an
+undeclared code that looks missing is an error. A question's first row with options sets its text, options and scale.
 """
 
 import hashlib
@@ -31,11 +28,8 @@ from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, 
 LEFT_OUT: Final = "left out, "
 SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a question's hash
-# Sums written as 0.98 or 1.02 are within the tolerance, although their binary values lie slightly outside.
-_ROUNDING: Final = 1e-9
-# Vectors that sum to one within this tolerance are not rescaled, so that writing and reading them is exact.
-_ALREADY_ONE: Final = 1e-12
-_NOBODY: Final = "nobody gave an answer that counts"
+_ROUNDING: Final = 1e-9  # of 0.98 and 1.02, which are within the tolerance, to binary numbers
+_ALREADY_ONE: Final = 1e-12  # sums this near to one are not rescaled, so that writing and reading is exact
 
 
 def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **keys: Any) -> Survey:
@@ -56,17 +50,14 @@ def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **ke
             usable answer.
     """
     try:
-        return _read(str(source), DataSection(**keys), groups)
+        data = DataSection(**keys)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
-
-
-def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Survey:
     path, group_by, missing = Path(source), split_names(data.group_by), Missing(data.missing)
     if path.is_dir():
         raws, frame = respondents.opinionqa(path, group_by, data.weight, missing)
     else:
-        frame = read_frame(source)
+        frame = read_frame(str(source))
         if tables.is_table(frame):
             raws = tables.raw_answers(frame)
         else:
@@ -74,7 +65,7 @@ def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Surve
     survey, earlier = _settle(frame, raws, data, missing, groups), store.about_of(frame.header)
     about = About(
         source=path.name,
-        sha256=sha256_of(source),
+        sha256=sha256_of(str(source)),
         group_by=",".join(group_by) or earlier.group_by,
         weight=frame.weight or earlier.weight,
         missing=data.missing or earlier.missing,
@@ -85,16 +76,17 @@ def _read(source: str, data: DataSection, groups: Sequence[str] | None) -> Surve
 
 
 def read_run(config: Config) -> Survey:
-    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers.
-
-    Raises:
-        UserError: as `read_survey`, or a group that the generated survey does not have.
-    """
+    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers."""
     data = config.data
-    if config.survey == GENERATED_SURVEY:
-        survey = _generated(config)
+    if config.survey != GENERATED_SURVEY:
+        survey = read_survey(config.survey, groups=config.group_names or None, **data.model_dump())
     else:
-        survey = _read(config.survey, data, config.group_names or None)
+        survey = generate.generate(**generate.population(data, config.seed))
+        for name in config.group_names:
+            if name not in survey.groups:
+                raise unknown_name("group", name, valid=survey.groups)
+        answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
+        survey = replace(survey, answers=answers, about=About(GENERATED_SURVEY))
     extra = survey.extra if data.extra_questions else ()
     if data.extra_file:
         more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
@@ -104,11 +96,7 @@ def read_run(config: Config) -> Survey:
 
 
 def kept_survey(config: Config, file: Path) -> Survey | None:
-    """Read the survey that a run has saved in its folder; None if the file does not exist.
-
-    Raises:
-        UserError: the source has changed since the survey was saved.
-    """
+    """Read the survey that a run has saved, if any; raises `UserError` if its source has changed since."""
     if not file.exists():
         return None
     survey = store.read(file)
@@ -119,15 +107,6 @@ def kept_survey(config: Config, file: Path) -> Survey | None:
             f"{before[:12]}; put the earlier file back, or start a new run"
         )
     return survey
-
-
-def _generated(config: Config) -> Survey:
-    drawn = generate.generate(**generate.population(config.data, config.seed))
-    for name in config.group_names:
-        if name not in drawn.groups:
-            raise unknown_name("group", name, valid=drawn.groups)
-    answers = {name: drawn.answers[name] for name in config.group_names or drawn.groups}
-    return replace(drawn, answers=answers, about=About(GENERATED_SURVEY))
 
 
 def sha256_of(source: str) -> str:
@@ -145,17 +124,13 @@ def sha256_of(source: str) -> str:
 def _settle(
     frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
 ) -> Survey:
-    """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`.
-
-    Raises:
-        UserError: undeclared codes that look missing, an unknown group, or no usable answer in the source or in a
-            named group.
-    """
+    """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`."""
     source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # normalised name of a group -> its first spelling
     for raw in raws:
-        key = clean(raw.question_id) or _question_hash(raw)
+        words = json.dumps([raw.text, raw.options]).encode()
+        key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
         rows.setdefault(key, []).append(raw._replace(question_id=key))
         if raw.group:
             notes.add_spelling(raw.group, names.setdefault(same(raw.group), raw.group))
@@ -164,7 +139,7 @@ def _settle(
     missing.check(source, {key: read[key].labels for key in asked})
     if unused := missing.unused():
         notes.add("data.missing lists codes that no answer has", *unused)
-    # A file of public questions only, as on the server of a deployment, has no groups, whatever `groups` names.
+    # A deployment's public questions have no groups, whatever `groups` names.
     wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
         if name not in names.values():
@@ -198,30 +173,23 @@ def _settle(
     return Survey(questions, answers, {name: respondents[name] for name in answers}, extra)
 
 
-def _question_hash(raw: RawAnswer) -> str:
-    """Make an id for a question without one: a hash of its text and its options in order."""
-    return hashlib.sha256(json.dumps([raw.text, raw.options]).encode()).hexdigest()[:_ID_CHARS]
-
-
 class _ReadQuestion:
-    """A question, from its first row with options, and the treatment of each of its options.
+    """A question, from its first row with options, and the treatment of each of its options."""
 
-    Attributes:
-        left: the question with its remaining options.
-        labels: code -> label of the options that are answers.
-        problem: why all rows of the question are unusable; empty if they are usable.
-    """
+    labels: dict[str, str]  # code -> label of the options that are answers
+    problem: str = ""  # why no row can be used
+    left: Question  # with the remaining options
 
     def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
         first = next((raw for raw in rows if raw.options), rows[0])
-        options: dict[str, tuple[str, float | None]] = {}  # normalised label -> label and position on the scale
-        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, dict[str, str]()
+        options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
+        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, {}
         self._kind_K: list[Kind] = []
         self._place_K: list[int | None] = []  # index of each source option among the remaining options
         policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
         sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
         cleaned = [*map(clean, first.options)]
-        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(None), strict=False):
+        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(math.nan), strict=False):
             kind = missing.kind(first.question_id, code, label)
             self._kind_K.append(kind)
             if kind == "answer":
@@ -236,14 +204,13 @@ class _ReadQuestion:
             elif [*options].index(same(label)) in self._place_K:
                 notes.add("options and groups that are one", f"several codes are {label!r}")
             self._place_K.append([*options].index(same(label)))
-        self.problem = ""
         if not clean(first.text) or not all(cleaned):
             self.problem = "empty question or option text"
         elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
         # There is no scale if a remaining option has no position or all options have the same position.
-        known = tuple(place for _, place in options.values() if place is not None)
-        scale = known if len(known) == len(options) and len(set(known)) > 1 else None
+        places = tuple(place for _, place in options.values())
+        scale = places if all(map(math.isfinite, places)) and len(set(places)) > 1 else None
         self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 
     def check(self, raw: RawAnswer) -> None:
@@ -264,18 +231,17 @@ class _ReadQuestion:
             raise Unusable("distribution is not a list of numbers, one for each option")
         if min(raw.shares) < 0.0:
             raise Unusable("negative share in the distribution")
+        shares = np.zeros(len(self.left.options))
+        for share, place in zip(raw.shares, self._place_K, strict=True):
+            if place is not None:
+                shares[place] += share
+        if (total := math.fsum(shares)) <= 0.0:
+            raise Unusable("nobody gave an answer that counts")
         if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
-            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}" if any(raw.shares) else _NOBODY)
+            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}")
         n = raw.n
         if raw.people:  # refusals are not counted as respondents, even if they are kept as options
             n = float(sum(count for count, kind in zip(raw.people, self._kind_K, strict=True) if kind == "answer"))
         if n is not None and n < self._least:
             raise Unusable("fewer respondents than the minimum")
-        shares = np.zeros(len(self.left.options))
-        for share, place in zip(raw.shares, self._place_K, strict=True):
-            if place is not None:
-                shares[place] += share
-        total = math.fsum(shares)
-        if total <= 0.0:
-            raise Unusable(_NOBODY)
         return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n

@@ -1,22 +1,16 @@
-"""Split of questions into training and held-out ones by a hash of each text, the same for all groups.
-
-Axis letters: Q questions.
-"""
+"""Split of questions into training and held-out ones by a hash of each text, the same for all groups."""
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Split
-
-_HASH_BYTES: Final = 8
 
 
 def _position(text: str, seed: int) -> float:
     """Hash the seed and a question's folded text to a position in [0, 1)."""
     digest = hashlib.sha256(f"{seed}\n{_folded(text)}".encode()).digest()
-    return int.from_bytes(digest[:_HASH_BYTES], "big") / 256**_HASH_BYTES
+    return int.from_bytes(digest[:8], "big") / 256**8
 
 
 def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2, seed: int = 0) -> Split:
@@ -28,19 +22,16 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
     its standard deviation is sqrt(f (1 - f) / Q). If one side would be empty, the nearest text is moved to it.
 
     Args:
-        questions: at least two different texts.
+        questions: at least two different texts, else `UserError`.
         test_fraction: f, the share held out on average, in (0, 1).
         seed: seed of the hash.
 
     Returns:
         Question ids, both sides non-empty and each in the order of `questions`.
-
-    Raises:
-        UserError: fewer than two different texts.
     """
     positions = {question.question_id: _position(question.text, seed) for question in questions}
     ranked = sorted(set(positions.values()))
-    if len(ranked) < len(("train", "test")):
+    if len(ranked) < 2:
         raise UserError(f"a split needs at least two different question texts; the survey has {len(ranked)}")
     # Positions below the threshold are held out: always the lowest one, never the highest one.
     threshold = ranked[1] if ranked[0] >= test_fraction else min(test_fraction, ranked[-1])

@@ -1,10 +1,6 @@
-"""Writer and strict reader of the own survey format (JSON lines), the only format that nodes read.
+"""Writer and strict reader of the own survey format (docs/surveys.md), the only format that nodes read.
 
-The first line describes the survey's origin (`About`). Every other line is one group's answer to one question,
-`question_id, question, options, ordinal, group, distribution` with `n` if it is known, or a question without an
-answer; `extra` marks the questions of `Survey.extra`.
-
-Axis letters: G groups, Q questions, K answer options.
+The first line describes the survey's origin (`About`).
 """
 
 import json
@@ -27,15 +23,13 @@ from appa_flwr.core.files import replace_file, writing
 from appa_flwr.survey.types import About, FloatArray, Question, Survey
 
 SUFFIX: Final = ".jsonl"
-HEADER: Final = "appa-survey"
-VERSION: Final = 1
+HEADER, VERSION = "appa-survey", 1
 QUESTIONS_FILE: Final = "questions.jsonl"
 GROUPS_FOLDER: Final = "groups"
 MAX_SLUG_CHARS: Final = 60
 _TOLERANCE: Final = 1e-6
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
 _Share = Annotated[float, Field(ge=0)]
-_NAMELESS: Final = "group"
 
 
 class Exported(NamedTuple):
@@ -46,18 +40,17 @@ class Exported(NamedTuple):
 
 
 def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) -> None:
-    """Write a survey, or the answers of some of its groups, to a file that only its owner can read (mode 0600).
-
-    Raises:
-        UserError: the file cannot be written, or its suffix is not .jsonl.
-    """
+    """Write a survey, or the answers of some of its groups, to a .jsonl file that only its owner can read."""
     if file.suffix != SUFFIX:
         raise UserError(f"{file}: a survey is written as {SUFFIX}")
     names = [name for name in survey.groups if groups is None or name in groups]
     rows = [{HEADER: VERSION, "groups": names, **asdict(survey.about)}]
     for question in survey.questions:
         asked = [name for name in names if question.question_id in survey.answers[name]]
-        rows += [_public(question) | _answer(survey, name, question.question_id) for name in asked]
+        for name in asked:
+            n = survey.respondents.get(name, {}).get(question.question_id)
+            shares = survey.answers[name][question.question_id].tolist()
+            rows += [_public(question) | {"group": name, "distribution": shares} | ({} if n is None else {"n": n})]
         rows += [_public(question)] if groups is None and not asked else []
     rows += [_public(question) | {"extra": True} for question in survey.extra if groups is None]
     replace_file(file, _lines(rows), mode=0o600)
@@ -66,10 +59,7 @@ def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) 
 def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     """Write the public `questions.jsonl`, and each group's answers to a `groups/SLUG.jsonl` of its own.
 
-    Creates the folder. Each file is written atomically and replaces a file of the same name; other files are kept.
-
-    Raises:
-        UserError: the folder cannot be created or written to.
+    Files of the same name are replaced, each in one step; other files are kept.
     """
     root = Path(folder)
     files = {name: root / GROUPS_FOLDER / f"{slug}{SUFFIX}" for name, slug in slugs(survey.groups).items()}
@@ -116,11 +106,7 @@ class _Row(BaseModel):
 
 
 def read(path: str | os.PathLike[str]) -> Survey:
-    """Read a survey in the own format, in the order of the file.
-
-    Raises:
-        UserError: the file cannot be read, has another format, or has a wrong line, whose number the message gives.
-    """
+    """Read a survey in the own format, in the order of the file; a `UserError` names a wrong line by its number."""
     file = Path(path)
     advice = f"`appa survey {path} --write FILE{SUFFIX}`"
     if file.suffix != SUFFIX:
@@ -165,7 +151,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
 
 
 def read_about(file: Path) -> About:
-    """Read the origin of a survey from a file's first line; an empty `About` if there is none."""
+    """Read the origin of a survey from a file's first line, if that is there."""
     try:
         with file.open(encoding="utf-8") as lines:
             return about_of(json.loads(next(lines, "{}")))
@@ -174,34 +160,25 @@ def read_about(file: Path) -> About:
 
 
 def about_of(header: Mapping[str, Any]) -> About:
-    """Read the origin of a survey from the parsed first line of a file."""
+    """The origin of a survey in the parsed first line of a file."""
     known = {name: header[name] for name in asdict(About()) if name in header}
     return About(**known | {"notes": tuple(known.get("notes", ()))})
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:
-    """Give each group a unique file name (no extension) of lower-case ASCII letters, digits and hyphens.
-
-    Names must be distinct. If a slug is already taken, a number is appended.
-    """
-    taken: dict[str, str] = {}
+    """Give each of the distinct names a file name (no extension) of lower-case ASCII letters, digits and hyphens."""
+    slug_of: dict[str, str] = {}
     for name in names:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-        slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or _NAMELESS
+        slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or "group"
         candidates = chain([slug], (f"{slug}-{number}" for number in count(2)))
-        taken[next(candidate for candidate in candidates if candidate not in taken)] = name
-    return {name: slug for slug, name in taken.items()}
+        slug_of[name] = next(candidate for candidate in candidates if candidate not in slug_of.values())
+    return slug_of
 
 
 def _public(question: Question) -> dict[str, object]:
     fields = asdict(question)
     return {"question_id": fields.pop("question_id"), "question": fields.pop("text"), **fields}
-
-
-def _answer(survey: Survey, group: str, question_id: str) -> dict[str, object]:
-    n = survey.respondents.get(group, {}).get(question_id)
-    known = {} if n is None else {"n": n}
-    return {"group": group, "distribution": survey.answers[group][question_id].tolist(), **known}
 
 
 def _lines(rows: Iterable[Mapping[str, object]]) -> bytes:

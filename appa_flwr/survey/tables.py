@@ -1,11 +1,6 @@
 """Readers of tables of shares or counts: own columns, GlobalOpinionQA's columns, and one row per option.
 
-Own columns: `question, options, group, distribution`, optionally `question_id`, `attribute` (the attribute that
-defines the group), `ordinal` (scale position of each option) and `n` (number of respondents).
-One row per option: `question, group, option` and one of `share`, `percent` or `count`, optionally `question_id`,
-`attribute` and `ordinal`. Lists in cells are JSON or Python literals; nothing in a cell is executed.
-
-Axis letters: K answer options.
+docs/surveys.md lists the columns. Lists in cells are JSON or Python literals; nothing in a cell is executed.
 """
 
 import ast
@@ -13,20 +8,18 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, same
-from appa_flwr.survey.nonanswers import code_text
+from appa_flwr.survey.nonanswers import WORDS, code_text
 from appa_flwr.survey.nonanswers import number as number_of
 
+# Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
-"""Column of an option's number -> sum of the numbers over a question's options; 0 = any sum."""
-_TOTALS: Final = {
-    *("total", "totals", "grand total", "subtotal", "total respondents", "overall", "all", "base", "weighted base"),
-    *("unweighted base", "n", "sum", "summe", "gesamt", "insgesamt", "totale", "ensemble"),
-}
+_TOTALS: Final = set[str](WORDS["totals"])
+_EMPTY: Final = ("", "nan", "null")
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
 _NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
 _PLAIN: Final = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
@@ -41,11 +34,7 @@ def is_table(frame: Frame) -> bool:
 
 
 def raw_answers(frame: Frame) -> list[RawAnswer]:
-    """Read the answers of a table; decisions are added to `frame.notes`.
-
-    Raises:
-        UserError: a column is missing.
-    """
+    """Read the answers of a table; decisions are added to `frame.notes`."""
     if (lower := frame.cells.columns.str.lower()).is_unique:
         frame.cells.columns = lower
     columns = {*frame.cells.columns}
@@ -69,16 +58,15 @@ def read_list(cells: Mapping[Any, Any], name: str) -> list[Any]:
     return list(values)
 
 
-def read_numbers(cells: Mapping[Any, Any], name: str, *, empty: float | None) -> list[Any]:
-    """Read a cell that holds a list of numbers, with `empty` in place of null; raises `Unusable` otherwise."""
+def read_numbers(cells: Mapping[Any, Any], name: str) -> list[float]:
+    """Read a cell that holds a list of numbers, NaN in place of null; raises `Unusable` otherwise."""
     try:
-        return [empty if item is None else _float(item) for item in read_list(cells, name)]
+        return [math.nan if item is None else _float(item) for item in read_list(cells, name)]
     except (TypeError, ValueError):
         raise Unusable(f"{name}: not a list of numbers") from None
 
 
 def _literal(text: str) -> Any:
-    """Parse JSON or a Python literal."""
     with suppress(ValueError):
         return json.loads(text)
     return ast.literal_eval(_NAN.sub("None", text.strip()))
@@ -93,12 +81,8 @@ def _float(item: Any) -> float:
 def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
     """Yield each row's number, question id and text as a raw answer, and its non-empty cells."""
     for row, record in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
-        cells = {str(name): cell for name, cell in record.items() if not _is_empty(cell)}
+        cells = {str(name): cell for name, cell in record.items() if code_text(cell).casefold() not in _EMPTY}
         yield RawAnswer(int(row), code_text(cells.get("question_id")), code_text(cells.get("question"))), cells
-
-
-def _is_empty(cell: object) -> bool:
-    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
 
 
 def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
@@ -121,10 +105,10 @@ def _answer(raw: RawAnswer, cells: Mapping[str, Any]) -> RawAnswer:
         if is_answer := "group" in cells or "distribution" in cells:
             raw = raw._replace(group=_group(cells))
         if "ordinal" in cells:
-            if len(places := read_numbers(cells, "ordinal", empty=None)) != len(raw.options):
+            if len(places := read_numbers(cells, "ordinal")) != len(raw.options):
                 raise Unusable("ordinal: not one number, or null, for each option")
-            raw = raw._replace(ordinal=tuple(places))
-        shares = read_numbers(cells, "distribution", empty=math.nan) if is_answer else ()
+            raw = raw._replace(ordinal=places)
+        shares = read_numbers(cells, "distribution") if is_answer else ()
         return raw._replace(shares=shares, n=_number(cells, "n"))
     except Unusable as error:
         return raw._replace(problem=str(error))
@@ -156,21 +140,21 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
-    beside = next((name for name in ("count", "n") if name in frame.cells.columns), measure)
-    comma = {name: _has_decimal_comma(frame, name) for name in (measure, beside)}
+    beside = next((name for name in ("count", "n") if name in frame.cells.columns), "")
+    commas = {name for name in (measure, beside) if name and _has_decimal_comma(frame, name)}
     questions: defaultdict[str, list[RawAnswer]] = defaultdict(list)
     for raw, cells in _rows(frame):
         try:
             raw = raw._replace(group=_group(cells))
-            number = _number(cells, measure, UNITS[measure], decimal_comma=comma[measure])
+            number = _number(cells, measure, UNITS[measure], decimal_comma=measure in commas)
             place = _number(cells, "ordinal", unit=1.0, least=-math.inf)
             if number is None:
                 raise Unusable(f"{measure}: empty")
-            raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=(place,))
-            if beside in ("count", "n"):
-                with suppress(Unusable):  # then their number is unknown
-                    people = _number(cells, beside, decimal_comma=comma[beside])
-                    raw = raw._replace(people=() if people is None else (people,))
+            places = (math.nan if place is None else place,)
+            raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=places)
+            with suppress(Unusable):  # then the number of people is unknown
+                people = _number(cells, beside, decimal_comma=beside in commas)
+                raw = raw._replace(people=() if people is None else (people,))
         except Unusable as error:
             raw = raw._replace(problem=str(error))
         if not raw.group:
@@ -192,26 +176,28 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: 
     """Join one question's rows, one per option, into each group's answer; options without a row have share 0.
 
     Two spellings of an option are added up. One spelling with two different numbers makes the group's answer unusable.
-    An option with the name of a total is left out if it equals the sum of the other options in every group. Options
-    that are all numbers stand in their order. With `is_total`, a number of people that is the same in all rows of a
-    group is that of the group, not of the option.
+    An option with the name of a total is left out if it equals the sum of the other options in every group. With
+    `is_total`, a number of people that is the same in all rows of a group is the group's, not the option's.
     """
     firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
     answers: dict[str, RawAnswer] = {}  # group -> its first row
-    spellings: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)  # group -> option -> label -> number
-    counted: defaultdict[str, dict[str, float]] = defaultdict(dict)  # group -> option -> people
+    rows_of: dict[tuple[str, str], float] = {}  # group, label -> number
+    numbers = defaultdict[str, dict[str, float]](dict)  # group -> option -> number, summed over spellings
+    counted = defaultdict[str, dict[str, float]](dict)  # group -> option -> people
     for raw in rows:
         group, problem = same(raw.group), raw.problem
         if not problem:
             (label,), (number,) = raw.options, raw.shares
-            firsts.setdefault(same(label), raw)
-            if label not in spellings[group].setdefault(same(label), {}) and raw.people:
-                counted[group][same(label)] = counted[group].get(same(label), 0.0) + raw.people[0]
-            if spellings[group][same(label)].setdefault(label, number) != number:
+            firsts.setdefault(option := same(label), raw)
+            if rows_of.get((group, label), number) != number:
                 problem = "an option twice in a question's rows of one group"
+            elif (group, label) not in rows_of:
+                rows_of[group, label] = number
+                numbers[group][option] = numbers[group].get(option, 0.0) + number
+                for people in raw.people:
+                    counted[group][option] = counted[group].get(option, 0.0) + people
         first = answers.setdefault(group, raw)
         answers[group] = first._replace(problem=problem or first.problem)
-    numbers = {group: {option: sum(mine.values()) for option, mine in spellings[group].items()} for group in answers}
     for name in sorted(_TOTALS & firsts.keys()):
         sums = [(mine[name], sum(mine.values()) - mine[name]) for mine in numbers.values() if name in mine]
         if all(_is_sum(total, others) and _is_sum(total, UNITS[measure] or others) for total, others in sums):
@@ -220,27 +206,21 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: 
             notes.add("counts as an option, whatever its name", repr(firsts[name].options[0]))
     if all(number_of(option) is not None for option in firsts):
         firsts = {option: firsts[option] for option in sorted(firsts, key=float)}
-    places = tuple(raw.ordinal[0] if raw.ordinal else None for raw in firsts.values())
+    options = tuple(first.options[0] for first in firsts.values())
+    places = [first.ordinal[0] for first in firsts.values()]
     for group, raw in answers.items():
-        if numbers[group] and (without := [repr(firsts[o].options[0]) for o in firsts if o not in numbers[group]]):
+        mine, people_of = numbers[group], counted[group]
+        if mine and (without := [repr(firsts[option].options[0]) for option in firsts if option not in mine]):
             notes.add("options without a row count as 0", f"{', '.join(without)} of {raw.group}")
-        number_K = [numbers[group].get(option, 0.0) for option in firsts]
+        number_K = [mine.get(option, 0.0) for option in firsts]
         total = UNITS[measure] or sum(number_K) or 1.0
-        yield raw._replace(
-            options=tuple(first.options[0] for first in firsts.values()),
-            shares=[number / total for number in number_K],
-            ordinal=places,
-            **_people(counted[group], firsts, num_rows=len(numbers[group]), is_total=is_total),
-        )
-
-
-def _people(counted: Mapping[str, float], options: Collection[str], *, num_rows: int, is_total: bool) -> dict[str, Any]:
-    """The fields of a raw answer that hold its numbers of people; unknown unless each option with a row has one."""
-    if not counted or len(counted) < num_rows:
-        return {"people": ()}
-    if is_total and len({*counted.values()}) == 1:
-        return {"people": (), "n": next(iter(counted.values()))}
-    return {"people": [counted.get(option, 0.0) for option in options]}
+        raw = raw._replace(options=options, shares=[number / total for number in number_K], ordinal=places, people=())
+        if people_of and len(people_of) == len(mine):  # else the number of people is unknown
+            if is_total and len({*people_of.values()}) == 1:
+                raw = raw._replace(n=next(iter(people_of.values())))
+            else:
+                raw = raw._replace(people=[people_of.get(option, 0.0) for option in firsts])
+        yield raw
 
 
 def _is_sum(total: float, others: float) -> bool:
@@ -253,27 +233,28 @@ def _number(
 ) -> float | None:
     """Parse a number such as 12.5, "12,5", "12.5 %", "1'250" or "1,024", in a unit of `UNITS`; None if empty.
 
-    For counts, "1,024" is 1024, and "1.024" raises `Unusable`, since it may mean 1024 or a decimal number.
+    Raises `Unusable` for a negative number, any other text, and a count of "1.024", which may mean 1024.
     """
-    cell, is_percent, is_ambiguous = cells.get(name), False, False
+    if (cell := cells.get(name)) is None:
+        return None
+    scale, is_wrong = 1.0, False
     if isinstance(cell, str):
         text = _SPACE.sub("", cell.strip())
-        is_percent, text = text.endswith("%"), text.removesuffix("%").strip()
+        if text.endswith("%"):
+            text, scale, is_wrong = text[:-1].strip(), unit / 100.0, not unit
         thousands = None if unit or decimal_comma else _THOUSANDS.fullmatch(text)
-        is_ambiguous = thousands is not None and thousands[1] == "." and text.count(".") == 1
         if thousands:
+            is_wrong |= thousands[1] == "." and text.count(".") == 1
             text = text.replace(thousands[1], "")
         elif text.count(",") == 1 and "." not in text:
             text = text.replace(",", ".")
         cell = float(text) if _PLAIN.fullmatch(text) else math.nan
     try:
-        value = None if cell is None else _float(cell)
+        value = _float(cell)
     except (TypeError, ValueError):
         value = math.nan
-    if value is None:
-        return None
-    if not math.isfinite(value) or is_ambiguous or (is_percent and not unit):
+    if not math.isfinite(value) or is_wrong:
         raise Unusable(f"{name}: not a plain number, such as 1200, 12.5 or 12,5 %")
     if value < least:
         raise Unusable(f"{name}: negative")
-    return value / 100.0 * unit if is_percent else value
+    return value * scale

@@ -1,7 +1,4 @@
-"""The in-memory survey: public questions on one side, one group's private answers on the other.
-
-Axis letters: G groups, Q questions, K answer options.
-"""
+"""The in-memory survey: public questions on one side, one group's private answers on the other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,25 +13,15 @@ MIN_OPTIONS, MAX_OPTIONS = 2, 30  # of a question
 
 @dataclass(frozen=True)
 class Question:
-    """A public survey question.
+    """A public survey question."""
 
-    Attributes:
-        question_id: unique within a survey.
-        text: the question as it was asked.
-        options: the K >= 2 answer options in the survey's order.
-        ordinal: position of each option on its scale (K numbers) where the answers are ordered, else None.
-    """
-
-    question_id: str
+    question_id: str  # unique within a survey
     text: str
-    options: tuple[str, ...]
-    ordinal: tuple[float, ...] | None = None
+    options: tuple[str, ...]  # the K >= 2 answer options in the survey's order
+    ordinal: tuple[float, ...] | None = None  # (K,) positions on a scale, if the answers are ordered
 
     def matches(self, other: "Question") -> bool:
-        """True if both have the same words and the same options in order, so that answers to both are comparable.
-
-        Ids are not compared, since two files may use the id Q1 for different questions.
-        """
+        """True if both have the same words and options, so that answers are comparable; two files may share an id."""
         return self.text.split() == other.text.split() and self.options == other.options
 
 
@@ -52,30 +39,21 @@ class About:
 
     def sentence(self) -> str:
         """Join source, hash, groups, weight, missing codes and the reader's decisions to one text."""
-        parts = [self.source + (f" (sha256 {self.sha256[:12]})" if self.sha256 else "")]
-        parts += [f"groups by {self.group_by}"] if self.group_by else []
-        parts += [f"weight {self.weight}"] if self.weight else []
-        parts += [f"missing codes {self.missing}"] if self.missing else []
-        return "; ".join((*parts, *self.notes))
+        source = self.source + (f" (sha256 {self.sha256[:12]})" if self.sha256 else "")
+        settings = {"groups by": self.group_by, "weight": self.weight, "missing codes": self.missing}
+        return "; ".join((source, *(f"{name} {value}" for name, value in settings.items() if value), *self.notes))
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Questions and each group's answer distributions.
+    """Questions and each group's answer distributions, of those questions only that the group was asked."""
 
-    Attributes:
-        questions: in a stable order, ids unique.
-        answers: group name -> question id -> distribution over that question's options, shape (K,), >= 0, sums to 1.
-            Sparse: a group has only the questions it was asked.
-        respondents: group -> question id -> number of respondents, >= 0, if the source states it.
-        extra: questions that none of the groups has answered; the policy is trained on them with predictions.
-        about: the source, and how it was read.
-    """
-
-    questions: tuple[Question, ...]
+    questions: tuple[Question, ...]  # in a stable order, ids unique
+    # group name -> question id -> distribution over that question's options (K,), >= 0, sums to 1
     answers: Mapping[str, Mapping[str, FloatArray]]
+    # group -> question id -> number of respondents, >= 0, if the source states it
     respondents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    extra: tuple[Question, ...] = ()
+    extra: tuple[Question, ...] = ()  # which no group has answered; the policy is trained on them with predictions
     about: About = About()
 
     @property

@@ -6,7 +6,7 @@ Axis letters: G groups, Q questions, K options.
 import numpy as np
 import pytest
 from public_questions import public_questions
-from surveys import refused
+from surveys import ids, refused
 
 from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_correlation, shared_rewards
 from appa_flwr.analysis.ceilings import shared_answer
@@ -23,7 +23,6 @@ NUM_QUESTIONS, NUM_GROUPS = SIZE.values()
 
 @pytest.fixture(scope="module", params=range(2))
 def population(request):
-    """Questions, the groups' exact distributions, and the survey drawn."""
     return *ground_truth(**SIZE, seed=request.param), generate(**SIZE, seed=request.param)
 
 
@@ -39,9 +38,8 @@ def test_the_same_seed_gives_the_same_survey_and_another_gives_another():
 
 def test_questions_are_well_formed_and_distinct_and_their_truth_is_distributions(population):
     questions, truth, survey = population
-    # the server draws the population only, the groups the survey: both must speak of the same questions
     assert questions == survey.questions
-    assert len({q.question_id for q in questions}) == len({q.text for q in questions}) == NUM_QUESTIONS
+    assert len({*ids(questions)}) == len({q.text for q in questions}) == NUM_QUESTIONS
     for question in questions:
         target_GK = np.stack([mine[question.question_id] for mine in truth.values()])
         assert target_GK.shape == (NUM_GROUPS, len(question.options))
@@ -69,8 +67,7 @@ def test_surveyed_distributions_are_counts_near_the_truth(population):
 
 def test_coverage_is_sparse_and_differs_between_groups(population):
     answers = population[2].answers.values()
-    # five standard deviations of a share of 200 coin flips
-    slack = 5 * np.sqrt(COVERAGE * (1 - COVERAGE) / NUM_QUESTIONS)
+    slack = 5 * np.sqrt(COVERAGE * (1 - COVERAGE) / NUM_QUESTIONS)  # five standard deviations of 200 coin flips
     assert (np.abs(np.array([len(mine) for mine in answers]) / NUM_QUESTIONS - COVERAGE) < slack).all()
     assert len({frozenset(mine) for mine in answers}) == NUM_GROUPS
     assert all(all(generate(num_questions=2, num_groups=12, seed=seed).answers.values()) for seed in range(20))
@@ -88,14 +85,11 @@ def test_rules_can_differ_by_more_than_runs_do(population):
 
 def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_real_surveys(population, monkeypatch):
     """By the product's 128 features: other tests have 16."""
-    sizes = {"EMBEDDING_DIM": 128, "QUESTION_PART": slice(0, 75), "OPTION_PART": slice(75, 125)}
-    for name, size in sizes.items():
+    for name, size in (("EMBEDDING_DIM", 128), ("QUESTION_PART", slice(0, 75)), ("OPTION_PART", slice(75, 125))):
         monkeypatch.setattr(embedding, name, size)
     survey = population[2]
     truth_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    public = public_questions(
-        *embedding.embed_questions(survey.questions), [question.question_id for question in survey.questions]
-    )
+    public = public_questions(*embedding.embed_questions(survey.questions), ids(survey.questions))
     own = [group_data(name, mine, public=public) for name, mine in survey.answers.items()]
     nearest_GQK = np.stack([nearest_question(mine, public) for mine in own])
     assert 0.2 <= deviation_correlation(nearest_GQK, truth_GQK, option_QK) <= 0.45
@@ -108,10 +102,9 @@ def test_no_more_can_be_asked_than_pairs_of_frame_and_topic_and_group_names_stay
 
 
 def test_disagreement_scales_how_far_groups_differ():
-    keys = {"num_questions": 60, "num_groups": 6, "seed": 3}
     gaps = []
     for scale in (0.0, 0.5, 1.0, 2.0):
-        target_GQK, option_QK = as_arrays(*ground_truth(disagreement=scale, **keys))
+        target_GQK, option_QK = as_arrays(*ground_truth(disagreement=scale, num_questions=60, num_groups=6, seed=3))
         gaps.append(float(target_GQK.std(0)[option_QK].mean()))
     assert gaps[0] < 0.01  # refusals alone are drawn by group
     assert 0.01 < gaps[1] < 0.75 * gaps[2] < 0.6 * gaps[3]

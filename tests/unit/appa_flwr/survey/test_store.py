@@ -2,6 +2,7 @@
 
 import json
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,18 +22,14 @@ SURVEY = Survey(
 )
 
 
-def same(one, other):
-    for field in ("questions", "groups", "extra", "about", "respondents"):
-        assert getattr(one, field) == getattr(other, field)
-    for name, mine in one.answers.items():
-        assert {key: shares.tobytes() for key, shares in mine.items()} == {
-            key: shares.tobytes() for key, shares in other.answers[name].items()
-        }
+def shares(survey):
+    return {name: {key: share_K.tolist() for key, share_K in mine.items()} for name, mine in survey.answers.items()}
 
 
 def test_what_is_written_is_read_to_the_bit_and_private(tmp_path):
     store.write(SURVEY, path := tmp_path / "x.jsonl")
-    same(SURVEY, store.read(path))
+    back = store.read(path)
+    assert (replace(back, answers={}), shares(back)) == (replace(SURVEY, answers={}), shares(SURVEY))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     again = sources.read_survey(path)  # our own file is a source too, and keeps what it says of its own
     assert (again.questions, {*again.groups}) == (QUESTIONS, {"South", "North"})

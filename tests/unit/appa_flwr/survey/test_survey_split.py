@@ -1,7 +1,5 @@
-import random
-
 import pytest
-from surveys import ids, refused
+from surveys import refused
 
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question
@@ -9,18 +7,6 @@ from appa_flwr.survey.types import Question
 
 def questions(texts):
     return tuple(Question(f"q{index}", text, ("yes", "no")) for index, text in enumerate(texts))
-
-
-MANY = questions(f"Should rule number {number} stay?" for number in range(1_000))
-
-
-def test_order_and_other_questions_do_not_matter():
-    whole = split_questions(MANY)
-    shuffled = list(MANY)
-    random.Random(1).shuffle(shuffled)
-    assert set(split_questions(shuffled).test) == set(whole.test)
-    part = shuffled[:500]
-    assert set(split_questions(part).test) == set(whole.test) & set(ids(part))
 
 
 def test_a_text_asked_twice_is_on_one_side():

@@ -37,6 +37,7 @@ def test_our_own_columns_in_every_format(tmp_path, extension):
     ]
     survey = read_survey(write(tmp_path / f"x{extension}", rows))
     assert (ids(survey.questions), survey.groups) == (["q1", "q2"], ("A", "B"))
+    assert survey.questions[0].ordinal is None  # an option has no place
     assert survey.answers["A"]["q1"].tolist() == [0.5, 0.3, 0.2]
     assert survey.respondents["A"] == {"q1": 100.0, "q2": 7.0}
     dropped = read_survey(write(tmp_path / f"x{extension}", rows), refusals="drop", groups=["B"])
@@ -181,38 +182,35 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
     assert only(read_survey(tmp_path / "x.csv"), "Ägypten") == [0.25, 0.75]
 
 
-def test_numbers_of_people_beside_percentages_are_read(tmp_path):
-    lines = ("Q?,A,Yes,66.7,2", "Q?,A,No,33.3,1", "Q?,B,Yes,50,200", "Q?,B,No,50,200")
-    survey = read_survey(tidy(tmp_path / "x.csv", "percent,count", *lines))
-    assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [3.0], "B": [400.0]}
-    assert read_survey(tidy(tmp_path / "x.csv", "percent,count", *lines), min_respondents=50).groups == ("B",)
-    german = ('Q?,A,Yes,"66,7",1.024', 'Q?,A,No,"33,3",<5', 'Q?,B,Yes,"50,0",200', 'Q?,B,No,"50,0",200')
-    survey = read_survey(tidy(tmp_path / "x.csv", "percent,count", *german))
-    assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [], "B": [400.0]}
-    by_option = ("Q?,A,Yes,90,90", "Q?,A,No,10,10", "Q?,B,Yes,10,10", "Q?,B,No,90,90")  # as dplyr's count() writes
-    survey = read_survey(tidy(tmp_path / "x.csv", "percent,n", *by_option))
-    assert {group: [*known.values()] for group, known in survey.respondents.items()} == {"A": [100.0], "B": [100.0]}
-    lines = ("Q?,A,Yes,66.7,3", "Q?,A,No,33.3,3", "Q?,B,Yes,50,400", "Q?,B,No,50,400")
-    assert read_survey(tidy(tmp_path / "x.csv", "percent,n", *lines), min_respondents=50).groups == ("B",)
+@pytest.mark.parametrize(
+    ("columns", "lines", "people", "kept"),
+    [
+        ("percent,count", ("A,Yes,66.7,2", "A,No,33.3,1", "B,Yes,50,200", "B,No,50,200"), ([3.0], [400.0]), "B"),
+        ("percent,count", ('A,Yes,"66,7",1.024', 'A,No,"33,3",<5', "B,Yes,50,200", "B,No,50,200"), ([], [400.0]), "AB"),
+        # As dplyr's count() writes.
+        ("percent,n", ("A,Yes,90,90", "A,No,10,10", "B,Yes,10,10", "B,No,90,90"), ([100.0], [100.0]), "AB"),
+        ("percent,n", ("A,Yes,66.7,3", "A,No,33.3,3", "B,Yes,50,400", "B,No,50,400"), ([3.0], [400.0]), "B"),
+        ("Count", ("A,Yes,30", "A,No,10", "B,Yes,400", "B,No,0"), ([40.0], [400.0]), "B"),
+    ],
+)
+def test_numbers_of_people_are_read(tmp_path, columns, lines, people, kept):
+    path = tidy(tmp_path / "x.csv", columns, *(f"Q?,{line}" for line in lines))
+    known = read_survey(path).respondents
+    assert ([*known["A"].values()], [*known["B"].values()]) == people
+    assert "".join(read_survey(path, min_respondents=50).groups) == kept
 
 
 def test_totals_that_are_no_sums_and_options_without_a_row_are_said(tmp_path):
-    lines = ("Q?,A,Yes,400", "Q?,A,No,500", "Q?,A,Total,900", "Q?,B,Yes,300", "Q?,B,Total,1000")
+    lines = (
+        "Q?,A,Yes,400",
+        "Q?,A,No,500",
+        "Q?,A,Total,900",
+        "Q?,B,Yes,300",
+        "Q?,B,Total,1000",
+        "R?,A,10,1",
+        "R?,A,2,1",
+    )
     survey = read_survey(tidy(tmp_path / "x.csv", "count", *lines))
     assert "counts as an option, whatever its name: 'Total'" in survey.about.notes
     assert "options without a row count as 0: 'No' of B" in survey.about.notes
-
-
-def test_numbers_as_options_stand_in_their_order(tmp_path):
-    lines = [f"Q?,{group},{option},1" for group, options in (("A", (1, 3, 10)), ("B", (2, 3, 1))) for option in options]
-    (question,) = read_survey(tidy(tmp_path / "x.csv", "count", *lines)).questions
-    assert question.options == ("1", "2", "3", "10")
-
-
-def test_columns_in_capitals(tmp_path):
-    tidy(tmp_path / "x.csv", "count", "Q?,A,Yes,30", "Q?,A,No,10")
-    lines = (tmp_path / "x.csv").read_text().splitlines()
-    (tmp_path / "x.csv").write_text("\n".join([lines[0].title(), *lines[1:]]))
-    survey = read_survey(tmp_path / "x.csv")
-    assert only(survey, "A") == [0.75, 0.25]
-    assert [*survey.respondents["A"].values()] == [40.0]
+    assert survey.questions[1].options == ("2", "10")  # numbers stand in their order

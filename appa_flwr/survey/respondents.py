@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, group_na
 from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, number
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Texts = npt.NDArray[np.object_]
 
@@ -41,7 +44,7 @@ def raw_answers(frame: Frame, group_by: Sequence[str], weight: str, missing: Mis
     frame.require(*group_by, *({weight} - {"", _UNWEIGHTED}))
     weight_R, weights = _weights(frame, group_by, weight)
     groups = {name: _groups(frame, name, missing) for name in group_by}
-    if not any(group_R.any() for group_R in groups.values()):
+    if not any(len(group_R.categories) for group_R in groups.values()):
         raise UserError(f"{frame.source}: no respondent has a group in {', '.join(group_by)}")
     raws: list[RawAnswer] = []
     frame.notes.add(f"one row a respondent, {len(frame.cells)} of them")
@@ -120,8 +123,10 @@ def _texts(frame: Frame, column: str) -> Texts:
     return np.array([*map(code_text, values), ""], dtype=object)[cell_R]  # an empty cell is -1, the last entry
 
 
-def _groups(frame: Frame, name: str, missing: Missing) -> Texts:
-    """Read the name of each respondent's group (R,), None without an answer."""
+def _groups(frame: Frame, name: str, missing: Missing) -> "pd.Categorical":
+    """Read the name of each respondent's group (R,), NaN without an answer."""
+    import pandas as pd
+
     text_R, label = _texts(frame, name), frame.codebook[name].label
     number_of = Counter(text_R)  # in the order of the rows
     is_places = sum(map(bool, number_of)) > 2 and all(_CODE.fullmatch(label(code)) for code in number_of if code)
@@ -140,7 +145,7 @@ def _groups(frame: Frame, name: str, missing: Missing) -> Texts:
         frame.notes.add_spelling(group, names[code])
     if (number_of_groups := len({*names.values()})) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {name} has {number_of_groups} groups; at most {MAX_GROUPS} can be")
-    return np.array([names.get(code) for code in text_R], dtype=object)
+    return pd.Categorical([names.get(code) for code in text_R])
 
 
 def _codes(column: Column, text_R: Texts, is_answer: Callable[[str], bool]) -> list[str]:
@@ -181,7 +186,7 @@ def _scale(column: Column, codes: Sequence[str], answers: Sequence[str]) -> Sequ
 
 
 def _counted(
-    question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Mapping[str, Texts]
+    question: RawAnswer, text_R: Texts, weight_R: FloatArray, groups: Mapping[str, "pd.Categorical"]
 ) -> Iterator[RawAnswer]:
     """Yield the answer of each group that was asked the question: weighted shares, and respondents per option."""
     import pandas as pd
@@ -192,9 +197,10 @@ def _counted(
         weights = people.groupby(["group", "code"], observed=False)["weight"]
         sum_GK, count_GK = weights.sum().unstack(), weights.count().unstack()
         for name, sum_K, count_K in zip(sum_GK.index, sum_GK.to_numpy(), count_GK.to_numpy(), strict=True):
-            full_name = group_name(name, attribute if len(groups) > 1 else "")
-            shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-            yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
+            if count_K.any():  # else the question was not asked of this group
+                full_name = group_name(name, attribute if len(groups) > 1 else "")
+                shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
+                yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
 
 
 def opinionqa(folder: Path, group_by: Sequence[str], weight: str, missing: Missing) -> tuple[list[RawAnswer], Frame]:

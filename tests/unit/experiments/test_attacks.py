@@ -27,7 +27,7 @@ EXPECTED = {
     "scores of one answer": (11, SCORES, ((REFUSED, READ), (REFUSED, GUESS))),
     "few scores of ten answers": (20, FEW_SCORES, ((GUESS,), (GUESS,))),  # as many as training-replies = 40 allows
     "votes of copies": (10, privacy.by_votes, ((READ,), (READ,))),
-    "many rewards": (10, privacy.by_sums_of_rewards, ((READ,), (READ,))),
+    "many rewards": (10, partial(privacy.by_sums_of_rewards, answers=150), ((READ,), (READ,))),
     "rewards": (10, privacy.by_rewards, ((READ,), (GUESS,))),
     "a second sum": (10, partial(privacy.by_rewards, change=0.0), ((READ,), (REFUSED,))),
     "another second sum": (10, partial(privacy.by_rewards, change=1e-3), ((READ,), (READ,))),
@@ -78,6 +78,7 @@ def test_an_owner_can_stop_an_attack_that_the_defaults_allow(name, policy):
     assert np.isnan(privacy.learned(number, read, sums="secure", seed=0, policy=policy))
 
 
+@pytest.mark.long
 def test_as_many_scores_as_the_defaults_allow_tell_ten_answers():
     many = partial(privacy.by_errors, number=10, turns=20, kind="scores")
     # A test's network is small: the search ends nearer to the answers than a guess, but not always at them.

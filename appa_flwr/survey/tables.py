@@ -198,8 +198,10 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: 
                     counted[group][option] = counted[group].get(option, 0.0) + people
         first = answers.setdefault(group, raw)
         answers[group] = first._replace(problem=problem or first.problem)
-    for name in sorted(_TOTALS & firsts.keys()):
-        sums = [(mine[name], sum(mine.values()) - mine[name]) for mine in numbers.values() if name in mine]
+    totals = sorted(_TOTALS & firsts.keys())
+    others_of = {group: sum(mine[option] for option in mine if option not in totals) for group, mine in numbers.items()}
+    for name in totals:
+        sums = [(mine[name], others_of[group]) for group, mine in numbers.items() if name in mine]
         if all(_is_sum(total, others) and _is_sum(total, UNITS[measure] or others) for total, others in sums):
             notes.add("options left out as sums of the others", repr(firsts.pop(name).options[0]))
         else:

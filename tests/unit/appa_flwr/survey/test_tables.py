@@ -144,6 +144,7 @@ def test_spellings_of_an_option_are_added_up_and_two_numbers_of_one_spelling_cos
     [
         ("count", [("Yes", 3), ("No", 1), ("Base", 9)], ("Yes", "No", "Base")),
         ("percent", [("Yes", 75), ("No", 25), ("Summe", 100)], ("Yes", "No")),
+        ("count", [("Yes", 3), ("No", 1), ("Base", 4), ("Total", 4)], ("Yes", "No")),
         ("share", [("Some", 0.25), ("None of it", 0.25), ("All", 0.5)], ("Some", "None of it", "All")),
     ],
 )

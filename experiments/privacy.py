@@ -235,8 +235,8 @@ def by_votes(nodes: Nodes, *, runs: int = 5, copies: int = 200) -> FloatArray:
     return np.asarray(answer_CK[[min(read_G, key=lambda c: answer_CK[c, 0])]])
 
 
-def by_sums_of_rewards(nodes: Nodes, *, answers: int = 500) -> FloatArray:
-    """Attack by rewards of many answers to one question; reads the group with the lowest share of the first option."""
+def by_sums_of_rewards(nodes: Nodes, *, answers: int = 20) -> FloatArray:
+    """Attack by rewards of some answers to one question; reads the group with the lowest share of the first option."""
     _corners(nodes)
     prediction_JK = np.random.default_rng(0).dirichlet(np.ones(OPTIONS), size=answers)
     request = asks.ScoreRequest(np.zeros(answers, dtype=np.int64), prediction_JK, ("js",))
@@ -258,7 +258,7 @@ ATTACKS: Mapping[str, tuple[int, Attack]] = {  # name -> number of answered ques
     "scores of PluralLLM: 20 runs": (10 + TRAINING, partial(by_errors, kind=asks.SCORES, number=10, turns=20)),
     "votes: 1000 copies of a question, of one group, unnamed": (10, by_votes),
     "rewards: each option": (10, by_rewards),
-    "rewards: 500 answers to a question, of one group, unnamed": (10, by_sums_of_rewards),
+    "rewards: 20 answers to a question, of one group, unnamed": (10, by_sums_of_rewards),
     "rewards: a second sum without the group, of answers 0.001 apart": (10, partial(by_rewards, change=1e-3)),
     "own scores: 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
     "terms of appa: of the worst-off group, unnamed": (10, by_terms),

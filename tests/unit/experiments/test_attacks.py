@@ -27,7 +27,7 @@ EXPECTED = {
     "scores of one answer": (11, SCORES, ((REFUSED, READ), (REFUSED, GUESS))),
     "few scores of ten answers": (20, FEW_SCORES, ((GUESS,), (GUESS,))),  # as many as training-replies = 40 allows
     "votes of copies": (10, privacy.by_votes, ((READ,), (READ,))),
-    "many rewards": (10, partial(privacy.by_sums_of_rewards, answers=150), ((READ,), (READ,))),
+    "rewards of a question": (10, privacy.by_sums_of_rewards, ((READ,), (READ,))),
     "rewards": (10, privacy.by_rewards, ((READ,), (GUESS,))),
     "a second sum": (10, partial(privacy.by_rewards, change=0.0), ((READ,), (REFUSED,))),
     "another second sum": (10, partial(privacy.by_rewards, change=1e-3), ((READ,), (READ,))),

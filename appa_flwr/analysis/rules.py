@@ -8,6 +8,8 @@ Legend: G groups, J rollouts.
 """
 
 import inspect
+import math
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ WEIGHT_STEP = 3.0
 MAX_LOG_WEIGHT_GAP = 12.0
 """Largest gap between a group's log-weight and the highest one: exp(-12) is nearly 0, but the group can recover."""
 
+WEIGHTS_TOLERANCE = 1e-6  # largest difference of the sum of weights from 1
 _NUM_TRIED = 16  # rollouts on which a user's rule is tried
 
 
@@ -125,8 +128,8 @@ class Rule(BaseModel, ABC):
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
-            UserError: a user's rule does not return a finite reward for each rollout, and a finite weight and
-                log-weight for each group.
+            UserError: a user's rule does not return a finite reward for each rollout, a finite log-weight for each
+                group, and weights that sum to 1.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
@@ -144,19 +147,24 @@ class Rule(BaseModel, ABC):
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = self._finite("weights", combined.weight_G, size=len(mean_G))
+        if not math.isclose(weight_G.sum(), 1.0, abs_tol=WEIGHTS_TOLERANCE):
+            raise UserError(f"{self._title}: gives weights that sum to {weight_G.sum():g}; they have to sum to 1")
         history_G[present_G] = equations.historical_alignment(
             history_G[present_G], reward_GJ[present_G], decay=self.ema_decay
         )
         next_state = State(history_G, state.answered_G | present_G, log_weight_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
+    @property
+    def _title(self) -> str:
+        return f'rule "{type(self).__module__}:{type(self).__name__}"'
+
     def _finite(self, what: str, values: npt.ArrayLike, *, size: int) -> FloatArray:
         """Convert a rule's values to an array (size,); raises UserError with the rule's name if they do not fit."""
         array = np.asarray(values, dtype=np.float64)
         if array.shape != (size,) or not np.isfinite(array).all():
             wrong = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
-            title = f'rule "{type(self).__module__}:{type(self).__name__}"'
-            raise UserError(f"{title}: gives {wrong}; it has to give ({size},), all finite")
+            raise UserError(f"{self._title}: gives {wrong}; it has to give ({size},), all finite")
         return array
 
 
@@ -304,7 +312,14 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
         rule = configured(name, config.appa)
         if groups:  # a user's rule may fail
             reward_GJ = np.linspace(0.1, 0.9, len(groups) * _NUM_TRIED).reshape(len(groups), _NUM_TRIED)
-            rule.apply(rule.init(len(groups)), reward_GJ, reward_GJ)
+            try:
+                rule.apply(rule.init(len(groups)), reward_GJ, reward_GJ)
+            except UserError:
+                raise
+            except Exception as error:
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                cause = f"{own_code.in_words(error)} ({at.filename}, line {at.lineno})"
+                raise UserError(f'rule "{name}" does not work: {cause}') from error
     check_config(config, groups=len(groups) or None)
     if groups and len(groups) < config.run.min_groups:
         raise UserError(

@@ -141,15 +141,16 @@ def read_frame(path: str) -> Frame:
         raise UserError(f"{path}: reading {file.suffix} needs `pip install {missing.name}`") from None
     except Exception as error:  # the libraries raise many types for a broken file
         raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
-    frame.cells.columns = [str(name).strip() for name in frame.cells.columns]
-    if (names := frame.cells.columns)[names.duplicated()].any():
-        raise UserError(f"{path}: column {names[names.duplicated()][0]!r} occurs twice")
+    frame.cells.columns = ["" if name is None else str(name).strip() for name in frame.cells.columns]
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
     frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
     if frame.cells.iloc[0, 0] in (None, "") and _SURVEYMONKEY & {same(str(cell)) for cell in frame.cells.iloc[0]}:
-        frame.cells = frame.cells.iloc[1:]
-        frame.notes.add("SurveyMonkey's two header rows")
+        _surveymonkey(frame)
+    is_empty = (frame.cells.columns == "") & frame.cells.isin(["", None]).all().to_numpy()
+    frame.cells = frame.cells.loc[:, ~is_empty]
+    if (twice := frame.cells.columns.duplicated()).any():
+        raise UserError(f"{path}: column {frame.cells.columns[twice][0]!r} occurs twice")
     return frame
 
 
@@ -201,11 +202,22 @@ def _decoded(file: Path, notes: Notes) -> str:
 def _qualtrics(frame: Frame) -> Frame:
     """Read a Qualtrics export: the second row holds the question texts, the third the kind of each column."""
     for name, text, import_id in zip(frame.cells.columns, frame.cells.iloc[0], frame.cells.iloc[1], strict=True):
-        is_question = str(import_id).startswith(_IMPORT_ID + ':"QID')
+        is_question = str(import_id).replace(" ", "").startswith(_IMPORT_ID + ':"QID')
         frame.codebook[str(name).strip()] = Column(text=str(text), is_question=is_question)
     frame.cells = frame.cells.iloc[2:]
     frame.notes.add("Qualtrics' three header rows")
     return frame
+
+
+def _surveymonkey(frame: Frame) -> None:
+    """Read a SurveyMonkey export: the second row holds the parts of a question, whose text stands above the first."""
+    names, text = [], ""
+    for name, part in zip(frame.cells.columns, frame.cells.iloc[0], strict=True):
+        text = name or text
+        names.append(f"{text}: {part}" if part and same(str(part)) not in _SURVEYMONKEY else name)
+    frame.cells.columns = names
+    frame.cells = frame.cells.iloc[1:]
+    frame.notes.add("SurveyMonkey's two header rows")
 
 
 def _jsonl(file: Path) -> Frame:

@@ -145,13 +145,13 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     questions: defaultdict[str, list[RawAnswer]] = defaultdict(list)
     for raw, cells in _rows(frame):
         try:
-            raw = raw._replace(group=_group(cells))
+            raw = raw._replace(group=_group(cells), options=(code_text(cells.get("option")),), ordinal=(math.nan,))
+            if (place := _number(cells, "ordinal", unit=1.0, least=-math.inf)) is not None:
+                raw = raw._replace(ordinal=(place,))
             number = _number(cells, measure, UNITS[measure], decimal_comma=measure in commas)
-            place = _number(cells, "ordinal", unit=1.0, least=-math.inf)
             if number is None:
                 raise Unusable(f"{measure}: empty")
-            places = (math.nan if place is None else place,)
-            raw = raw._replace(options=(code_text(cells.get("option")),), shares=(number,), ordinal=places)
+            raw = raw._replace(shares=(number,))
             with suppress(Unusable):  # then the number of people is unknown
                 people = _number(cells, beside, decimal_comma=beside in commas)
                 raw = raw._replace(people=() if people is None else (people,))
@@ -185,10 +185,11 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: 
     numbers = defaultdict[str, dict[str, float]](dict)  # group -> option -> number, summed over spellings
     counted = defaultdict[str, dict[str, float]](dict)  # group -> option -> people
     for raw in rows:
-        group, problem = same(raw.group), raw.problem
-        if not problem:
-            (label,), (number,) = raw.options, raw.shares
+        group, problem, label = same(raw.group), raw.problem, raw.options[0]
+        if label or not problem:  # a wrong number costs a group's answer, not the question's option
             firsts.setdefault(option := same(label), raw)
+        if not problem:
+            (number,) = raw.shares
             if rows_of.get((group, label), number) != number:
                 problem = "an option twice in a question's rows of one group"
             elif (group, label) not in rows_of:
@@ -212,7 +213,9 @@ def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: 
     places = [first.ordinal[0] for first in firsts.values()]
     for group, raw in answers.items():
         mine, people_of = numbers[group], counted[group]
-        if mine and (without := [repr(firsts[option].options[0]) for option in firsts if option not in mine]):
+        if not raw.problem and (
+            without := [repr(firsts[option].options[0]) for option in firsts if option not in mine]
+        ):
             notes.add("options without a row count as 0", f"{', '.join(without)} of {raw.group}")
         number_K = [mine.get(option, 0.0) for option in firsts]
         total = UNITS[measure] or sum(number_K) or 1.0

@@ -34,6 +34,14 @@ class Unknown(Rule):
     def combine(self, reward_GJ, past):
         return Combination(reward_GJ[0], [np.nan] * 3)
 
+class Heavy(Rule):
+    def combine(self, reward_GJ, past):
+        return Combination(reward_GJ[0], [1.0] * 3)
+
+class Broken(Rule):
+    def combine(self, reward_GJ, past):
+        return past.nothing
+
 class Adrift(Short):
     def update_log_weights(self, log_weight_G, mean_G):
         return log_weight_G * np.nan
@@ -87,6 +95,8 @@ KEYS = [  # of a run
     ("data.num-groups=3 rule=bad_rules:Short", r"rewards of shape \(15,\), 15 of them finite; .*\(16,\), all finite"),
     ("data.num-groups=3 rule=bad_rules:Unknown", r"weights of shape \(3,\), 0 of them finite"),
     ("data.num-groups=3 rule=bad_rules:Adrift", r"log-weights of shape \(3,\), 0 of them finite"),
+    ("data.num-groups=3 rule=bad_rules:Heavy", "weights that sum to 3; they have to sum to 1"),
+    ("data.num-groups=3 rule=bad_rules:Broken", "does not work: AttributeError.*bad_rules.py, line 19"),
     ("task=opa metric=js", 'metric = "js".*"opa".*auto, auto-ordinal, borda'),
     ("baseline-rules=average,alpha", 'rule = "alpha" .*appa.alpha'),
     ("baseline-rules=average,mim", "unknown rule 'mim': did you mean 'mi.'.*average, min"),

@@ -186,6 +186,13 @@ def test_answers_that_begin_with_numbers_stand_in_their_order(tmp_path):
         assert ("the order of the alphabet" in notes(survey)) == (answers in words)
 
 
+def test_parts_of_a_question_of_surveymonkey_are_questions(tmp_path):
+    header = "ID,Country,How good?,,\n,Response,Price,Service,\n"
+    survey = read_survey(csv(tmp_path / "x.csv", header + "1,A,1,2,\n2,A,2,2,\n3,A,1,1,\n"), group_by="Country")
+    assert survey.answers["A"]["How good?: Price"].tolist() == [2 / 3, 1 / 3]
+    assert survey.answers["A"]["How good?: Service"].tolist() == [1 / 3, 2 / 3]
+
+
 def test_tabs_between_headers_with_commas(tmp_path):
     text = '"Country"\t"Tax, or no tax, or both"\n' + "A\tYes\nA\tNo\n"
     survey = read_survey(csv(tmp_path / "x.txt", text), group_by="Country")

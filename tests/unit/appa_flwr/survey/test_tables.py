@@ -132,6 +132,13 @@ def test_a_number_that_may_be_wrong_costs_its_group(tmp_path, measure, cell, rea
     assert (survey.groups, left_out(survey)) == (("B",), {f"{measure}: {reason}": (2, "A")})
 
 
+def test_a_wrong_number_costs_an_answer_and_not_the_order_of_options(tmp_path):
+    lines = ["Q?,A,Yes,many", "Q?,A,No,1", "Q?,B,No,1", "Q?,B,Yes,3"]
+    survey = read_survey(tidy(tmp_path / "x.csv", "count", *lines))
+    assert (survey.groups, survey.questions[0].options, only(survey, "B")) == (("B",), ("Yes", "No"), [0.75, 0.25])
+    assert not any("without a row" in note for note in survey.about.notes)
+
+
 def test_spellings_of_an_option_are_added_up_and_two_numbers_of_one_spelling_cost_the_answer(tmp_path):
     lines = ["Q?,A,yes,1", "Q?,A,No,2", "Q?,B,Yes,2", "Q?,B,yes,3", "Q?,B,No,5", "Q?,C,Yes,2", "Q?,C,Yes,3"]
     survey = read_survey(tidy(tmp_path / "x.csv", "count", *lines))

@@ -233,7 +233,7 @@ class PPOEngine:
         """
         here, there = self._generator.device.type, state["device"]
         if here != there:
-            raise ValueError(f"it was written on a {there} device and this machine has {here}")
+            raise ValueError(f"it was written on a {there} device, this machine has {here}; resume on a {there} device")
         trained = {"policy": self.models.policy_parameters, "value": self.models.value_parameters}
         with torch.no_grad():
             for name, parameters in trained.items():

@@ -20,6 +20,7 @@ from appa_flwr.report.frames import method_name, spans
 SPIDER_GROUPS = range(3, 25)
 """Numbers of groups for which a spider plot is drawn: two spokes span no area, and more than 24 names would overlap."""
 MOST_MARKED_POINTS = 30
+VALUE_LOSS = "value_loss"
 HEALTH = {
     "fairness_index": "Fairness index",
     "reward": "Aggregated reward",
@@ -27,7 +28,7 @@ HEALTH = {
     "kl": "KL to the reference (nats)",
     "entropy": "Entropy (nats a token)",
     "policy_loss": "Policy loss",
-    "value_loss": "Value loss",
+    VALUE_LOSS: "Value loss",
     "clip_fraction": "Clipped tokens (share)",
 }
 """Column of a rule's rounds -> title."""
@@ -101,7 +102,10 @@ def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
     weights_IG = by_number.reindex(columns=[f"weights/{group}" for group in groups]).astype(float)
     ranked = weights_IG.set_axis([*groups], axis=1).T.sort_values(by_number.index[-1], ascending=False, kind="stable").T
     panels = {"Mean reward of the groups": by_number[["group_reward"]], "Weight per group": ranked}
-    panels |= {title: by_number[[column]] for column, title in HEALTH.items() if column in rounds}
+    measures = [column for column in HEALTH if column in rounds]
+    if VALUE_LOSS in rounds and not rounds[VALUE_LOSS].any():  # the run has no value model
+        measures.remove(VALUE_LOSS)
+    panels |= {HEALTH[column]: by_number[[column]] for column in measures}
     return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 
 

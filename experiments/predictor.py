@@ -8,21 +8,22 @@ all training. Prints Markdown tables of the mean over seeds with the lowest and 
 Axis letters: G groups, Q questions, K options.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 import torch
 import typer
+from flwr.serverapp import Grid
 
 from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue
+from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue, Number, flatten
 from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
@@ -30,11 +31,13 @@ from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
 from client_app import predictor
 from experiments import entry, study
-from experiments.federation import LocalGroups
 from pluralllm.data import BoolArray, FloatArray, GroupData, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.prediction import Predictor
 from pluralllm.scores import NEAREST, UNIFORM, nearest_question
+from server_app.federation.ask import Replies
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
 from server_app.predictor.pretraining import initial_weights, pretrain
 
 SETTINGS, PAPER = (
@@ -109,6 +112,20 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
 
     parts = {UNSEEN: part([name for name in names if name not in seen]), SEEN: part(seen)}
     return Problem(public, parts)
+
+
+class LocalGroups(Groups):
+    """Groups whose numbers are a function of the request and the group's name."""
+
+    def __init__(self, config: Config, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, Any]]) -> None:
+        super().__init__(OverlapGrid(cast(Grid, None)), config)
+        self.names, self._numbers = tuple(names), numbers
+
+    def ask(self, ask: Ask, **_: object) -> Replies:
+        """See `Groups.ask`."""
+        rows = [self._numbers(ask, name) for name in self.names]
+        shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
+        return Replies(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]), "")
 
 
 def train(problem: Problem, config: Config) -> Predictor:

@@ -25,10 +25,10 @@ Columns = Mapping[str, tuple["pd.Series[float]", Show]]
 """Title -> numbers, indexed by the names of the table's rows and by seed, and the function that formats them."""
 
 
-def spread(values: "pd.Series[float]", *, form: str = ".3f", absent: str = "") -> str:
-    """Format the mean over seeds and, with two seeds or more, the standard deviation; `absent` if a number is NaN."""
+def spread(values: "pd.Series[float]", *, form: str = ".3f") -> str:
+    """Format the mean over seeds and, with two seeds or more, the standard deviation; empty if a number is NaN."""
     if values.isna().any():
-        return absent
+        return ""
     around = f" ± {values.std():.3f}" if len(values) > 1 else ""
     return f"{values.mean():{form}}{around}"
 

@@ -4,14 +4,17 @@ No code path of the clients is replaced. Every message and reply crosses as the 
 context is stored as bytes between two messages, as where every message meets a fresh process.
 """
 
+import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.logger import FLOWER_LOGGER as logger
 from flwr.common.serde import (
     context_from_proto,
     context_to_proto,
@@ -25,6 +28,7 @@ from flwr.proto.message_pb2 import Message as MessageBytes
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
@@ -216,8 +220,13 @@ class SimulatedGrid(InProcessGrid, InMemoryGrid):
     """One that the server takes for Flower's simulation."""
 
 
-def flower_task() -> AbstractContextManager[None]:
-    """As inside a running ServerApp; imported late, since a group's machine has no experiments."""
-    from experiments import federation
-
-    return federation.flower_task()
+@contextmanager
+def flower_task() -> Iterator[None]:
+    """As inside a running ServerApp, whose process identity `Message` requires; without Flower's info logs."""
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with patch.multiple(TaskIdentity, _run_id=1, _node_id=SUPERLINK_NODE_ID, _task_id=1):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -20,9 +20,8 @@ export = typer.Typer(help="Write a survey in the formats of other programs.", no
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
 
 
-def _surveyed(source: str, words: list[str] | None) -> tuple[Config, Survey]:
-    config = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
-    return config, read_run(config)
+def _config(source: str, words: list[str] | None) -> Config:
+    return assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
 
 
 def survey(
@@ -43,7 +42,8 @@ def survey(
     ] = False,
 ) -> None:
     """Read a survey, show what was read and left out, and convert it to this package's format."""
-    config, survey = _surveyed(source, words)
+    config = _config(source, words)
+    survey = read_run(config)
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
     written: list[str] = []
     if write is not None:
@@ -79,20 +79,6 @@ def _table(survey: Survey) -> Table:
     return shown
 
 
-@export.command("lm-eval")
-def lm_eval(
-    source: Source,
-    words: Words = None,
-    out: Annotated[Path, typer.Option(help="Folder for the task.")] = Path("lm-eval"),
-) -> None:
-    """Write the held-out questions, with all groups' answers, as a task of lm-evaluation-harness."""
-    config, survey = _surveyed(source, words)
-    from appa_flwr.launch.lm_eval import export_task
-
-    path = export_task(survey, config, out)
-    typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
-
-
 @export.command("prompts")
 def prompts(
     source: Source,
@@ -101,7 +87,7 @@ def prompts(
     plain: Annotated[bool, typer.Option("--plain", help="Write prompts as plain text, not as a chat.")] = False,
 ) -> None:
     """Write the prompts of a survey for TRL, OpenRLHF, verl and slime (docs/engines.md)."""
-    chosen = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     # Imported by name, since a group has this package without the server's code.
-    written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
+    export_prompts = importlib.import_module("server_app.serve.prompts").export
+    written = export_prompts(_config(source, words), out, plain=plain)
     typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

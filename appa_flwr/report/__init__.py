@@ -9,9 +9,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import frames, plots
 from appa_flwr.report.page import Picture, page
-from appa_flwr.run.pair_scores import PREDICTIONS, replace_rows
+from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.read import RunFiles, read_run
-from appa_flwr.run.run_files import INTERVALS_FILE, PLOTS_FOLDER, REPORT_FILE
+from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
@@ -19,7 +19,7 @@ MOST_SERVED = 6  # trainers whose pictures are shown
 
 
 def build(run_folder: Path) -> Path:
-    """Build report.html (whose path is returned), intervals.parquet and plots/*.png from the run's files so far.
+    """Build report.html (whose path is returned) and plots/*.png from the run's files so far.
 
     Raises:
         UserError: the folder is no run or cannot be written to, one of its files is broken (the message names it), or
@@ -29,8 +29,6 @@ def build(run_folder: Path) -> Path:
     if (run.folder / PLOTS_FOLDER).is_symlink():
         raise UserError(f"{run.folder / PLOTS_FOLDER}: is a link; remove it, and the pictures go into a folder there")
     intervals = frames.of_run(run)
-    if not intervals.empty:
-        replace_rows(run.folder / INTERVALS_FILE, intervals)
     pictures = dict(_pictures(run, intervals))
     for name, (png, _) in pictures.items():
         replace_file(run.folder / PLOTS_FOLDER / f"{name}.png", png, parents=True)

@@ -3,7 +3,6 @@
 Legend: G groups, Q questions, R rows.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,14 +41,8 @@ def put(folder: Path, rows: pd.DataFrame) -> None:
     kept = read(folder)
     both = [pd.MultiIndex.from_frame(table[["method", "metric"]]) for table in (kept, rows)]
     kept = kept[~both[0].isin(both[1])]
-    replace_rows(folder / SCORES_FILE, pd.concat([kept, rows], ignore_index=True) if len(kept) else rows)
-
-
-def replace_rows(path: Path, rows: pd.DataFrame) -> None:
-    """Replace a file of rows as a whole; raises as `put`."""
-    data = io.BytesIO()
-    rows.to_parquet(data, index=False)
-    replace_file(path, data.getvalue())
+    scores = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
+    replace_file(folder / SCORES_FILE, scores.to_parquet(index=False))
 
 
 def read(folder: Path) -> pd.DataFrame:

@@ -11,7 +11,6 @@ metrics.jsonl          one line per PPO iteration
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer; summary.json has their means
-intervals.parquet      levels and differences of the scores with 95 % intervals, made with the report
 sft-model/             the policy before PPO
 checkpoint.pt          PPO's state after an iteration
 policy/                the aligned policy, in Hugging Face's layout
@@ -46,7 +45,7 @@ T = TypeVar("T")
 SCHEMA_KEY = "schema"
 CONFIG_FILE, SURVEY_FILE, LOG_FILE, ERROR_FILE = "config.json", "survey.jsonl", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
-SCORES_FILE, INTERVALS_FILE = "scores.parquet", "intervals.parquet"
+SCORES_FILE = "scores.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 ANSWERS_FOLDER = "answers"

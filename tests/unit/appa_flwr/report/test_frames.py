@@ -53,18 +53,20 @@ def test_the_headline_compares_with_the_look_up_that_leaves_ppo_the_least():
     assert "(Look-up, 3 nearest): Min AS +0.004 (95 %: -0.018 to +0.032)" in second
 
 
-def test_the_intervals_are_the_bootstraps_and_are_kept_in_the_run_s_folder(tmp_path):
+def test_the_intervals_are_the_bootstraps_and_are_on_the_page(tmp_path):
     run = two_rules(tmp_path, above=0.05)
     build(run)
-    kept = pd.read_parquet(run / "intervals.parquet")
+    found = frames.of_run(read_run(run))
     rows = pair_scores.read(run)
     mine, theirs = (
         pair_scores.table(rows, "ppo", metric="js", against="survey").to_numpy() - less for less in (0.0, 0.05)
     )
     for measure, one in bootstrap([[mine]]).items():
-        assert bounds(kept, "ppo", "", "survey", measure) == [one.value, one.low, one.high]
+        assert bounds(found, "ppo", "", "survey", measure) == [one.value, one.low, one.high]
     for measure, one in bootstrap([(mine, theirs)]).items():
-        assert bounds(kept, "ppo", "ppo by average", "survey", measure) == pytest.approx([one.value, one.low, one.high])
+        assert bounds(found, "ppo", "ppo by average", "survey", measure) == pytest.approx(
+            [one.value, one.low, one.high]
+        )
     page = (run / "report.html").read_text()
     assert made.cells(page.replace("\xa0", " "), "PPO by average")[2].startswith("0.550 (0.5")
     assert "<b>+0.050 (+0.050 to +0.050)</b>" in page.replace("\xa0", " ")

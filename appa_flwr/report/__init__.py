@@ -9,7 +9,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import frames, plots
 from appa_flwr.report.page import Picture, page
-from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.read import RunFiles, read_run
 from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
 
@@ -38,14 +37,9 @@ def build(run_folder: Path) -> Path:
 
 def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[tuple[str, Picture]]:
     """Yield the name of every picture for which the run has numbers, and the picture."""
-    rule = run.config.rule
     if not intervals["low"].isna().all():
-        yield "worst_group", (plots.worst_group(intervals, rule=rule), "score of the worst-off group by method")
-    kinds = {kind: frames.by_group(run, against=kind).dropna(axis=1, how="all") for kind in frames.TARGETS}
-    against = next((kind for kind, known in kinds.items() if not known.empty), PREDICTIONS)
-    if not kinds[against].empty and len(run.groups) in plots.SPIDER_GROUPS:
-        title = f"Alignment score per group ({run.metric}), against {frames.TARGETS[against]}"
-        yield "spider", (plots.spider(kinds[against], title=title, rule=rule), "alignment score per group")
+        drawn = plots.worst_group(intervals, rule=run.config.rule)
+        yield "worst_group", (drawn, "score of the worst-off group by method")
     rules = {"training": run.iterations} | {f"served_{name}": run.served[name] for name in [*run.served][:MOST_SERVED]}
     for name, rounds in rules.items():
         if not rounds.empty:

@@ -16,7 +16,6 @@ from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
 from appa_flwr.config import GENERATED_SURVEY
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.report.style import METHOD_STYLE
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
 from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
@@ -30,6 +29,18 @@ FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
+METHOD_NAMES: Mapping[str, str] = {
+    "base": "Base",
+    "sft": "SFT",
+    PPO: "PPO",
+    "uniform": "Uniform answer",
+    "majority": "Majority answer",
+    "option-list": "Look-up, same options",
+    "nearest-questions": "Look-up, 3 nearest",
+    "mean-prediction": "Mean of predictions",
+    "ceiling-average": "Ceiling (average)",
+    "ceiling-min": "Ceiling (worst group)",
+}
 
 
 def intervals(
@@ -76,8 +87,8 @@ def method_name(method: str, rule: str = "") -> str:
     """Name of a method in tables; `rule` is the run's rule."""
     policy, _, other = method.partition(BY)
     if policy == PPO and (rule or other):
-        return f"{METHOD_STYLE[PPO][0]} by {other or rule}"
-    return METHOD_STYLE[method][0] if method in METHOD_STYLE else method.removeprefix(MODEL)
+        return f"{METHOD_NAMES[PPO]} by {other or rule}"
+    return METHOD_NAMES.get(method) or method.removeprefix(MODEL)
 
 
 def spans(intervals: pd.DataFrame, index: list[str], columns: Sequence[str] = ("against", "measure")) -> pd.DataFrame:

@@ -68,7 +68,7 @@ def _sections(
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
         differences = frames.differences(intervals, rule=rule)
         yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
-    yield "Groups", [*drawn.get("spider", ()), html(frames.groups(run), css="wide")]
+    yield "Groups", [html(frames.groups(run), css="wide")]
     yield "Training", drawn.get("training", [])
     for name, rounds in run.served.items():
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ())]

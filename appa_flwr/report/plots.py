@@ -1,12 +1,10 @@
 """The pictures of a report, each drawn by one function from frames and returned as the bytes of a PNG.
 
-Axis letters: I iterations, G groups, M methods.
+Axis letters: I iterations, G groups.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,8 +15,6 @@ from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
 from appa_flwr.report.frames import method_name, spans
 
-SPIDER_GROUPS = range(3, 25)
-"""Numbers of groups for which a spider plot is drawn: two spokes span no area, and more than 24 names would overlap."""
 MOST_MARKED_POINTS = 30
 VALUE_LOSS = "value_loss"
 HEALTH = {
@@ -55,40 +51,6 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
         axes.grid(visible=False, axis="y")
         axes.set_title(f"Min AS against {kind}")
     figure.suptitle("The worst-off group by method; 95 % over questions")
-    return figure
-
-
-@style.picture
-def spider(scores_GM: pd.DataFrame, *, title: str, rule: str = "") -> Figure:
-    """Per-group alignment scores of several methods in one polar plot.
-
-    Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (the title states its
-    range), since scores differ by a few hundredths. `scores_GM` has one row per group (a number in `SPIDER_GROUPS`),
-    clockwise from the top, and one column per method: scores in [0, 1], with a gap for NaN; `rule` is PPO's rule.
-    """
-    figure = Figure((style.WIDTH, 7.5))
-    axes: Any = figure.add_subplot(projection="polar", theta_offset=np.pi / 2, theta_direction=-1)
-    angles_G = np.linspace(0, 2 * np.pi, len(scores_GM), endpoint=False)
-    round_trip = [*range(len(scores_GM)), 0]
-    others = itertools.cycle(style.OTHER_STYLES)
-    for method, scores_G in scores_GM.items():
-        _, colour, marker, dash = style.METHOD_STYLE.get(str(method)) or ("", *next(others), "-")
-        name = style.label(method_name(str(method), rule))
-        values = scores_G.to_numpy(float)[round_trip]
-        axes.plot(angles_G[round_trip], values, label=name, color=colour, linestyle=dash, marker=marker)
-    step = 0.05
-    floor = max(0.0, math.floor(np.nanmin(scores_GM) / step - 0.5) * step)
-    top = max(floor + step, min(1.0, math.ceil(np.nanmax(scores_GM) / step) * step))
-    axes.set_ylim(floor, top)
-    # Between two spokes, so that the numbers do not overlap a spoke's scores.
-    axes.set_rlabel_position(180.0 / len(scores_GM))
-    axes.tick_params(axis="y", labelsize=8, labelcolor=style.DARK_GREY, zorder=10)
-    axes.set_xticks(angles_G, [style.label(str(group)) for group in scores_GM.index], fontsize=8)
-    for angle, text in zip(angles_G, axes.get_xticklabels(), strict=True):
-        side = round(math.sin(angle), 6)  # names start or end at the rim, and are centred at top and bottom
-        text.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
-    figure.suptitle(f"{title}\nThe centre is {floor:.2f}, the rim {top:.2f}")
-    figure.legend(loc="outside right upper")
     return figure
 
 

@@ -6,7 +6,7 @@ palette for colour-blind readers; methods and rules also differ in marker or das
 
 import functools
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
@@ -17,23 +17,8 @@ P = ParamSpec("P")
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#D6C613", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-DARK_GREY, GREY, LIGHT_GREY, SHADE = "#444444", "#767676", "#C4C4C4", "#E8E8E8"
+GREY, LIGHT_GREY, SHADE = "#767676", "#C4C4C4", "#E8E8E8"
 GROUP_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
-OTHER_STYLES = tuple(zip((GREEN, ORANGE, SKY, YELLOW, BLACK), "^PdX<", strict=True))
-"""(colour, marker) of methods and rules without a style of their own."""
-METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
-    # method: (name, colour, marker, dash)
-    "base": ("Base", GREY, "s", "--"),
-    "sft": ("SFT", BLUE, "^", "-."),
-    "ppo": ("PPO", VERMILION, "o", "-"),
-    "uniform": ("Uniform answer", BLACK, "x", ":"),
-    "majority": ("Majority answer", PURPLE, "P", ":"),
-    "option-list": ("Look-up, same options", PURPLE, "s", ":"),
-    "nearest-questions": ("Look-up, 3 nearest", PURPLE, "D", ":"),
-    "mean-prediction": ("Mean of predictions", GREEN, "P", ":"),
-    "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
-    "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
-}
 
 WIDTH = 10.0
 """Inches: 1100 pixels, the width at which the page shows a picture without scaling it."""

@@ -84,7 +84,7 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
     page = build(made.write_run(made.fake_run(tmp_path, groups=groups, iterations=1), metrics=lines)).read_text()
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     pictures = list((tmp_path / "plots").iterdir())
-    assert len(sources) == len(pictures) == 3
+    assert len(sources) == len(pictures) == 2
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
     assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in pictures)

@@ -18,7 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run import run_files
-from appa_flwr.run.cards import Card
+from appa_flwr.run.records import Card
 from appa_flwr.survey.types import Question
 
 HASH_BYTES = 8

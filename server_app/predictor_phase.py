@@ -13,8 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
-from appa_flwr.run.cards import Card
-from appa_flwr.run.records import PredictorScores
+from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm import card as cards
 from pluralllm.data import FloatArray

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from appa_flwr.run.cards import Card
+from appa_flwr.run.records import Card
 
 MEASURES = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was.", "answers": "Answers"}
 PREDICTORS = {"pluralllm": "PluralLLM", "nearest-question": "Own nearest question", "uniform": "Uniform answer"}

@@ -13,7 +13,6 @@ import pandas as pd
 
 from appa_flwr.config import Config
 from appa_flwr.run import pair_scores, records, run_files
-from appa_flwr.run.cards import Card
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
 from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
@@ -48,7 +47,7 @@ class RunFiles:
     iterations: pd.DataFrame
     scores: pd.DataFrame
     served: Mapping[str, pd.DataFrame]
-    pluralllm: Card | None
+    pluralllm: records.Card | None
     questions: records.QuestionCounts | None
     made_by: str
     survey: str

@@ -35,7 +35,7 @@ from pydantic_core import to_jsonable_python
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file
-from appa_flwr.run import cards, records
+from appa_flwr.run import records
 
 SCHEMA = 14
 """Version of a run's folder, in its config.json. Folders of another version are neither read nor resumed."""
@@ -89,7 +89,7 @@ MACHINE = "machine"
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)
-CARD = JsonFile("pluralllm.json", cards.Card)
+CARD = JsonFile("pluralllm.json", records.Card)
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 

@@ -12,7 +12,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
-from appa_flwr.run.cards import Card, EmbeddingSummary, SurveySummary
+from appa_flwr.run.records import Card, EmbeddingSummary, SurveySummary
 from pluralllm import card as cards
 
 SETTINGS, CHECKPOINT = "pluralllm.", "pluralllm.checkpoint"

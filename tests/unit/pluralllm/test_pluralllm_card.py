@@ -14,7 +14,7 @@ from report_runs import predictor_card
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.cards import Card
+from appa_flwr.run.records import Card
 from pluralllm import card as cards
 from server_app.predictor.checkpoint import load, new_card, save
 

@@ -15,13 +15,12 @@ from flwr.app import ArrayRecord
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
-from pluralllm import card as cards
 from pluralllm.data import FloatArray
 from pluralllm.scores import COUNT, PREDICTORS, summed
 from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups
 from server_app.inputs import RunInputs
-from server_app.predictor.checkpoint import load, new_card, save
+from server_app.predictor.checkpoint import load, new_card, save, write_card
 from server_app.predictor.pretraining import pretrain
 
 ROUNDING = 1e-6
@@ -66,7 +65,7 @@ def train(
         card = card.model_copy(update=agreement)
         shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in card.scores.items())
         phase.step(1, 1, f"JS against survey answers: {shown or 'none'}")
-    cards.write(path, card)
+    write_card(path, card)
 
 
 def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:

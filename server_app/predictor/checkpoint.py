@@ -1,5 +1,13 @@
-"""PluralLLM's checkpoint: the weights, and the card beside them that says what they were trained on."""
+"""PluralLLM's checkpoint: the weights, and the card beside them that says what they were trained on.
 
+A checkpoint is two files, `NAME.safetensors` and `NAME.json`. The card holds no answers, only hashes of questions,
+names of groups with their numbers of answers, and mean scores.
+
+Axis letters: E embedding.
+"""
+
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,10 +20,14 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.run import run_files
 from appa_flwr.run.records import Card, EmbeddingSummary, SurveySummary
-from pluralllm import card as cards
+from appa_flwr.survey.types import Question
 
 SETTINGS, CHECKPOINT = "pluralllm.", "pluralllm.checkpoint"
+HASH_BYTES = 8
+# features of the same texts differ only by the arithmetic of different machines
+PROBE_TOLERANCE = 1e-2
 
 
 def save(path: Path, weights: ArrayRecord, card: Card) -> None:
@@ -26,17 +38,27 @@ def save(path: Path, weights: ArrayRecord, card: Card) -> None:
     """
     arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in weights.items()}
     replace_file(path, safetensors.numpy.save(arrays))
-    cards.write(path, card)
+    write_card(path, card)
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Write the card of the file of weights at this path.
+
+    Raises:
+        UserError: the card cannot be written; an earlier card is intact.
+    """
+    run_files.write(path.with_suffix(".json"), card.model_copy(update={"weights": _sha256(path)}))
 
 
 def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -> tuple[ArrayRecord, Card]:
     """Read weights and card written by `save`; `start` has the names and shapes that this run expects.
 
     Raises:
-        UserError: the files cannot be read or do not fit this run.
+        UserError: a file is missing or cannot be read, the card is of other weights or of another version, or this run
+            cannot or must not use the weights.
     """
-    card = cards.read(path)
-    cards.check_fit(card, path, config, catalogue)
+    card = _read_card(path)
+    _check_fit(card, path, config, catalogue)
     try:
         arrays = safetensors.numpy.load_file(path)
     except (OSError, SafetensorError) as error:
@@ -49,12 +71,11 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
 
 def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], losses: Sequence[float]) -> Card:
     """Make the card, without scores, of weights from this run; `answered` counts each group's training answers."""
-    probe = cards.probe(catalogue.embedding_QKE, catalogue.questions)
-    training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
+    training = [_question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        embedding=EmbeddingSummary(encoder=config.pluralllm.encoder, probe=probe),
+        embedding=EmbeddingSummary(encoder=config.pluralllm.encoder, probe=_probe(catalogue)),
         survey=SurveySummary(
-            table=cards.table_hash(catalogue.questions),
+            table=_table_hash(catalogue.questions),
             training=tuple(sorted(training)),
             num_questions=len(catalogue.questions),
             split_seed=config.seed,
@@ -64,3 +85,65 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
         training={k: value for k, value in config.flat().items() if k.startswith(SETTINGS) and k != CHECKPOINT},
         losses=tuple(losses),
     )
+
+
+def _read_card(weights: Path) -> Card:
+    path = weights.with_suffix(".json")
+    for needed in (weights, path):
+        if not needed.is_file():
+            raise UserError(
+                f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
+                "pluralllm.json beside it"
+            )
+    card = run_files.read(path, Card)
+    assert card is not None  # the file exists, see above
+    if card.weights != _sha256(weights):
+        raise UserError(f"{weights}: its card {path.name} belongs to other weights; both files come from one run")
+    return card
+
+
+def _check_fit(card: Card, weights: Path, config: Config, catalogue: Catalogue) -> None:
+    """Check that the features are those of the training, and that no held-out question was trained on."""
+    if _table_hash(catalogue.questions) != card.survey.table:
+        raise UserError(
+            f"{weights}: was trained on another table of {card.survey.num_questions} questions, and this run has "
+            f"{len(catalogue.questions)}; the features of a question depend on all of them, so use the same survey"
+        )
+    held_out = [catalogue.questions[q] for q in np.flatnonzero(catalogue.held_out_Q)]
+    leaked = [question for question in held_out if _question_hash(question) in card.survey.training]
+    if leaked:
+        raise UserError(
+            f"{weights}: was trained on {len(leaked)} of this run's {len(held_out)} held-out questions, such as "
+            f"'{leaked[0].question_id}'; use its seed = {card.survey.split_seed} and "
+            f"data.test-fraction = {card.survey.test_fraction}"
+        )
+    if not np.allclose(_probe(catalogue), card.embedding.probe, atol=PROBE_TOLERANCE):
+        raise UserError(
+            f"{weights}: the features of its questions are others than this run's, which has pluralllm.encoder = "
+            f"{config.pluralllm.encoder}; it was trained with {card.embedding.encoder}"
+        )
+
+
+def _question_hash(question: Question) -> str:
+    """Hash of a question's text, options and their order, without its id, which may differ between files."""
+    return _hash([question.text, list(question.options), question.ordinal])
+
+
+def _table_hash(questions: Sequence[Question]) -> str:
+    """Hash of a set of questions, from which a table of features is computed."""
+    return _hash(sorted(map(_question_hash, questions)))
+
+
+def _hash(content: object) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=HASH_BYTES).hexdigest()
+
+
+def _probe(catalogue: Catalogue) -> tuple[float, ...]:
+    """(E,) features of the first option of the question that comes first by hash, rounded."""
+    first = min(range(len(catalogue.questions)), key=lambda q: _question_hash(catalogue.questions[q]))
+    return tuple(round(float(value), 4) for value in catalogue.embedding_QKE[first, 0])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The card beside PluralLLM's weights: it says where they may be used, and a run that it does not fit is refused.
+"""PluralLLM's checkpoint: the card says where its weights may be used, and a run that it does not fit is refused.
 
 Axis letters: Q questions, K options, E embedding.
 """
@@ -15,8 +15,7 @@ from report_runs import predictor_card
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.records import Card
-from pluralllm import card as cards
-from server_app.predictor.checkpoint import load, new_card, save
+from server_app.predictor.checkpoint import load, new_card, save, write_card
 
 TRAIN = (True,) * 4 + (False,) * 2
 CATALOGUE = replace(
@@ -51,30 +50,29 @@ def weights(tmp_path):
     return path
 
 
-def fits(weights, catalogue=CATALOGUE, **keys):
-    cards.check_fit(cards.read(weights), weights, Config.load({**KEYS, **keys}), catalogue)
+def card_of(weights, catalogue=CATALOGUE, **keys):
+    """The card of weights that a run with these questions and keys loads."""
+    return load(weights, Config.load({**KEYS, **keys}), catalogue, WEIGHTS)[1]
 
 
 def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
-    assert cards.read(weights).model_copy(update={"weights": ""}) == CARD
+    assert card_of(weights).model_copy(update={"weights": ""}) == CARD
     assert CARD.survey.groups == ANSWERED
     assert (CARD.survey.num_questions, len(CARD.survey.training)) == (6, 4)
     assert [path.name for path in weights.parent.iterdir() if path.suffix == ".json"] == ["best.json"]
-    fits(weights)
-    fits(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature
-    fits(weights, by([*range(6)], embedding_QKE=CATALOGUE.embedding_QKE + 1e-4))  # another machine
-    fits(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
+    card_of(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature
+    card_of(weights, by([*range(6)], embedding_QKE=CATALOGUE.embedding_QKE + 1e-4))  # another machine
+    card_of(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
 
 
 def test_weights_of_another_network_and_damaged_ones_are_refused(weights):
-    assert load(weights, CONFIG, CATALOGUE, WEIGHTS)[1] == cards.read(weights)
     for other in ({"z": WEIGHTS["z"]}, {**WEIGHTS, "a": Array(np.zeros(3, np.float32))}):
         with pytest.raises(UserError, match=r"best\.safetensors: its weights do not fit .* = residual"):
             load(weights, CONFIG, CATALOGUE, ArrayRecord(other))
     whole = weights.read_bytes()
     for spoilt in (whole[:-3], b""):
         weights.write_bytes(spoilt)
-        cards.write(weights, CARD)
+        write_card(weights, CARD)
         with pytest.raises(UserError, match=r"best\.safetensors: cannot be read"):
             load(weights, CONFIG, CATALOGUE, WEIGHTS)
 
@@ -93,7 +91,7 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
 )
 def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, catalogue, keys, says):
     with pytest.raises(UserError, match=says) as refused:
-        fits(weights, catalogue, **keys)
+        card_of(weights, catalogue, **keys)
     assert str(refused.value).startswith(f"{weights}: ")
     assert "\n" not in str(refused.value)
 
@@ -101,7 +99,7 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ca
 def test_a_card_without_its_weights_is_refused_and_weights_without_their_card(weights):
     weights.write_bytes(b"other")
     with pytest.raises(UserError, match=r"best\.json belongs to other weights"):
-        cards.read(weights)
+        card_of(weights)
     weights.with_suffix(".json").unlink()
     with pytest.raises(UserError, match=r"there is no file .*best\.json; give"):
-        cards.read(weights)
+        card_of(weights)

@@ -8,12 +8,22 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP library below it
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import SMOLLM2_MODEL, THREADS, TINY_MODEL, Config
@@ -22,7 +32,6 @@ from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.policy import gguf, tiny
-from server_app.policy.folder import describe, load, locate
 from server_app.policy.sequences import longest_row
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM", "gemma2": "Gemma2ForCausalLM"}
@@ -32,6 +41,9 @@ TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Arguments of chat templates; templates without these keys ignore them. Qwen3 thinks unless `enable_thinking` is off,
 and an answer of 60 tokens has no room for thoughts. Llama-3.2 writes a date; today's would change prompts every day.
 """
+
+FETCHED = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+NOT_FETCHED = "original/*"  # the same weights in a format that is not used here
 
 MARKER = "0.25,0.75"  # placeholder answer: the template's text after it ends the turn
 
@@ -98,14 +110,14 @@ def prepare(
     elif config.model == SMOLLM2_MODEL:
         folder = gguf.load_or_unpack(cache_folder(), say=say)
     else:
-        folder = locate(config.model)
+        folder = _locate(config.model)
         hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
     try:
         model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
         declared = _declared_ends(folder)
     except (OSError, ValueError) as error:
-        raise UserError(f"model = {config.model}: cannot be loaded ({describe(error)})") from error
+        raise UserError(f"model = {config.model}: cannot be loaded ({_in_one_line(error)})") from error
     # A model saved for another task would load too, with a random head or without causal attention.
     saved_as = model_config.architectures or [model_config.model_type]
     if ARCHITECTURES.get(model_config.model_type) not in saved_as:
@@ -125,16 +137,37 @@ def prepare(
     return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)), hub_id)
 
 
+def _locate(model: str) -> Path:
+    """Folder of a model's files; the files of a hub id are fetched into the hub's cache."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED))
+    except (OSError, ValueError, HTTPError) as error:
+        raise UserError(
+            f"model = {model}: no such folder here, and it cannot be fetched from the hub ({_in_one_line(error)}); "
+            f"where https://huggingface.co/{model} can be seen, accept its licence if it has one, then `hf auth login` "
+            f"and try again, or `hf download {model} --local-dir DIR` and model = DIR"
+        ) from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Describe a library's error in one line."""
+    first_line = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+    return f"{type(error).__name__}: {first_line.strip()}"
+
+
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
     """Check the config's `model`, of which only names and shapes of the weights are read; the tiny model is not built.
 
     Raises:
-        UserError: as for `prepare` and `load`.
+        UserError: as for `prepare` and `load_model`.
     """
     if config.model == TINY_MODEL:
         _check_length(config, tiny.LONGEST)
     else:
-        load(prepare(config, (), say=say).source, device_map="meta")
+        _pretrained(prepare(config, (), say=say).source, device_map="meta")  # in seconds, without weights
 
 
 def _check_length(config: Config, longest: int) -> None:
@@ -204,9 +237,13 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """Load the causal LM of a folder in `policy.compute-dtype`; raises UserError as `load`.
+    """Load the causal LM of a folder in `policy.compute-dtype`.
 
     If `quantized`, its linear layers are stored in nf4 with double quantization and compute in that dtype.
+
+    Raises:
+        UserError: the model cannot be loaded, or weights are missing, which Transformers would fill with random
+            numbers.
     """
     dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
     # On a CPU the backward pass of torch's own attention takes three times as long in 16 bits.
@@ -218,7 +255,7 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
         bnb_4bit_compute_dtype=dtype,
         llm_int8_skip_modules=["lm_head"],
     )
-    model = load(
+    model = _pretrained(
         source,
         dtype=dtype,
         attn_implementation="eager" if slow else None,
@@ -231,3 +268,17 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
             # rollouts and reference use other weights than the training passes.
             layer.support_avx512bf16_for_cpu = False
     return model.eval()
+
+
+def _pretrained(folder: str, **how: Any) -> PreTrainedModel:
+    """Causal LM of a folder, all of whose weights are there; `how` goes to `from_pretrained`."""
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, **how, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except Exception as error:  # damaged files raise errors of many classes
+        raise UserError(f"model folder {folder}: cannot be loaded ({_in_one_line(error)})") from error
+    unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if unfit:
+        raise UserError(f"model folder {folder}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
+    return model

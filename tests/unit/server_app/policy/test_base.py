@@ -17,7 +17,6 @@ from appa_flwr.config import THREADS, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from server_app.policy import base as bases
-from server_app.policy import folder as model_folder
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
 
@@ -139,10 +138,11 @@ def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(f
 
 
 def test_a_check_reads_no_weights(folder, monkeypatch):
-    devices, load = [], model_folder.load
-    monkeypatch.setattr(bases, "load", lambda *where, **how: devices.append(how) or load(*where, **how))
+    devices, load = [], bases.AutoModelForCausalLM.from_pretrained
+    loading = lambda *where, **how: devices.append(how["device_map"]) or load(*where, **how)  # noqa: E731
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", loading)
     bases.check(Config.load({**CHOSEN, "model": str(folder)}))
-    assert devices == [{"device_map": "meta"}]
+    assert devices == ["meta"]
 
 
 @pytest.mark.parametrize("limit", [{"max_position_embeddings": 40}, {"sliding_window": 40, "use_sliding_window": True}])
@@ -166,7 +166,7 @@ GEMMA = "google/gemma-2-2b-it"
     [hub.GatedRepoError("403\nAsk", response=ANSWER), hub.HTTPError("timed out\n."), OSError(28, "No space left")],
 )
 def test_a_hub_that_does_not_give_the_model(raised, monkeypatch):
-    monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
+    monkeypatch.setattr(bases, "snapshot_download", raising(raised))
     with pytest.raises(UserError, match=rf"cannot be fetched .*{type(raised).__name__}.*hf download {GEMMA} ") as error:
         bases.check(Config.load({**CHOSEN, "model": GEMMA}))
     assert "\n" not in str(error.value)
@@ -175,7 +175,7 @@ def test_a_hub_that_does_not_give_the_model(raised, monkeypatch):
 def test_all_files_of_a_model_by_name_are_fetched_once(folder, monkeypatch):
     asked = []
     fetch = lambda name, **keys: asked.append((name, keys)) or str(folder)  # noqa: E731
-    monkeypatch.setattr(model_folder, "snapshot_download", fetch)
+    monkeypatch.setattr(bases, "snapshot_download", fetch)
     config = Config.load({**CHOSEN, "model": "Qwen/Qwen3-0.6B"})
     base = bases.prepare(config, QUESTIONS)
     bases.load_model(config, base.source, quantized=False)

@@ -41,6 +41,7 @@ SEED = 0
 PAD_ID, EOS_ID, FIRST_WORD = range(3)
 SHORTEST_ANSWER, LONGEST_ANSWER = 10, 25  # lengths of answers that end
 LORA_RANK, LORA_TARGETS = 16, ["q_proj", "k_proj", "v_proj", "o_proj"]
+LORA: dict[str, Any] = {"r": LORA_RANK, "lora_alpha": 2 * LORA_RANK, "target_modules": LORA_TARGETS}
 PPO_EPOCHS = 2
 TRL_MICRO_BATCH, TRL_MINI_BATCHES = 4, 8  # as in the paper; TRL still takes one optimizer step per epoch
 LOSSES_APART = 1e-3  # largest difference, due to different orders of summation
@@ -83,12 +84,19 @@ class Workload:
             for _ in range(self.rollouts * (1 + self.updates))
         ]
 
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter over which our PPO trains, as after SFT."""
+        return Path(self.folder) / "adapter"
+
     def save_model(self) -> None:
-        """Write the model with random weights."""
+        """Write the model with random weights, and a new adapter, which changes nothing."""
         torch.manual_seed(SEED)
         ids = {"vocab_size": self.vocabulary, "pad_token_id": PAD_ID, "eos_token_id": EOS_ID, "bos_token_id": None}
         config = transformers.AutoConfig.for_model(**self.sizes, **ids, tie_word_embeddings=True)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(self.folder)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(self.folder)
+        get_peft_model(model, LoraConfig(**LORA, task_type="CAUSAL_LM")).save_pretrained(self.adapter)
 
 
 CASES = {
@@ -153,14 +161,14 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 def our_ppo(work: Workload) -> dict[str, float]:
     """Run the updates with our engine; the reward is 1 if an answer begins with an odd token id, else 0."""
     from appa_flwr.config import Config, Scalar
-    from server_app.policy.base import load_model
-    from server_app.policy.models import ppo_models
+    from server_app.policy.base import Base
+    from server_app.policy.models import load_policy
     from server_app.policy.ppo import PPOEngine
 
     keys: dict[str, Scalar] = {"policy.tuning": "lora", "policy.lora-rank": LORA_RANK, "ppo.epochs": PPO_EPOCHS}
     keys |= {"policy.ppo-targets": ",".join(LORA_TARGETS), "ppo.num-mini-batches": 1, "ppo.baseline": "value"}
     config = Config.load({**keys, "ppo.answers-per-question": 1, "ppo.batch-size": work.rollouts})
-    models = ppo_models(config, load_model(config, work.folder, quantized=False))
+    models = load_policy(config, Base(work.folder, tokenizer(), EOS_ID, (EOS_ID,)), work.adapter)
     engine = PPOEngine(models, config.ppo, num_iterations=1 + work.updates, stop_ids=(EOS_ID,), seed=SEED)
     sample = answer_lengths(models.policy, ends=work.ends)(engine.rollout)
     prompts, recorder = [prompt for prompt, _ in work.rows()], Recorder()
@@ -193,7 +201,6 @@ def trl_ppo(work: Workload) -> dict[str, float]:
 
     prompts: Any = [{"input_ids": prompt} for prompt, _ in work.rows()]
     value = transformers.AutoModelForSequenceClassification.from_pretrained(work.folder, num_labels=1)
-    lora: dict[str, Any] = {"r": LORA_RANK, "lora_alpha": 2 * LORA_RANK, "target_modules": LORA_TARGETS}
     args = PPOConfig(
         output_dir=f"{work.folder}/trained",
         per_device_train_batch_size=TRL_MICRO_BATCH,
@@ -213,10 +220,10 @@ def trl_ppo(work: Workload) -> dict[str, float]:
         model=transformers.AutoModelForCausalLM.from_pretrained(work.folder),
         ref_model=None,
         reward_model=_OddIds(),
-        value_model=get_peft_model(value, LoraConfig(**lora, task_type="SEQ_CLS", modules_to_save=["score"])),
+        value_model=get_peft_model(value, LoraConfig(**LORA, task_type="SEQ_CLS", modules_to_save=["score"])),
         train_dataset=prompts,
         eval_dataset=prompts[:1],
-        peft_config=LoraConfig(**lora, task_type="CAUSAL_LM"),
+        peft_config=LoraConfig(**LORA, task_type="CAUSAL_LM"),
     )
     batches: dict[str, Any] = {"batch_size": work.rollouts, "collate_fn": trainer.data_collator}
     trainer.dataloader = trainer.accelerator.prepare(DataLoader(prompts + prompts[: work.rollouts], **batches))

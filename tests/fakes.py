@@ -135,14 +135,14 @@ def answer_rows(prompts: Sequence[Sequence[int]] = PROMPTS, *, shared: int = 0) 
     return Sequences(torch.tensor(PREFIX[:shared], dtype=torch.long), *ids, response_JT * mask_JT, mask_JT)
 
 
-def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
-    """Policy, reference and value model: full tuning, adapters, or these over an adapter of SFT on other layers too."""
+def ppo_models(tuning: str, model: PreTrainedModel, *, value: bool = True) -> PolicyModels:
+    """Policy, reference and value model: full tuning, or adapters over an adapter of SFT on other layers too."""
     if tuning == "full":
-        return FullModels(model)
+        return FullModels(model, value=value)
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as folder:
-        adapter = save_adapter(model, Path(folder)) if tuning == "stacked" else None
-        return LoraModels(model, rank=3, targets=["q_proj", "v_proj", "down_proj"], sft_adapter=adapter)
+        adapter = save_adapter(model, Path(folder))
+        return LoraModels(model, adapter, rank=3, targets=["q_proj", "v_proj", "down_proj"], value=value)
 
 
 def disturb(parameters: Iterable[torch.nn.Parameter], *, scale: float = 0.1, seed: int = 2) -> None:

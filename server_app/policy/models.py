@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -64,7 +64,7 @@ class FullModels:
 
 
 class LoraModels:
-    """LoRA adapters for policy and value on one frozen base, over SFT's own adapter where there is one.
+    """LoRA adapters for policy and value on one frozen base, over SFT's own adapter.
 
     The attributes are those of `FullModels`. The reference is the base with SFT's adapter alone. SFT's adapter stays
     separate and frozen: merged into weights of 16 bits or fewer, most of its update would be rounded away.
@@ -73,22 +73,12 @@ class LoraModels:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        rank: int,
-        targets: list[str],
-        value: bool = True,
-        sft_adapter: Path | None = None,
+        self, model: PreTrainedModel, sft_adapter: Path, *, rank: int, targets: list[str], value: bool = True
     ) -> None:
         # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
         adapter = LoraConfig(r=rank, lora_alpha=ALPHA_PER_RANK * rank, target_modules=targets, task_type="CAUSAL_LM")
-        self._start = [] if sft_adapter is None else [SFT]
-        if sft_adapter is None:
-            self._peft = get_peft_model(model.eval(), adapter, adapter_name=POLICY)
-        else:
-            self._peft = PeftModel.from_pretrained(model.eval(), str(sft_adapter), adapter_name=SFT)
-            self._peft.add_adapter(POLICY, adapter)
+        self._peft = PeftModel.from_pretrained(model.eval(), str(sft_adapter), adapter_name=SFT)
+        self._peft.add_adapter(POLICY, adapter)
         if value:
             self._peft.add_adapter(VALUE, adapter)
         self._peft.eval()
@@ -108,7 +98,7 @@ class LoraModels:
         return [p for key, p in self._peft.named_parameters() if f".{name}." in key and "lora_" in key]
 
     def _switch(self, *adapters: str) -> None:
-        self._peft.base_model.set_adapter([*self._start, *adapters], inference_mode=True)
+        self._peft.base_model.set_adapter([SFT, *adapters], inference_mode=True)
         for parameter in self.policy_parameters + self.value_parameters:
             parameter.requires_grad_(True)
 
@@ -132,8 +122,7 @@ class LoraModels:
 
     def save_policy(self, folder: Path) -> None:
         """Write a folder that PEFT loads: SFT's adapter and the policy's add up, concatenated along the rank."""
-        both = [*self._start, POLICY]
-        self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), SAVED, combination_type="cat")
+        self._peft.base_model.add_weighted_adapter([SFT, POLICY], [1.0, 1.0], SAVED, combination_type="cat")
         try:
             self._peft.save_pretrained(folder, selected_adapters=[SAVED], save_embedding_layers=False)
         finally:
@@ -143,20 +132,16 @@ class LoraModels:
 PolicyModels = FullModels | LoraModels
 
 
-def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:
-    """Build policy, reference and, with `ppo.baseline = "value"`, value model, on the SFT model or base and adapter."""
+def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
+    """Load policy, reference and, with `ppo.baseline = "value"`, value model from SFT's folder.
+
+    The folder has SFT's model, or SFT's adapter for `base`. Raises UserError as `load_model`.
+    """
+    full, value = config.policy.tuning == "full", config.ppo.baseline == "value"
+    model = load_model(config, str(sft) if full else base.source, quantized=config.policy.tuning == "qlora")
     # New adapters draw from torch's global generator, whose state is different in a resumed run.
     torch.manual_seed(child_seed(config.seed, "adapters"))
-    value = config.ppo.baseline == "value"
-    if config.policy.tuning == "full":
+    if full:
         return FullModels(model, value=value)
     targets = list(split_names(config.policy.ppo_targets))
-    return LoraModels(model, rank=config.policy.lora_rank, targets=targets, value=value, sft_adapter=sft_adapter)
-
-
-def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
-    """Load PPO's models: from SFT's model, or from the base with SFT's adapter; raises UserError as `load_model`."""
-    if config.policy.tuning == "full":
-        return ppo_models(config, load_model(config, str(sft), quantized=False))
-    model = load_model(config, base.source, quantized=config.policy.tuning == "qlora")
-    return ppo_models(config, model, sft_adapter=sft)
+    return LoraModels(model, sft, rank=config.policy.lora_rank, targets=targets, value=value)

@@ -11,9 +11,9 @@ from fakes import PREFIX, answer_rows, disturb, ppo_models, save_adapter, scorin
 from peft import PeftModel
 
 from appa_flwr.config import Config
+from server_app.policy.base import Base
 from server_app.policy.logprobs import response_logprobs, shared_prefix
-from server_app.policy.models import LoraModels
-from server_app.policy.models import ppo_models as make_models
+from server_app.policy.models import LoraModels, load_policy
 
 TEMPERATURE = 0.7
 
@@ -35,15 +35,13 @@ def learn(which, models, sequences, power=2):
         score(sequences).pow(power).sum().backward()
 
 
-@pytest.fixture(
-    params=[("full", "qwen3"), ("lora", "llama"), ("stacked", "gemma2"), ("stacked", "qwen3")], ids="-".join
-)
+@pytest.fixture(params=[("full", "qwen3"), ("lora", "llama"), ("lora", "gemma2"), ("lora", "qwen3")], ids="-".join)
 def case(request, tmp_path):
-    """The models, and an untouched copy of what they were built on, with SFT's adapter where there is one."""
+    """The models, and an untouched copy of what they were built on, with SFT's adapter if there is one."""
     tuning, architecture = request.param
     model = tiny_causal_lm(architecture)
     untouched = copy.deepcopy(model)
-    if tuning == "stacked":
+    if tuning == "lora":
         untouched = PeftModel.from_pretrained(untouched, save_adapter(model, tmp_path)).eval().get_base_model()
     return ppo_models(tuning, model), untouched
 
@@ -106,21 +104,24 @@ def test_each_loss_reaches_all_of_its_own_parameters_and_none_of_the_other(case,
         assert not any(p.requires_grad for p in models.policy.parameters() if id(p) not in mine)
 
 
-@pytest.mark.parametrize("tuning", ["lora", "stacked"])
-def test_what_learns_is_float32_on_a_bfloat16_base(tuning):
+def test_what_learns_is_float32_on_a_bfloat16_base():
     sequences = answer_rows()
-    models = ppo_models(tuning, tiny_causal_lm().to(torch.bfloat16))
+    models = ppo_models("lora", tiny_causal_lm().to(torch.bfloat16))
     assert {p.dtype for p in models.policy_parameters + models.value_parameters} == {torch.float32}
     assert torch.isfinite(found("policy", models, sequences)).all()
     assert torch.isfinite(found("value", models, sequences)).all()
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_without_a_value_model_there_is_neither_trunk_nor_head(tuning):
+def test_without_a_value_model_there_is_neither_trunk_nor_head(tuning, tmp_path):
+    model, folder = tiny_causal_lm(), tmp_path / "model"
+    model.save_pretrained(folder)
+    base = Base(str(folder), tokenizer=None, end_id=0, stop_ids=())
+    sft = save_adapter(model, tmp_path / "adapter") if tuning == "lora" else folder
     made = {}
     for baseline in ("question", "value"):
         config = Config.load({"policy.tuning": tuning, "ppo.baseline": baseline})
-        made[baseline] = make_models(config, tiny_causal_lm())
+        made[baseline] = load_policy(config, base, sft)
     assert made["question"].head is None
     assert made["question"].value_parameters == []
     assert len(made["value"].value_parameters) > 2

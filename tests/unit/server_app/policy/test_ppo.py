@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from fakes import PREFIX, PROMPTS, scoring, tiny_causal_lm
+from fakes import PREFIX, PROMPTS, ppo_models, scoring, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection
 from server_app.policy import ppo as engine_module
 from server_app.policy.logprobs import NotFinite
-from server_app.policy.models import FullModels, LoraModels
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
 
@@ -44,12 +43,7 @@ def make(tuning="full", dtype=torch.float64, **changes):
     num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
     assert changes.keys() <= PPOSection.model_fields.keys()
     settings = SETTINGS.model_copy(update=changes)
-    model = tiny_causal_lm().to(dtype)
-    if tuning == "full":
-        models = FullModels(model, value=settings.baseline == "value")
-    else:
-        torch.manual_seed(4)
-        models = LoraModels(model, rank=2, targets=["q_proj", "v_proj"], value=settings.baseline == "value")
+    models = ppo_models(tuning, tiny_causal_lm().to(dtype), value=settings.baseline == "value")
     engine = PPOEngine(models, settings, num_iterations=num_iterations, stop_ids=STOPS, seed=7)
     for group in engine._optimizer.param_groups:
         group["eps"] = EPSILON
@@ -147,7 +141,8 @@ def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_k
         torch.testing.assert_close(reference.policy_logprob_JT, score(rollout.sequences).float(), rtol=0, atol=0.02)
     kept = rollout.logprob_JT.clone()
     stats = engine.update(rollout, reference, some_scores())
-    assert stats["approximate_kl"] < 1e-9  # the same pass before the only step
+    # The same pass before the only step, but for rounding, as its rows have another order; the sampler's would be 1e-5.
+    assert stats["approximate_kl"] < 2e-6
     assert stats["clip_fraction"] == 0
     assert torch.equal(rollout.logprob_JT, kept)
     assert not torch.equal(reference.policy_logprob_JT, kept)

@@ -25,7 +25,6 @@ from pluralllm.prediction import Predictor
 from pluralllm.training import build
 from server_app.evaluation import decode
 from server_app.policy.base import load_model, prepare
-from server_app.policy.sequences import check_length
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -61,7 +60,6 @@ class LocalModel:
     def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
         """Yield the greedily decoded answer to each prompt; UserError if one does not fit into the model's context."""
         ids = [self._base.ids(text) for text in prompts]
-        check_length(self._model, ids, response_length=answer_tokens)  # before the first batch
         for start in range(0, len(ids), BATCH):
             yield from decode(self._base, self._model, ids[start : start + BATCH], tokens=answer_tokens)
 

@@ -132,21 +132,15 @@ def split_prompts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split prompts into the common prefix (C,) that rows can share, and the rest with its mask, both (J, P).
 
-    Raises the UserError of `check_length`.
+    Raises:
+        UserError: the longest prompt with `response_length` more tokens is above the model's `longest_row`.
     """
-    check_length(model, prompts, response_length=response_length)
+    longest, most = max(map(len, prompts)) + response_length, longest_row(model.config)
+    if longest > most:
+        raise UserError(f"a prompt with its answer has {longest} tokens; the model reads {most} at most")
     shared = common_length(prompts)
     prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
     return prefix_C, *pad([prompt[shared:] for prompt in prompts], device=model.device, left=True)
-
-
-def check_length(model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, response_length: int) -> None:
-    """Raise a UserError if the longest prompt with `response_length` more tokens is above the model's `longest_row`."""
-    longest = max(map(len, prompts)) + response_length
-    if longest > longest_row(model.config):
-        raise UserError(
-            f"a prompt with its answer has {longest} tokens; the model reads {longest_row(model.config)} at most"
-        )
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import digest
 from appa_flwr.owner.owner_policy import SUM_ROUNDING
@@ -18,7 +19,6 @@ from appa_flwr.protocol.asks import Ask, ScoreRequest, Task
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure import rule_sums
 from client_app.party import Group, Party
-from pluralllm.data import BoolArray, FloatArray, IntArray
 from pluralllm.scores import COUNT, local_sums, summed
 
 Numbers = Mapping[str, FloatArray]

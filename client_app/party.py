@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Context
 
 from appa_flwr.config import Config
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
@@ -26,7 +27,7 @@ from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_k
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_array
-from pluralllm.data import BoolArray, FloatArray, GroupData
+from pluralllm.data import GroupData
 
 Answers = Mapping[str, FloatArray]
 

@@ -15,10 +15,11 @@ from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.config.sections import Architecture
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.data import FloatArray, GroupData
+from pluralllm.data import GroupData
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import measure_sums

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue, Number, flatten
 from appa_flwr.protocol.messages import join_weights
@@ -31,7 +32,7 @@ from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
 from client_app import predictor
 from experiments import entry, study
-from pluralllm.data import BoolArray, FloatArray, GroupData, group_data
+from pluralllm.data import GroupData, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.prediction import Predictor
 from pluralllm.scores import NEAREST, UNIFORM, nearest_question

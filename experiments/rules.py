@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import typer
 
@@ -29,11 +28,11 @@ from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.analysis.destinations import destination
 from appa_flwr.analysis.rules import Rule, make
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import ground_truth
 from experiments import entry, study
 
-FloatArray = npt.NDArray[np.float64]
 QUESTIONS, GROUPS = 60, 8  # of a population
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)

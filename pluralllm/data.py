@@ -11,11 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.protocol.asks import Catalogue
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
 
 # Features of an option: 75 of its question's text, 50 of its own, since options repeat a few wordings ("Very good",
 # "Agree"), and three of its place: is the answer scale ordered, where on it is this option (-1 to 1), and how far from

@@ -19,9 +19,10 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
 from appa_flwr.config.sections import MINILM, NGRAMS
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
-from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART, BoolArray
+from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART
 
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Progress = Callable[[int, int], None]
@@ -138,7 +139,7 @@ def _load(model: str) -> Any:
     return loaded
 
 
-def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
+def _reduced(vector_UH: Matrix, dim: int) -> FloatArray:
     """Reduce vectors to (U, dim) features, each row of root mean square 1 unless its vector is zero.
 
     Counts are weighted by tf-idf. Vectors of a model are centred: otherwise the part that all texts share would
@@ -158,11 +159,11 @@ def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
         reduced[:, :directions] = svd.fit_transform(vector_UH)
     norm = np.linalg.norm(reduced, axis=1, keepdims=True)
     unit = np.divide(reduced, norm, out=np.zeros_like(reduced), where=norm > np.finfo(np.float64).eps)
-    features: npt.NDArray[np.float64] = unit * np.sqrt(dim)
+    features: FloatArray = unit * np.sqrt(dim)
     return features
 
 
-def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> npt.NDArray[np.float64]:
+def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> FloatArray:
     """Three features an option, (K, 3); all 0 where the answers have no order or a constant one."""
     if ordinal is None or max(ordinal) == min(ordinal):
         return np.zeros((num_options, 3))
@@ -195,9 +196,9 @@ def embed_questions(
     vector_UH = text_vectors(encoder, unique_U, progress=progress)
     place_of = {text: place for place, text in enumerate(unique_U)}
 
-    def features(texts: Sequence[str], part: slice) -> npt.NDArray[np.float64]:
+    def features(texts: Sequence[str], part: slice) -> FloatArray:
         used, place = np.unique(np.array([place_of[text] for text in texts]), return_inverse=True)
-        reduced: npt.NDArray[np.float64] = _reduced(vector_UH[used], part.stop - part.start)[place]
+        reduced: FloatArray = _reduced(vector_UH[used], part.stop - part.start)[place]
         return reduced
 
     scales = [_ordinal_features(question.ordinal, len(question.options)) for question in questions]

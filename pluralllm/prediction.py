@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import Catalogue
 from pluralllm.attention import FewShotAttention
-from pluralllm.data import FloatArray, GroupData, IntArray
+from pluralllm.data import GroupData
 from pluralllm.network import PluralLLM, Questions
 from pluralllm.residual import VIEWS, ExactResidual, Shares
 

@@ -35,8 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from pluralllm import data
-from pluralllm.data import BoolArray, FloatArray
 from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # where in the list an option stands, how far from the middle, and one over the length of the list

@@ -8,9 +8,10 @@ Axis letters: Q questions, R chosen questions, K options, N answered questions, 
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
-from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray
+from pluralllm.data import GroupData
 
 MEASURES = ("js", "js_distance", "wasserstein")
 PREDICTORS = PREDICTOR, UNIFORM, NEAREST = "pluralllm", "uniform", "nearest-question"

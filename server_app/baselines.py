@@ -10,11 +10,12 @@ import numpy as np
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
-from pluralllm.data import FloatArray, GroupData, IntArray
+from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
 from server_app.evaluation import given_answers, score
 from server_app.inputs import RunInputs

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import RuleRound, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
-from pluralllm.data import FloatArray, IntArray
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.scores import scores
 from server_app.inputs import PolicyInputs, RunInputs

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from appa_flwr.config import Config
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol import formats, votes
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
 from appa_flwr.run.run_files import QUESTIONS
 from appa_flwr.survey.types import Question
-from pluralllm.data import BoolArray, FloatArray, IntArray
 from server_app.federation.ask import Replies
 from server_app.federation.groups import Groups
 from server_app.policy import sft

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
-from pluralllm.data import FloatArray
 from pluralllm.scores import COUNT, PREDICTORS, summed
 from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from appa_flwr.config import Config
+from appa_flwr.core.arrays import IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import Catalogue
@@ -17,7 +18,6 @@ from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources, store
 from appa_flwr.survey.split import split_questions, without_copies
 from appa_flwr.survey.types import Question, Survey
-from pluralllm.data import IntArray
 from pluralllm.embedding import Progress, embed_questions
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.equations import BoolArray, FloatArray, fairness_index
+from appa_flwr.analysis.equations import fairness_index
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.protocol.rewards import find
 from appa_flwr.survey.types import Question
 

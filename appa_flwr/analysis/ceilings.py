@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from appa_flwr.analysis.equations import BoolArray, FloatArray
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.rewards import METRICS
 
-IntArray = npt.NDArray[np.intp]
 Program = tuple[cp.Expression, cp.Variable, cp.Constraint]
 """The groups' scores (G,), the answers (N,) before normalisation, and the constraint on the answers."""
 

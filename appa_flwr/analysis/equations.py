@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from appa_flwr.core.arrays import FloatArray
 
 
 def fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int = 1) -> float:

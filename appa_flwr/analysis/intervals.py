@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE
-from appa_flwr.analysis.equations import FloatArray, fairness_per_answer
+from appa_flwr.analysis.equations import fairness_per_answer
+from appa_flwr.core.arrays import FloatArray
 
 Measure = Literal["Avg AS", "Min AS", "FI"]
 MEASURES: tuple[Measure, ...] = ("Avg AS", "Min AS", "FI")

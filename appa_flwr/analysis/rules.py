@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.special import softmax
 
 from appa_flwr.analysis import equations
-from appa_flwr.analysis.equations import BoolArray, FloatArray
 from appa_flwr.config import Config, ranges
 from appa_flwr.core import own_code
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.secure.rule_sums import check_config
 

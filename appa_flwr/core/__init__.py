@@ -1,1 +1,1 @@
-"""Basics for every package: errors, files, seeds, Markdown tables. Imported by both sides."""
+"""Basics for every package: errors, files, seeds, array types, Markdown tables. Imported by both sides."""

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.config import Config
-from appa_flwr.survey.types import FloatArray, Question
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
+from appa_flwr.survey.types import Question
 
-BoolArray = npt.NDArray[np.bool_]
 Setting = str | int | float | list[str]
 
 VOTES, PREDICTIONS, ANSWERS = "votes", "predictions", "answers"
@@ -127,7 +127,7 @@ class Task:
 class ScoreRequest:
     """Answers to be scored."""
 
-    question_J: npt.NDArray[np.int64]  # position of each answer's question in the catalogue
+    question_J: IntArray  # position of each answer's question in the catalogue
     prediction_JK: FloatArray  # parsed answers; a row of NaN is an unreadable answer, which scores 0
     metrics: tuple[str, ...]
     sides: tuple[str, ...] = (TARGET_SIDE,)

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.survey.types import FloatArray
+from appa_flwr.core.arrays import FloatArray
 
 STYLES = ("full", "counted", "compact")
 """`full`: instructions for a model that follows instructions; `compact`: cues for a model trained on the format;

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.config.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import unknown_name
-from appa_flwr.survey.types import FloatArray
 
-BoolArray = npt.NDArray[np.bool_]
 Metric = Callable[..., FloatArray]
 
 _BASE_OF_UNIT_RANGE = 2.0

@@ -4,16 +4,15 @@ Axis letters: Q public questions, K options.
 """
 
 import numpy as np
-import numpy.typing as npt
 
-from appa_flwr.survey.types import FloatArray
+from appa_flwr.core.arrays import BoolArray, FloatArray
 
 BALLOTS = {"dpa": "mode", "opa": "ranking"}
 """Task -> the least revealing kind of vote that the task needs."""
 DISTRIBUTION = "distribution"
 
 
-def cast(opinion_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, kind: str) -> FloatArray:
+def cast(opinion_QK: FloatArray, option_QK: BoolArray, *, kind: str) -> FloatArray:
     """Convert opinions to votes (section "SFT Baseline and Majority Aggregation"); votes of this kind stay unchanged.
 
     Args:

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run.run_files import SCORES_FILE
-from appa_flwr.survey.types import FloatArray
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 ROUNDING = 1e-6  # by which a reward may leave 0 to 1

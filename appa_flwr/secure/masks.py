@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import refusals
 from appa_flwr.protocol.asks import Task, hashed
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.roster import LEAST_GROUPS, Roster, public_key
-from appa_flwr.survey.types import FloatArray
 
 Words = npt.NDArray[np.uint64]
 Facts = MutableMapping[str, bytes]  # state of a group that persists over all processes and runs

@@ -14,12 +14,12 @@ import numpy as np
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
 from appa_flwr.config.sections import APPASection
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import refusals
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.secure.masks import Facts, fact
 from appa_flwr.secure.roster import LEAST_GROUPS, MOST_GROUPS
-from appa_flwr.survey.types import FloatArray
 
 LARGEST_MOVE = 14.0  # of an exponent: sums have a resolution of 2^-52, so exp(-14) has a relative error near 1e-10
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from appa_flwr.config.sections import DataSection
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.types import FloatArray, Question, Survey
+from appa_flwr.survey.types import Question, Survey
 
 CLUSTER_SHARES = (0.6, 0.25, 0.15)
 COVERAGE = 0.75

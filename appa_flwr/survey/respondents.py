@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, group_name, read_frame, same, some
 from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, number
 from appa_flwr.survey.tables import read_list, read_numbers
-from appa_flwr.survey.types import MAX_OPTIONS, FloatArray
+from appa_flwr.survey.types import MAX_OPTIONS
 
 if TYPE_CHECKING:
     import pandas as pd

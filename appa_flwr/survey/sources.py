@@ -18,12 +18,13 @@ from pydantic import ValidationError
 
 from appa_flwr.config import GENERATED_SURVEY, Config, split_names
 from appa_flwr.config.sections import DataSection
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey import generate, respondents, store, tables
 from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, read_frame, same
 from appa_flwr.survey.nonanswers import Kind, Missing
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, FloatArray, Question, Survey
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, Question, Survey
 
 LEFT_OUT: Final = "left out, "
 SUM_TOLERANCE: Final = 0.02

@@ -18,9 +18,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file, writing
-from appa_flwr.survey.types import About, FloatArray, Question, Survey
+from appa_flwr.survey.types import About, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER, VERSION = "appa-survey", 1

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-FloatArray = npt.NDArray[np.float64]
+from appa_flwr.core.arrays import FloatArray
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 30  # of a question
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from appa_flwr.analysis.equations import FloatArray
 from appa_flwr.analysis.intervals import bootstrap
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.files import replace_file
 from appa_flwr.report.frames import spans
 from appa_flwr.report.tables import markdown

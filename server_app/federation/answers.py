@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.asks import TARGET_SIDE, Catalogue, ScoreRequest
-from pluralllm.data import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Number
-from pluralllm.data import FloatArray
 
 
 class TooFew(UserError):

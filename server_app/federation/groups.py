@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest, Task
 from appa_flwr.secure import masks
 from appa_flwr.secure.masks import SEED_BYTES, Words
-from pluralllm.data import BoolArray, FloatArray
 from server_app.federation.ask import LostSum, Replies, keep_replies, kept_replies
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import Meanwhile

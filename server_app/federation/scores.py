@@ -11,11 +11,11 @@ import numpy as np
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
+from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.run.records import ScoreRecord
 from appa_flwr.secure.rule_sums import fairness_of_sums
-from pluralllm.data import BoolArray, FloatArray
 from server_app.federation.ask import Replies, TooFew
 from server_app.federation.groups import Groups
 

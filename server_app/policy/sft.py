@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from appa_flwr.config import Config, split_names
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
-from pluralllm.data import BoolArray, FloatArray, IntArray
 from server_app.policy.base import Base
 from server_app.policy.logprobs import TOKENS, Budget, NotFinite, finite_logits, response_logprobs, shared_prefix
 from server_app.policy.models import ALPHA_PER_RANK

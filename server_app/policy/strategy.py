@@ -17,9 +17,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
+from appa_flwr.core.arrays import IntArray
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.records import Iteration
-from pluralllm.data import IntArray
 from server_app.federation.answers import parse_answers
 from server_app.federation.ask import LostSum
 from server_app.federation.groups import Groups

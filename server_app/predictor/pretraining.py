@@ -15,12 +15,12 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.data import FloatArray
 from pluralllm.residual import SHARES_KEY
 from pluralllm.training import build, choices
 from server_app.federation.ask import LostSum, Replies

@@ -1,4 +1,4 @@
-"""The groups' side: a Flower ClientApp with five actions and a single exit for replies (`client_app.leave`).
+"""The groups' side: a Flower ClientApp with four actions and a single exit for replies (`client_app.leave`).
 
 Axis letters: Q public questions, K options.
 """
@@ -10,8 +10,8 @@ from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import messages
-from appa_flwr.secure.masks import last_round
+from appa_flwr.protocol import messages, refusals
+from appa_flwr.protocol.refusals import Refused
 from client_app import leave
 from client_app.leave import Leaving
 from client_app.memory import keep_array
@@ -27,20 +27,20 @@ app = ClientApp()
 @leave.guarded
 def hello(content: RecordDict, party: Party) -> Leaving:
     """Reply with the groups of this node; a simulated node stores the path of the run's survey."""
-    run, survey = messages.unpack_hello(content)
+    survey = messages.unpack_hello(content)
     if party.ledger is None:
         party.memory["survey"] = survey.encode()
-    with party.facts() as facts:
-        last = last_round(facts, run)
-    return Leaving(messages.pack_reply(party.hosted, roster=party.policy.roster, round=last))
+    return Leaving(messages.pack_reply(party.hosted))
 
 
 @app.query("catalogue")
 @leave.guarded
 def catalogue(content: RecordDict, party: Party) -> Leaving:
-    """Store the public questions, and the groups' private answers to these questions."""
+    """Store the public questions, and the groups' private answers to these questions; a run has one catalogue."""
     leave.check_run(party)
-    public = messages.unpack_catalogue(content)
+    public, data = messages.unpack_catalogue(content), messages.to_bytes(content)
+    if party.memory.setdefault("catalogue", data) != data:
+        raise Refused(refusals.OTHER_CATALOGUE)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     asked = [q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered]
     answered: dict[str, int] = {}
@@ -48,8 +48,6 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     for name in party.hosted:
         try:
             answers = party.answers(name, asked)
-            parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
-            leave.check_catalogue(party, messages.digest(content), name, parts)
         except UserError as error:
             # Only this group is left out: which groups share a node is arbitrary and must not change a run.
             log.error("group %s takes no part: %s", name, error)
@@ -61,10 +59,9 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
                 truth_QK[row] = 0.0
                 truth_QK[row, : len(own)] = own
         keep_array(party.memory, f"truth {name}", truth_QK)
-        answered[name] = len(parts["training"])
+        answered[name] = len(answers.keys() & training)
     if not answered:
         raise problem
-    party.memory["catalogue"] = messages.to_bytes(content)
     party.memory["groups"] = "\n".join(answered).encode()
     counts, may = list(answered.values()), list(party.policy.may_leave)
     return Leaving(messages.pack_reply(list(answered), answered=counts, may=may))
@@ -75,20 +72,17 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
 def targets(content: RecordDict, party: Party) -> Leaving:
     """Write every group's target table from the final PluralLLM; scoring is then a look-up and a metric.
 
-    The tables are written once per run, and later weights change nothing: a server that may send weights again and
-    again could craft them so that the tables tell the answers bit by bit.
+    The tables are written once per run, and later weights change nothing, so that all rewards of a run are comparable.
     """
     from client_app import predictor
 
-    groups = party.groups
+    groups, data = party.groups, messages.to_bytes(content)
     if "targets" not in party.memory:
-        weight_P = messages.unpack_weights(content)
-        ours = predictor.load(party.config, weight_P, party.public)
-        for group in groups:
-            keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
-        if party.config.pluralllm.fresh_contexts:
-            party.memory["weights"] = weight_P.tobytes()
-        party.memory["targets"] = messages.digest(content).encode()
+        ours = predictor.load(party.config, messages.unpack_weights(content), party.public)
+        if party.memory.setdefault("weights", data) == data:  # of two messages at once, the first one counts
+            for group in groups:
+                keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
+            party.memory["targets"] = messages.digest(content).encode()
     return Leaving(messages.pack_reply([group.name for group in groups]))
 
 
@@ -96,14 +90,5 @@ def targets(content: RecordDict, party: Party) -> Leaving:
 @leave.guarded
 def ask(content: RecordDict, party: Party) -> Leaving:
     """Reply with the groups' numbers of the requested kind."""
-    request, task = messages.unpack_ask(content)
-    return leave.numbers(request, task, party)
-
-
-@app.query("open")
-@leave.guarded
-def open_sum(content: RecordDict, party: Party) -> Leaving:
-    """Reply with the seed of the group's own mask, to open a sum for which all of the cohort have sent numbers."""
-    task = messages.unpack_open(content)
-    member = party.member(task)
-    return Leaving(messages.pack_reply([member.name], seed=member.open(task)), messages.OPEN, task.cohort)
+    request, digest = messages.unpack_ask(content)
+    return leave.numbers(request, digest, party)

@@ -5,8 +5,7 @@ Axis letters: Q public questions, K options.
 
 import hashlib
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,16 +19,17 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue, Task
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.refusals import Refused
-from appa_flwr.secure.masks import Member, fact
-from appa_flwr.secure.roster import KEY_SUFFIX, LEAST_GROUPS, ROSTER_FILE, own_key, read_file, read_roster
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_array
 from pluralllm.data import GroupData
 
 Answers = Mapping[str, FloatArray]
+
+LEAST_HELD_OUT = 10
+"""Fewest held-out answers of a deployed group behind a validation or score of PluralLLM."""
 
 log = logging.getLogger("appa.client")
 
@@ -125,34 +125,6 @@ class Party:
         catalogue = hashlib.sha256(self.remembered("catalogue")).hexdigest()
         return asks.world_of(self.config, catalogue, self.memory.get("targets", b"").decode())
 
-    # --- its part in secure sums ------------------------------------------------------------------------------------
-
-    def facts(self) -> AbstractContextManager[MutableMapping[str, bytes]]:
-        """Open the facts of secure sums that the node must not lose, in its ledger, for one transaction."""
-        return nullcontext(self.memory) if self.ledger is None else self.ledger.facts()
-
-    def member(self, task: Task) -> Member:
-        """The node's group as a member of the roster in the file beside its data, which its owner must have pinned.
-
-        Raises:
-            Refused: no roster is pinned, or an earlier task of this Flower run named another run: by many names a
-                server could get around the limits of a run.
-            UserError: the roster or the private key cannot be used, or the roster is not the pinned one.
-        """
-        if not self.policy.roster:
-            raise Refused(refusals.NO_ROSTER)
-        with self.facts() as facts:
-            if facts.setdefault(fact("name", self.run_id), task.run.encode()) != task.run.encode():
-                raise Refused(refusals.BAD_REQUEST)
-        data = Path(str(self.node["data"]))
-        path, key = data.with_name(ROSTER_FILE), own_key(data.with_suffix(KEY_SUFFIX))
-        roster = read_roster(read_file(path), source=str(path))
-        if roster.sha256 != self.policy.roster:
-            raise UserError(f"{path}: is not the roster that the owner's policy pins; run appa group pin again")
-        least = self.policy.least_cohort or max(LEAST_GROUPS, len(roster.names) - 1)
-        changes = self.policy.cohort_changes
-        return Member(self.hosted[0], key, roster, least=least, changes=changes, facts=self.facts)
-
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -173,23 +145,30 @@ class Group:
 
     @property
     def held_out(self) -> GroupData:
-        """The group's answers to held-out questions; empty if there are fewer than its owner's policy asks for."""
+        """The group's answers to held-out questions; none on a deployed node that has fewer than `LEAST_HELD_OUT`."""
         answers = self._answers(~self.party.public.train_Q)
-        return answers if len(answers) >= self.party.policy.least_answers else answers.first(0)
+        return answers if self.party.ledger is None or len(answers) >= LEAST_HELD_OUT else answers.first(0)
 
     def _answers(self, part_Q: BoolArray) -> GroupData:
         rows = np.flatnonzero(part_Q & ~np.isnan(self.truth_QK).any(axis=1))
         return GroupData(self.name, rows, self.truth_QK[rows].astype(np.float32))
 
     def targets(self, draw: int = 0) -> FloatArray:
-        """The group's target table (Q, K), or one from a fresh context if `draw` is not 0; Refused without weights."""
+        """The group's target table (Q, K), or one from a fresh context if `draw` is not 0.
+
+        Raises:
+            Refused: the node has no table yet.
+            ValueError: a fresh context, in a run whose config has one context for all answers.
+        """
         party = self.party
         party.remembered("targets")
         if not draw:
             return read_array(party.memory, f"targets {self.name}")
+        if not party.config.pluralllm.fresh_contexts:
+            raise ValueError("the run scores all answers against one table")
         from client_app import predictor
 
-        weight_P = np.frombuffer(party.remembered("weights"), dtype=np.float32)
+        weight_P = messages.unpack_weights(messages.from_bytes(party.remembered("weights")))
         ours = predictor.load(party.config, weight_P, party.public)
         return ours.targets(self.data, draw=draw)
 
@@ -202,12 +181,6 @@ class Group:
             return np.full(public.option_QK.shape, np.nan)
         # Answers are compared only with held-out answers: training answers are D_g, and enough rewards tell them.
         return np.where(public.train_Q[:, None], np.nan, self.truth_QK)
-
-    def spend(self, what: str, marks: Sequence[tuple[str, bytes]], *, limit: int, whole: bool = True) -> list[bool]:
-        """See `appa_flwr.owner.ledger.Ledger.spend`; a simulation has no limits."""
-        if self.party.ledger is None:
-            return [True] * len(marks)
-        return self.party.ledger.spend(f"{what}: {self.name}", marks, limit=limit, whole=whole)
 
 
 @lru_cache(maxsize=2)

@@ -126,7 +126,7 @@ class LocalGroups(Groups):
         """See `Groups.ask`."""
         rows = [self._numbers(ask, name) for name in self.names]
         shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
-        return Replies(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]), "")
+        return Replies(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]))
 
 
 def train(problem: Problem, config: Config) -> Predictor:
@@ -140,7 +140,7 @@ def train(problem: Problem, config: Config) -> Predictor:
             error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
             return {"answers": [len(held_out)], "error": error_V}
         number = ask.count("round")
-        after_P, loss = predictor.train(config, weight_P, data, problem.public, round_number=number, secret="")
+        after_P, loss = predictor.train(config, weight_P, data, problem.public, round_number=number)
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 

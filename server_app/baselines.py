@@ -37,11 +37,8 @@ def score_baselines(
     """
     phase = run.folder.phase("baselines")
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-    if (mean_QK := _mean(run, ANSWERS)) is not None:
+    if (mean_QK := _mean_answers(run)) is not None:
         known_JK |= look_ups(mean_QK, run.catalogue, test_J)
-    # Where single groups' predictions are known, `baseline_scores` has their mean.
-    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
-        known_JK[MEAN_PREDICTION] = mean_QK[test_J]
     rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
     run.folder.write(SUMMARY, tuple(rows))
     lacking = _no_ceilings(run)
@@ -55,7 +52,7 @@ def _no_ceilings(run: RunInputs) -> str | None:
         return ""
     if withheld := ", ".join(run.groups.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
-    return None if run.groups.plain else "; NO CEILINGS: they need single groups' numbers"
+    return None
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
@@ -84,22 +81,22 @@ def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, o
     return np.asarray(share_QK[alike].mean(axis=0)) if alike else uniform_K
 
 
-def _mean(run: RunInputs, kind: str) -> FloatArray | None:
-    """The groups' mean answers or predictions (Q, K); None if an owner lets none leave, or too few groups reply."""
-    if run.groups.without(kind):
+def _mean_answers(run: RunInputs) -> FloatArray | None:
+    """The groups' mean answers (Q, K); None if an owner lets none leave, or too few groups reply."""
+    if run.groups.without(ANSWERS):
         return None
     try:
-        return run.groups.ask(Ask(kind)).mean("votes")
+        return run.groups.ask(Ask(ANSWERS)).mean("votes")
     except UserError as error:
-        log.warning("no rows by the groups' mean %s: %s", kind, error)
+        log.warning("no rows by the groups' mean answers: %s", error)
         return None
 
 
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[SummaryRow]:
     """Score trivial baselines, the uniform answer and `known_JK` (name -> answers), and ceilings.
 
-    Ceilings need each group's predictions. There are none with `eval.ceilings = false`, with secure sums, or if an
-    owner lets no predictions leave. `js-distance` has no ceilings.
+    Ceilings need each group's predictions. There are none with `eval.ceilings = false`, or if an owner lets no
+    predictions leave. `js-distance` has no ceilings.
     """
     option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
 

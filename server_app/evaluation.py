@@ -108,7 +108,7 @@ def round_in_words(line: RuleRound, *more: str) -> str:
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> list[SummaryRow]:
     """Let the groups score one method's answers to the held-out questions, and return a row for each metric.
 
-    The single scores behind the rows' means, if they are known, are added to the run's scores.parquet.
+    The single scores behind the rows' means are added to the run's scores.parquet.
     """
     request = answers.request(metrics, sides=tuple(SIDES))
     scored = scores(run.groups, request)
@@ -117,9 +117,8 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
     pairs, rows = [], []
     for metric in metrics:
         for side, against in SIDES.items():
-            if (reward_GJ := scored[metric, side][1]) is not None:
-                names = {"groups": run.groups.names, "questions": questions}
-                pairs.append(as_rows(method, metric, against, reward_GJ, **names))
+            names = {"groups": run.groups.names, "questions": questions}
+            pairs.append(as_rows(method, metric, against, scored[metric, side][1], **names))
         record, survey = scored[metric, TARGET_SIDE][0], scored[metric, TRUTH_SIDE][0]
         row = SummaryRow(
             method=method,
@@ -130,6 +129,5 @@ def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[st
             readable=float(request.readable_J.mean()),
         )
         rows.append(row)
-    if pairs:  # none with secure sums
-        put(run.folder.path, pd.concat(pairs))
+    put(run.folder.path, pd.concat(pairs))
     return rows

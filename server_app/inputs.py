@@ -14,7 +14,6 @@ from appa_flwr.protocol import formats, votes
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
 from appa_flwr.run.run_files import QUESTIONS
 from appa_flwr.survey.types import Question
-from server_app.federation.ask import Replies
 from server_app.federation.groups import Groups
 from server_app.policy import sft
 from server_app.policy.base import Base
@@ -50,7 +49,7 @@ class VoteResult(NamedTuple):
     """Result of the groups' votes, as scores (Q, K)."""
 
     sft_QK: FloatArray  # SFT's targets
-    majority_QK: FloatArray | None  # the majority's answers; None if they cannot be computed from sums
+    majority_QK: FloatArray  # the majority's answers
     sentence: str  # for the log
 
 
@@ -58,24 +57,13 @@ def ask_votes(run: RunInputs) -> VoteResult:
     """Let the groups vote; raises the errors of `Groups.ask`."""
     config, groups, option_QK = run.config, run.groups, run.catalogue.option_QK
     kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
-    replies = groups.ask(Ask(kind))
-    if groups.plain:
-        votes_GQK = replies.each("votes")
-        cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
-        # A predictor that ignores its context predicts the same for every group; only this number would show it.
-        differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
-        sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
-        sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
-        return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
-
-    def targets(summed: Replies, target: str) -> FloatArray:
-        return sft.targets_of_mean(summed.mean("votes"), option_QK, target=target, num_groups=len(summed.groups))
-
-    majority_QK = None
-    if config.task == "dpa":  # the most frequent ranking of OPA cannot be computed from sums
-        majority_QK = targets(replies if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
-    sentence = f"{len(replies.groups)} groups voted; their sums are known"
-    return VoteResult(targets(replies, config.sft.target), majority_QK, sentence)
+    votes_GQK = groups.ask(Ask(kind)).each("votes")
+    cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
+    # A predictor that ignores its context predicts the same for every group; only this number would show it.
+    differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
+    sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
+    sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
+    return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
 
 
 def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from appa_flwr import report
+from appa_flwr.analysis.rules import State
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
@@ -19,7 +20,7 @@ from appa_flwr.run.run_files import CHECKPOINT_FILE, CONFIG_FILE, METRICS, POLIC
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
-from server_app.federation.reward_rule import RewardRule, RuleState
+from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
 from server_app.policy.models import PolicyModels
@@ -27,7 +28,7 @@ from server_app.policy.ppo import PPOEngine
 from server_app.policy.strategy import AppaStrategy, QuestionOrder
 from server_app.run_folder import RunFolder
 
-CHECKPOINT_EVERY = 10  # iterations, for plain replies
+CHECKPOINT_EVERY = 10  # iterations
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # Files that the policies of all rules share, and that the report of each policy shows.
 _SHARED = (WEIGHTS_FILE, run_files.CARD.name, run_files.QUESTIONS.name)
@@ -112,12 +113,11 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     if done:
         phase.step(done, iterations, f"resumed at iteration {done}")
 
-    def keep(line: Iteration, state: RuleState) -> None:
+    def keep(line: Iteration, state: State) -> None:
         folder.append(METRICS, line)
         more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
-        # Under sums each iteration has a checkpoint, since the groups' histories never go back.
-        if not run.groups.plain or line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
+        if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
             checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
 
     strategy = AppaStrategy(

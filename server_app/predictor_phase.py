@@ -69,14 +69,12 @@ def train(
 
 
 def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
-    """A `Card`'s "scores", means over all answers to held-out questions, and "groups", empty if only sums are known.
+    """A `Card`'s "scores", means over all answers to held-out questions, and "groups", those of each group.
 
     Raises:
         UserError: too few groups answered.
     """
     replies = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
-    if not groups.plain:
-        return {"scores": means(replies.sum("scores")), "groups": {}}
     size = int(catalogue.held_out_Q.sum())
     usable: dict[str, FloatArray] = {}
     for name, score_L in zip(replies.groups, replies.each("scores"), strict=True):
@@ -108,7 +106,7 @@ def means(score_L: FloatArray) -> PredictorScores:
     count = 0.0
     for (name, measure), value in zip(summed(), score_L.tolist(), strict=True):
         if measure == COUNT:
-            count = float(round(value))  # a masked sum has a rounding error
+            count = value
         if count:
             by_predictor.setdefault(name, {})[measure] = count if measure == COUNT else value / count
     return by_predictor

@@ -13,11 +13,10 @@ from typing import Self, TypeVar
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import keep_lines, recover, replace_file, sync, writing
+from appa_flwr.core.files import keep_lines, read_file, recover, replace_file, sync, writing
 from appa_flwr.run import records, run_files
 from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, TOKEN_FILE, JsonFile, LineFile
-from appa_flwr.secure.roster import read_file
 
 log = logging.getLogger("appa.server")
 

@@ -24,6 +24,7 @@ from small import AS_OWNERS_ASK, SMALLEST, keys_of
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger
+from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from appa_flwr.survey.generate import generate
@@ -95,11 +96,10 @@ def make_world(folder: Path, **changes: object) -> World:
 
 
 FIELDS: Mapping[str, Mapping[str, type]] = {
-    messages.HELLO: {"roster": str, "round": int},
+    messages.HELLO: {},
     messages.CATALOGUE: {"answered": list, "may": list},
     messages.TARGETS: {},
     messages.ASK: {},
-    messages.OPEN: {"seed": bytes},
 }
 """What each kind of reply may hold beside the group's name and numbers."""
 
@@ -107,6 +107,15 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
 def asked_for(asked: Crossed) -> str:
     """The kind of numbers that a request asks for; the kind of message where it asks for none."""
     return messages.unpack_ask(asked.message.content)[0].kind if asked.kind == messages.ASK else asked.kind
+
+
+def words_for(asked: Crossed, policy: OwnerPolicy) -> str:
+    """The words of the owner's policy for the numbers that a request asks for."""
+    kind = asked_for(asked)
+    if kind in (asks.UPDATE, asks.VALIDATION, asks.SCORES):
+        return "training"
+    sides = messages.unpack_ask(asked.message.content)[0].settings.get("sides", [])
+    return f"{kind}, truth" if "truth" in sides and policy.may("truth") else kind
 
 
 def audit(grid: InProcessGrid, world: World) -> list[str]:
@@ -124,15 +133,16 @@ def audit(grid: InProcessGrid, world: World) -> list[str]:
 def unaccounted(grid: InProcessGrid, world: World) -> Iterator[str]:
     """Groups whose ledger has not each reply in its order: kind, how many numbers and hash, or that it was refused."""
     refused = ("", 0, "")
+    policies = {node: read_owner_policy(Path(str(own.node_config["policy"]))) for node, own in grid.contexts.items()}
     for node, (group, path) in zip(grid.contexts, world.files.items(), strict=True):
-        left = []
+        left, policy = [], policies[node]
         for asked, reply in zip(grid.requests, grid.replies, strict=True):
             if reply.message.metadata.src_node_id != node:
                 continue
             if reply.message.has_error():
                 left.append(refused)
                 continue
-            kind = f"ask {asked_for(asked)}" if asked.kind == messages.ASK else asked.kind
+            kind = words_for(asked, policy) if asked.kind == messages.ASK else asked.kind.partition(".")[2]
             content = reply.message.content
             numbers = sum(array.numpy().size for record in content.array_records.values() for array in record.values())
             data = recorddict_to_proto(content).SerializeToString(deterministic=True)
@@ -170,14 +180,13 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) 
 
 def numbers_in(asked: Crossed, record: ArrayRecord, public: Catalogue) -> Iterator[str]:
     """Other numbers than were asked for."""
-    ask, head = messages.unpack_ask(asked.message.content)
+    ask, _ = messages.unpack_ask(asked.message.content)
     shapes = asks.numbers_of(ask, public)
-    size = len(asks.scales(shapes))
-    wanted = ("uint64", (size,)) if head.cohort else ("float64", (1, size))
-    if {name: (array.dtype, tuple(array.shape)) for name, array in record.items()} != {"numbers": wanted}:
+    size = sum(int(np.prod(number.shape)) for number in shapes.values())
+    if {name: (array.dtype, tuple(array.shape)) for name, array in record.items()} != {
+        "numbers": ("float64", (1, size))
+    }:
         yield "numbers that were not asked for"
-        return
-    if head.cohort:
         return
     own = asks.split(record["numbers"].numpy()[0], shapes)
     try:
@@ -254,7 +263,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
         groups.ask(Ask(asks.SCORES, {}, {"size": len(summed())}))
         groups.ask(Ask(asks.VOTES))
         request = ScoreRequest(held_out, uniform_QK[held_out], metrics, (asks.TARGET_SIDE, asks.TRUTH_SIDE))
-        groups.ask(request.ask(asks.REWARDS))
+        groups.ask(request.ask())
 
 
 def talked(world: World) -> InProcessGrid:

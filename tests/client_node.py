@@ -15,7 +15,7 @@ from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES, keys_of
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest, Task
+from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
@@ -36,7 +36,6 @@ SMALL = {
     **VOTES,
     "pluralllm.local-steps": 1,
 }
-PLAIN_KINDS = tuple(kind for kind in asks.KINDS if kind != asks.TERMS)
 
 
 def config_of(**changes: object) -> Config:
@@ -61,19 +60,19 @@ class Node:
         return cross(app(request(kind, content, node=self.context.node_id), self.context)).message
 
     def hello(self, survey: str = "") -> messages.Reply:
-        reply = self.send(messages.HELLO, messages.pack_hello("run", survey))
-        return messages.unpack_reply(reply.content, roster=str, round=int)
+        reply = self.send(messages.HELLO, messages.pack_hello(survey))
+        return messages.unpack_reply(reply.content)
 
     def ask(self, asked: Ask) -> Message:
-        """Ask for plain numbers, in the world that the node knows."""
+        """Ask for numbers, in the world that the node knows."""
         world = Party.of(self.context).world if "catalogue" in self.memory else ""
-        return self.send(messages.ASK, messages.pack_ask(asked, Task(request=asks.request_digest(asked, world))))
+        return self.send(messages.ASK, messages.pack_ask(asked, asks.request_digest(asked, world)))
 
     def numbers(self, asked: Ask) -> dict[str, dict[str, np.ndarray]]:
         """Group -> its numbers by name."""
         reply = self.ask(asked)
         assert reply.has_content(), reply.error.reason
-        rows = messages.unpack_reply(reply.content, numbers=(np.float64, 2))
+        rows = messages.unpack_reply(reply.content, numbers=True)
         by_name = asks.split(rows.numbers, asks.numbers_of(asked, self.catalogue))
         return {group: {name: rows_G[g] for name, rows_G in by_name.items()} for g, group in enumerate(rows.groups)}
 
@@ -108,7 +107,7 @@ def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object)
         return Ask(kind, {}, {"size": len(summed())})
     if kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
         return Ask(kind)
-    return uniform_request(catalogue, **changes).ask(kind)
+    return uniform_request(catalogue, **changes).ask()
 
 
 def weights(config: Config) -> ArrayRecord:

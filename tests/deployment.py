@@ -103,17 +103,12 @@ def deployed(
     nodes: bool = True,
     host: str = LOOPBACK,
     everywhere: bool = False,
-    sums: str = "plain",
 ) -> Iterator[Deployment]:
     """A started server with a node a group (without `nodes`: none yet); nothing of it is left at the end.
 
-    Nodes find it at `host`; it listens at the loopback alone, or `everywhere`, as start.sh has it. With secure `sums`
-    every owner has pinned the roster of all.
+    Nodes find it at `host`; it listens at the loopback alone, or `everywhere`, as start.sh has it.
     """
-    keys = {"run.sums": sums}
-    sites = prepare(survey, folder / "parties", host=host, port=free_port(), keys=keys, bundle=bundle_hash(REPO))
-    if sums == "secure":
-        deploy.pin_rosters(sites)
+    sites = prepare(survey, folder / "parties", host=host, port=free_port(), keys={}, bundle=bundle_hash(REPO))
     (home := folder / "homes").mkdir()
     before = descendants()
     with pytest.MonkeyPatch.context() as patched, all_ended():

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ class FakeGroups:
     def __call__(self, message: Message) -> Message:
         kind = message.metadata.message_type
         if kind == messages.HELLO:
-            return self._reply(message, roster="", round=0)
+            return self._reply(message)
         if kind == messages.CATALOGUE:
             self.catalogue = messages.unpack_catalogue(message.content)
             return self._reply(message, answered=[3] * len(self.names), may=self.may)
@@ -136,7 +137,7 @@ def gathered(
     answers: Path | None = None,
     **changes: object,
 ) -> Groups:
-    """The expected groups, or all at these nodes, which have joined a run; `changes` of its config, as `run__sums`."""
+    """The expected groups, or all at these nodes, which have joined a run with these `changes` of its config."""
     config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02, **keys_of(changes)})
     grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(nodes)
     hosted = {name for node in grid.nodes.values() for name in getattr(node, "names", ())}
@@ -155,9 +156,9 @@ def at_work(groups: Groups) -> Groups:
 _numbers = itertools.count()
 
 
-def new_request(kind: str = asks.REWARDS) -> Ask:
+def new_request() -> Ask:
     """A request that nobody has been asked."""
-    return REQUEST.ask(kind, number=next(_numbers))
+    return replace(REQUEST, draw=next(_numbers)).ask()
 
 
 def federated(

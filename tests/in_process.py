@@ -33,7 +33,6 @@ from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
 from appa_flwr.run.run_files import SURVEY_FILE
-from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE, own_key, public_key, read_roster, roster_file
 from appa_flwr.survey import store
 from client_app.main import app
 from client_app.memory import memory_of
@@ -95,11 +94,7 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     return contexts
 
 
-FEW = "least-answers = 3"
-"""In an owner's policy: tests ask few questions."""
-
-
-def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = FEW) -> dict[int, Context]:
+def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = "") -> dict[int, Context]:
     """Contexts of deployed nodes, one a group, each with the group's own data file and its owner's policy beside it."""
     nodes: list[dict[str, int | str]] = []
     for group, path in files.items():
@@ -107,15 +102,6 @@ def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = F
         written.write_text(owner_policy)
         nodes.append({"group": group, "data": str(path), "policy": str(written)})
     return _contexts(config, 2000, nodes)
-
-
-def pinned(config: Config, files: Mapping[str, Path], *, owner_policy: str = FEW) -> dict[int, Context]:
-    """Contexts of deployed nodes whose owners have made their keys, and pinned the roster of them all."""
-    text = roster_file({group: public_key(own_key(path.with_suffix(KEY_SUFFIX))) for group, path in files.items()})
-    for path in files.values():
-        path.with_name(ROSTER_FILE).write_text(text)
-    pin = f'roster = "{read_roster(text.encode()).sha256}"'
-    return deployed(config, files, owner_policy=f"{owner_policy}\n{pin}")
 
 
 def _contexts(config: Config, first: int, node_configs: Sequence[dict[str, int | str]]) -> dict[int, Context]:

@@ -41,7 +41,7 @@ class Groups:
         gate: closed, they take their time.
     """
 
-    names, plain = ("A", "B"), True
+    names = ("A", "B")
 
     def __init__(self):
         self.requests, self.silent, self.gate = [], set(), threading.Event()
@@ -56,7 +56,7 @@ class Groups:
             raise TooFew("only 0 of 2 groups (none) could give rewards")
         scored = [score(request, TABLES[name], CATALOGUE.option_QK)["wasserstein"] for name in there]
         rows = [flat(rewards_of(("wasserstein", asks.TARGET_SIDE), reward_J), numbers) for reward_J in scored]
-        return Replies(there, numbers, np.stack(rows), "")
+        return Replies(there, numbers, np.stack(rows))
 
 
 class Folder:

@@ -25,7 +25,6 @@ from appa_flwr.config import Config, ranges
 from appa_flwr.core import own_code
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
-from appa_flwr.secure.rule_sums import check_config
 
 WEIGHT_STEP = 3.0
 """eta: increase of a group's log-weight in one iteration if its mean reward is 1 below the mean over groups."""
@@ -306,7 +305,7 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
     Without the names of the groups, checks that need them are skipped.
 
     Raises:
-        UserError: a rule cannot be used, keys do not fit the groups, or secure sums do not fit the config.
+        UserError: a rule cannot be used, or keys do not fit the groups.
     """
     for name in config.rules:
         rule = configured(name, config.appa)
@@ -320,7 +319,6 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> None:
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 cause = f"{own_code.in_words(error)} ({at.filename}, line {at.lineno})"
                 raise UserError(f'rule "{name}" does not work: {cause}') from error
-    check_config(config, groups=len(groups) or None)
     if groups and len(groups) < config.run.min_groups:
         raise UserError(
             f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"

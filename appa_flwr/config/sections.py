@@ -96,9 +96,6 @@ class RunSection(Section):
     min_groups: int = key(2, "fewest groups that must reply; with fewer the run ends", ge=1)
     reply_timeout: float = key(600.0, "seconds that the server waits for groups to join, and for each reply", gt=0)
     group_keys: LocalPath = key("", "TOML file, GROUP = public key of its node; empty = names are not checked")
-    sums: Literal["plain", "secure"] = key(
-        "plain", "what the server learns: plain = the numbers of each group, secure = only sums over groups"
-    )
 
 
 class DataSection(Section):

@@ -34,6 +34,14 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({reason})") from error
 
 
+def read_file(path: Path) -> bytes:
+    """Read a file's bytes; raises UserError with the reason if that fails."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 0o666) -> None:
     """Write a temporary file and rename it over the target, so that readers never see a part; `parents` makes folders.
 

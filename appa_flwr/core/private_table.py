@@ -29,13 +29,13 @@ def transaction(path: Path, schema: str, *, what: str) -> Iterator[sqlite3.Conne
                 file.execute("begin immediate")
                 yield file
     except (OSError, sqlite3.Error) as error:
-        raise UserError(f"{path}: the {what} cannot be used ({error})") from None
+        raise UserError(f"{path}: the {what} cannot be used ({error}); move the file away to begin a new one") from None
 
 
 class NamedBytes(MutableMapping[str, bytes]):
     """A mapping of the rows of a table with columns `name` and `value`.
 
-    `open_file` opens the file for one access; use `lambda: nullcontext(file)` within one transaction.
+    `open_file` opens the file for one access.
     """
 
     def __init__(self, open_file: Callable[[], AbstractContextManager[sqlite3.Connection]], table: str) -> None:
@@ -46,6 +46,13 @@ class NamedBytes(MutableMapping[str, bytes]):
             row = file.execute(f"select value from {self._table} where name = ?", (name,)).fetchone()
         if row is None:
             raise KeyError(name)
+        return bytes(row[0])
+
+    def setdefault(self, name: str, default: bytes = b"") -> bytes:
+        """Store a value unless the name has one, and return the stored value; of two processes the first one stores."""
+        with self._open() as file:
+            file.execute(f"insert or ignore into {self._table} (name, value) values (?, ?)", (name, default))
+            row = file.execute(f"select value from {self._table} where name = ?", (name,)).fetchone()
         return bytes(row[0])
 
     def __setitem__(self, name: str, value: bytes) -> None:

@@ -125,15 +125,12 @@ def deploy(
         raise UserError(f"--local takes {LOOPBACK} and a free port: leave out --host and --port, or --local")
     from appa_flwr.launch import deploy as deployment
 
-    # PluralLLM trains in few rounds of many steps, since messages take seconds and groups refuse rounds of few steps.
-    beneath = {**preset("deployed"), "run.sums": "secure"}
-    config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
+    # PluralLLM trains in few rounds of many steps, since messages take seconds.
+    config = assemble(words or [], folder=Path.cwd(), beneath=preset("deployed"))
     if local:
         typer.echo(f"report: {deployment.deploy_local(config, folder) / REPORT_FILE}")
     else:
         deployment.make_sites(config, folder, host=host, port=port)
-        if config.run.sums == "secure":
-            typer.echo("before the run each owner makes a key and pins the roster (docs/join.md, Take part)")
 
 
 @app.command()

@@ -11,19 +11,16 @@ from pathlib import Path
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.flower import Flower, followed
-from appa_flwr.launch.group import pin_roster
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.launch.terminal import show
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import SUPERLINK_LOG
-from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 START, SERVER = "./start.sh", "(server)"
@@ -54,22 +51,13 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
     return sites
 
 
-def pin_rosters(sites: Sites) -> None:
-    """Make each group's key for secure sums and pin the roster, as each owner does; raises UserError as they do."""
-    key_of = {name: public_key(own_key(sites.sums_key(name))) for name in sites.groups}
-    roster = sites.server / ROSTER_FILE
-    replace_file(roster, roster_file(key_of).encode())
-    for name in sites.groups:
-        pin_roster(roster, sites.group(name) / OWNER_POLICY_FILE, group=name, key=sites.sums_key(name))
-
-
 def deploy_local(config: Config, root: Path) -> Path:
     """Write the parties' folders, start all parties, run, end all processes, and return the run's folder.
 
     Paths in the config are absolute. Files of an earlier deployment in the folder are used again.
 
     Raises:
-        UserError: before anything is started, see `make_sites`, `pin_rosters` and `claim`.
+        UserError: before anything is started, see `make_sites` and `claim`.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: a signal came; all processes have ended.
     """
@@ -77,8 +65,6 @@ def deploy_local(config: Config, root: Path) -> Path:
     sites = make_sites(config, root, host=LOOPBACK, port=free_port())
     if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
-    if config.run.sums == "secure":
-        pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}

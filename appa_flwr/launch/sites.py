@@ -20,7 +20,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
-from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
@@ -69,10 +68,6 @@ class Sites:
     def data(self, name: str) -> Path:
         """A group's private answers."""
         return self.group(name) / f"{self.groups[name]}.jsonl"
-
-    def sums_key(self, name: str) -> Path:
-        """A group's private key for secure sums, which its owner makes on their own machine."""
-        return self.data(name).with_suffix(KEY_SUFFIX)
 
 
 def prepare(

@@ -33,7 +33,8 @@ def check(content: bytes) -> None:
     """
     try:
         pinned = read_owner_policy(Path(os.environ[OWNER_POLICY_VARIABLE])).bundle.split()
-    except (KeyError, UserError):
+    except (KeyError, UserError) as error:
+        print(error, file=sys.stderr)  # into the node's own log
         raise UserError(UNREADABLE) from None
     if pinned and hashlib.sha256(content).hexdigest() not in pinned:
         raise UserError(NOT_PINNED)

@@ -1,7 +1,6 @@
 """Requests for numbers, and the layout of the arrays in the replies.
 
-Both sides derive names, shapes and bounds of the arrays from the request, so that a reply holds only numbers. The
-arrays of several groups can be summed, with or without masks.
+Both sides derive names, shapes and bounds of the arrays from the request, so that a reply holds only numbers.
 
 Axis letters: Q public questions, K options, J scored answers, E features, N numbers.
 """
@@ -10,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -25,16 +24,16 @@ Setting = str | int | float | list[str]
 
 VOTES, PREDICTIONS, ANSWERS = "votes", "predictions", "answers"
 UPDATE, VALIDATION, SCORES = "update", "validation", "scores"
-REWARDS, TERMS, OWN_SCORES = "rewards", "terms", "own scores"
-KINDS = (VOTES, PREDICTIONS, ANSWERS, UPDATE, VALIDATION, SCORES, REWARDS, TERMS, OWN_SCORES)
+REWARDS = "rewards"
+KINDS = (VOTES, PREDICTIONS, ANSWERS, UPDATE, VALIDATION, SCORES, REWARDS)
 """Kinds of numbers: votes, predictions and answers to the public questions; training, validation and scores of
-PluralLLM; rewards of the policy's answers, a rule's terms made of rewards, and a group's score in an evaluation."""
+PluralLLM; rewards of the policy's answers."""
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 """Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
 
 MOST_ANSWERS = 20_000
-"""Most answers in one request, since each is a row of the group's ledger."""
+"""Most answers in one request."""
 
 LARGEST_ERROR = math.log(2) ** 0.5
 """Jensen-Shannon distance (natural logarithm) of answers that share no option, the largest validation error."""
@@ -107,22 +106,6 @@ class Ask:
         return value
 
 
-@dataclass(frozen=True)
-class Task:
-    """The sum that the reply to a request enters."""
-
-    run: str = ""  # name of the run
-    round: int = 0  # number of the masked sum in this run, from 1 on; 0 for a plain reply
-    cohort: tuple[str, ...] = ()  # the groups of the sum; empty for a plain reply
-    request: str = ""  # see `request_digest`
-    roster: str = ""  # SHA-256 of the groups' roster
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 of all fields, from which every mask is derived."""
-        return hashed(astuple(self))
-
-
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
     """Answers to be scored."""
@@ -143,14 +126,13 @@ class ScoreRequest:
         """All pairs of a metric and a side."""
         return [(metric, side) for side in self.sides for metric in self.metrics]
 
-    def ask(self, kind: str, *, arrays: Mapping[str, npt.NDArray[Any]] | None = None, **settings: Setting) -> Ask:
-        """Make a request for numbers of a kind, with the additional arrays and settings that the kind needs."""
-        own = {
+    def ask(self) -> Ask:
+        """The request for the answers' rewards."""
+        arrays = {
             "question": np.asarray(self.question_J, dtype=np.int64),
             "prediction": np.asarray(self.prediction_JK, dtype=np.float64),
         }
-        named: dict[str, Setting] = {"metrics": list(self.metrics), "sides": list(self.sides), "draw": self.draw}
-        return Ask(kind, {**own, **(arrays or {})}, {**named, **settings})
+        return Ask(REWARDS, arrays, {"metrics": list(self.metrics), "sides": list(self.sides), "draw": self.draw})
 
     @classmethod
     def of(cls, ask: Ask) -> "ScoreRequest":
@@ -195,28 +177,15 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
             return {"scores": Number((size,), 0.0, len(catalogue.questions))}
         return {"answers": Number((1,), 0.0, held_out), "error": Number((size,), 0.0, LARGEST_ERROR * held_out)}
     request = ScoreRequest.of(ask)
-    several, single = Number((len(request.question_J),), 0.0, 1.0), Number((1,), 0.0, 1.0)
-    names = [f"{metric} {side}" for metric, side in request.keys]
-    if ask.kind == OWN_SCORES:
-        return dict.fromkeys(names, Number((2,), 0.0, 1.0))
-    if ask.kind == REWARDS:
-        return {
-            **{f"{name} {what}": several for name in names for what in ("reward", "square", "known")},
-            **{f"{name} {what}": single for name in names for what in ("own", "groups")},
-        }
-    rule = ask.setting("rule", str)
-    weighted = {"weight": single, "next": single} if rule == "appa" else {}
-    term = {"term": several} if rule in ("alpha", "appa") else {}
-    return {**dict.fromkeys(("reward", "square", "training"), several), **term, **weighted}
+    names = [f"{metric} {side} {what}" for metric, side in request.keys for what in ("reward", "known")]
+    return dict.fromkeys(names, Number((len(request.question_J),), 0.0, 1.0))
 
 
-def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], *, cut: bool = False) -> FloatArray:
+def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number]) -> FloatArray:
     """Flatten a group's arrays to one row (N,), in the layout of `numbers_of`.
 
-    With `cut`, numbers are clipped to their bounds and NaN becomes 0: under masks an error would reveal whose it is.
-
     Raises:
-        ValueError: names or shapes differ from the layout; without `cut`, a number is outside its bounds.
+        ValueError: names or shapes differ from the layout, or a number is outside its bounds.
     """
     parts = []
     if values.keys() != numbers.keys():
@@ -225,9 +194,7 @@ def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number], 
         array = np.asarray(values[name], dtype=np.float64)
         if array.shape != number.shape:
             raise ValueError(f"{name} has shape {array.shape} instead of {number.shape}")
-        if cut:
-            array = np.clip(np.nan_to_num(array), number.least, number.most)
-        elif not ((array >= number.least) & (array <= number.most)).all():
+        if not ((array >= number.least) & (array <= number.most)).all():
             raise ValueError(f"{name} is outside [{number.least:g}, {number.most:g}]")
         parts.append(array.ravel())
     return np.concatenate(parts)
@@ -249,22 +216,14 @@ def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArr
     }
 
 
-def scales(numbers: Mapping[str, Number]) -> FloatArray:
-    """Largest absolute value of each number of a row (N,); numbers are divided by it before masking."""
-    return np.concatenate([np.full(math.prod(n.shape), max(abs(n.least), abs(n.most))) for n in numbers.values()])
-
-
 def world_of(config: Config, catalogue: str, targets: str) -> str:
-    """Hash of a group's inputs other than the request: the config, and the hashes of catalogue and targets.
-
-    Without it a server could send the other groups another config, catalogue or PluralLLM to predict their numbers.
-    """
+    """Hash of a group's inputs other than the request: the config, and the hashes of catalogue and targets."""
     keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
     return hashed([sorted(keys.items()), config.sft.target, catalogue, targets]).hex()
 
 
 def request_digest(ask: Ask, world: str) -> str:
-    """Hash of a request and its world (`world_of`), which every mask depends on."""
+    """Hash of a request and its world (`world_of`), by which the run's folder stores the replies."""
     return hashed([ask.digest, world]).hex()
 
 

@@ -1,16 +1,11 @@
 """Messages between server and groups, and their conversion to and from Flower records.
 
 The server greets the nodes (`HELLO`), then sends the public questions (`CATALOGUE`) and PluralLLM's final weights
-(`TARGETS`). Groups send numbers only in replies to `ASK`. With secure sums these numbers are masked, and `OPEN` asks
-for the seed that removes a group's own mask from the total. Below the apps only this module uses Flower's records.
-Replies:
+(`TARGETS`). Groups send numbers only in replies to `ASK`. Below the apps only this module uses Flower's records. Each
+reply names the groups; further parts of the replies:
 
-- to `HELLO`: fields `roster` (SHA-256 of the roster that the owner has pinned) and `round` (the last round that the
-  group has masked in this run)
 - to `CATALOGUE`: fields `answered` (number of training answers of each group) and `may` (`may-leave` of the owner)
-- to `TARGETS`: only the groups
-- to `ASK`: rows (G, N) of float64, or words (N,) of uint64
-- to `OPEN`: field `seed` (bytes)
+- to `ASK`: rows (G, N) of float64
 
 Each `unpack_...` raises a ValueError without quoting the content if `pack_...` cannot have made the content.
 
@@ -22,7 +17,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,11 +26,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
-from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, Task, typed
+from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, typed
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 
-HELLO, CATALOGUE, TARGETS, ASK, OPEN = (f"query.{name}" for name in ("hello", "catalogue", "targets", "ask", "open"))
-MESSAGES = (HELLO, CATALOGUE, TARGETS, ASK, OPEN)
+HELLO, CATALOGUE, TARGETS, ASK = (f"query.{name}" for name in ("hello", "catalogue", "targets", "ask"))
+MESSAGES = (HELLO, CATALOGUE, TARGETS, ASK)
 
 LONGEST_ID = 1000
 """Most characters of a question's id, which a group writes to its ledger."""
@@ -59,16 +54,15 @@ def digest(content: RecordDict) -> str:
     return hashlib.sha256(to_bytes(content)).hexdigest()
 
 
-def pack_hello(run: str, survey: str) -> RecordDict:
-    """Run's name, and for simulated nodes the path of the run's survey -> records."""
-    return RecordDict({_HEAD: ConfigRecord({"run": run, "survey": survey})})
+def pack_hello(survey: str) -> RecordDict:
+    """Path of the run's survey, empty for deployed nodes -> records."""
+    return RecordDict({_HEAD: ConfigRecord({"survey": survey})})
 
 
-def unpack_hello(content: RecordDict) -> tuple[str, str]:
-    """Records -> the run's name and the path of its survey."""
+def unpack_hello(content: RecordDict) -> str:
+    """Records -> path of the run's survey."""
     with _following_the_protocol("a greeting"):
-        head = content.config_records[_HEAD]
-        return typed(head["run"], str), typed(head["survey"], str)
+        return str(typed(content.config_records[_HEAD]["survey"], str))
 
 
 def pack_catalogue(catalogue: Catalogue) -> RecordDict:
@@ -94,7 +88,7 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         )
         if {train_Q.shape, unanswered_Q.shape, embedding_QKE.shape[:1]} != {(len(questions),)}:
             raise ValueError("questions and arrays differ in length")
-        # Ids must be unique and the mask of options is computed here. Otherwise a server could ask for sums that hold
+        # Ids must be unique and the mask of options is computed here. Otherwise a server could ask for means that hold
         # one answer only: one question at many positions, or several options in one question only.
         if len({question.question_id for question in questions}) < len(questions):
             raise ValueError("a question appears twice")
@@ -120,41 +114,20 @@ def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
         return _arrays(content).array(_WEIGHTS, np.float32, axes=1)
 
 
-def pack_ask(ask: Ask, task: Task) -> RecordDict:
-    """Request -> records; `task` is the sum that the reply enters."""
-    head = ConfigRecord({"kind": ask.kind, **_fields(task)})
+def pack_ask(ask: Ask, request: str) -> RecordDict:
+    """Request and its digest (`appa_flwr.protocol.asks.request_digest`) -> records."""
+    head = ConfigRecord({"kind": ask.kind, "request": request})
     return RecordDict({_HEAD: head, _SETTINGS: ConfigRecord({**ask.settings}), _ARRAYS: arrays_record(ask.arrays)})
 
 
-def unpack_ask(content: RecordDict) -> tuple[Ask, Task]:
-    """Records -> request."""
+def unpack_ask(content: RecordDict) -> tuple[Ask, str]:
+    """Records -> request and its digest."""
     with _following_the_protocol("a request for numbers"):
         settings: Mapping[str, Any] = dict(content.config_records[_SETTINGS])
-        kind = typed(content.config_records[_HEAD]["kind"], str)
+        kind, request = (typed(content.config_records[_HEAD][name], str) for name in ("kind", "request"))
         if kind not in KINDS:
             raise ValueError("the kind is unknown")
-        return Ask(kind, _arrays(content).arrays, settings), _task(content)
-
-
-def pack_open(task: Task) -> RecordDict:
-    """Task -> the request for the seed of each group's own mask."""
-    return RecordDict({_HEAD: ConfigRecord(_fields(task))})
-
-
-def unpack_open(content: RecordDict) -> Task:
-    """Records -> task."""
-    with _following_the_protocol("a request to open a sum"):
-        return _task(content)
-
-
-def _fields(task: Task) -> dict[str, Any]:
-    return {**asdict(task), "cohort": list(task.cohort)}
-
-
-def _task(content: RecordDict) -> Task:
-    head = content.config_records[_HEAD]
-    run, request, roster = (typed(head[name], str) for name in ("run", "request", "roster"))
-    return Task(run, typed(head["round"], int), tuple(typed(head["cohort"], (str,))), request, roster)
+        return Ask(kind, _arrays(content).arrays, settings), request
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,29 +136,29 @@ class Reply:
 
     groups: tuple[str, ...]  # the groups whose node has sent the reply
     fields: Mapping[str, Any]  # further values by name
-    numbers: npt.NDArray[Any] | None = None  # a row for each group (G, N), or masked words (N,); None if there are none
+    numbers: npt.NDArray[np.float64] | None = None  # a row for each group (G, N); None if there are none
 
 
-def pack_reply(groups: Sequence[str], numbers: npt.NDArray[Any] | None = None, **fields: Any) -> RecordDict:
-    """Reply -> records; `fields` are texts, integers, bytes, or lists of one of these types."""
+def pack_reply(groups: Sequence[str], numbers: npt.NDArray[np.float64] | None = None, **fields: Any) -> RecordDict:
+    """Reply -> records; `fields` are texts, integers, or lists of one of these types."""
     content = RecordDict({_HEAD: ConfigRecord({"groups": list(groups), **fields})})
     if numbers is not None:
         content[_ARRAYS] = arrays_record({_NUMBERS: numbers})
     return content
 
 
-def unpack_reply(
-    content: RecordDict, *, numbers: tuple[type[Any], int] | None = None, **fields: type[Any] | tuple[type[Any]]
-) -> Reply:
-    """Records -> reply; reads `numbers` of this type and number of axes, and fields of these types (see `typed`)."""
+def unpack_reply(content: RecordDict, *, numbers: bool = False, **fields: type[Any] | tuple[type[Any]]) -> Reply:
+    """Records -> reply; reads rows of numbers if asked to, and fields of these types (see `typed`)."""
     with _following_the_protocol("a reply"):
         head = content.config_records[_HEAD]
         groups = tuple(typed(head["groups"], (str,)))
         if len(set(groups)) < len(groups):
             raise ValueError("a group appears twice")
         read = {name: typed(head[name], kind) for name, kind in fields.items()}
-        array = None if numbers is None else _arrays(content).array(_NUMBERS, numbers[0], axes=numbers[1])
-        return Reply(groups, read, array)
+        row_GN = _arrays(content).array(_NUMBERS, np.float64, axes=2) if numbers else None
+        if row_GN is not None and len(row_GN) != len(groups):
+            raise ValueError("the reply does not have a row of numbers for each group")
+        return Reply(groups, read, row_GN)
 
 
 def join_weights(weights: ArrayRecord) -> npt.NDArray[np.float32]:

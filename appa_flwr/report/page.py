@@ -27,10 +27,6 @@ METHODS_NOTE = (
     "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. FI is 1 where all groups are "
     "served alike, also by answers that nobody can read."
 )
-SUMS_NOTE = (
-    "The server has seen only sums over the groups; a score of a single group is here where its owner releases it, in "
-    "a deployment rounded to 0.01, and so is Min AS."
-)
 DIFFERENCES_NOTE = (
     "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them. "
     "Min AS of a method whose groups score nearly alike comes out too low, and so does its interval."
@@ -59,9 +55,8 @@ def _sections(
     run: RunFiles, intervals: pd.DataFrame, drawn: Mapping[str, list[Markup]]
 ) -> Iterator[tuple[str, list[Markup]]]:
     rule, summary = run.config.rule, run.summary
-    summed = SUMS_NOTE if run.config.run.sums == "secure" else ""
     if not summary.empty:
-        levels = html(frames.methods(intervals, summary, rule=rule), caption=f"{METHODS_NOTE} {summed}", css="wide")
+        levels = html(frames.methods(intervals, summary, rule=rule), caption=METHODS_NOTE, css="wide")
         every = _folded("All metrics", html(frames.all_metrics(run), css="wide"))
         yield "Scores", [*drawn.get("worst_group", ()), levels, every]
         few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
@@ -100,7 +95,7 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "Without scores", ", ".join(lost)
     rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == PREDICTIONS)]
     scores = rows.set_index("method").filter(regex=f"^{GROUP}").dropna(axis=1, how="all")
-    for method, score_G in scores.iterrows() if run.config.run.sums == "plain" else ():
+    for method, score_G in scores.iterrows():
         if away := [name.removeprefix(GROUP) for name in score_G.index[score_G.isna()]]:
             yield f"{frames.method_name(str(method))} not scored by", ", ".join(away)
     if not run.iterations.empty:

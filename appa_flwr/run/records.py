@@ -93,8 +93,7 @@ class RuleRound(Record):
 
     Attributes:
         fell_back: whether the rule took the plain mean; None for a rule without a threshold.
-        rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
-            are empty if the server sees only sums (`run.sums`).
+        rewards: mean alignment reward per group; None for a group that did not answer.
         group_reward: mean alignment reward over the groups that answered.
     """
 

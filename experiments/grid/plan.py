@@ -148,8 +148,6 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
                 if needs is not None:
                     made[CHECKPOINT] = str(needs.folder / WEIGHTS_FILE)
                 config = Config.load({**config.flat(), **made})
-                if config.run.sums == "secure":
-                    raise UserError("run.sums = secure leaves no single scores, which a grid's tables compare")
             except UserError as error:
                 raise UserError(f"{grid.path}: trial {label}: {error}") from None
             planned.append(Trial(*names, seed, config, needs=needs))

@@ -1,35 +1,25 @@
-"""Requests to all groups of a run; the only module that knows whether replies are plain or summed.
+"""Requests for numbers to all groups of a run.
 
 Axis letters: G groups, J answers, N numbers.
 """
 
-import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
 from appa_flwr.core.arrays import BoolArray, FloatArray
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest, Task
-from appa_flwr.secure import masks
-from appa_flwr.secure.masks import SEED_BYTES, Words
-from server_app.federation.ask import LostSum, Replies, keep_replies, kept_replies
+from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest
+from server_app.federation.ask import Replies, keep_replies, kept_replies
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import Meanwhile
 from server_app.federation.members import Members
 
 Numbers = Mapping[str, Number]
 
-OPENINGS = 2
-"""How often at most a group is asked to open a sum."""
-
 SUM_TOLERANCE = 1e-4  # by which the shares of a vote may miss the sum 1: predictions are computed in float32
-ROUNDING = 1e-9
-"""Rounding error of a masked number, relative to its largest size."""
 
 log = logging.getLogger("appa.server")
 
@@ -62,18 +52,16 @@ class Groups(Members):
         """Ask all groups for numbers, or read the replies to the same request from the run's folder.
 
         Raises:
-            TooFew: fewer groups answered than `run.min-groups`, or fewer than three under sums.
-            LostSum: the sum cannot be opened, or a group's part of it was wrong.
+            TooFew: fewer groups answered than `run.min-groups`.
             UserError: the replies cannot be saved, or saved replies cannot be read.
         """
         assert self._catalogue is not None
         setup = (self._digests.get(kind, "") for kind in (messages.CATALOGUE, messages.TARGETS))
         request = asks.request_digest(ask, asks.world_of(self.config, *setup))
-        numbers, summed = asks.numbers_of(ask, self._catalogue), not self.plain and ask.kind != asks.OWN_SCORES
-        path, key = None, f"{ask.kind} {request} {'summed' if summed else 'plain'}"
+        numbers, path = asks.numbers_of(ask, self._catalogue), None
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self._answers is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
-            path = self._answers / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
+            path = self._answers / f"{request}.npz"
         self.grid.seconds_waited = 0.0
         if path is not None and path.exists():
             if meanwhile is not None:
@@ -85,12 +73,7 @@ class Groups(Members):
         self._prepare()
         if back := sorted(name for name, _ in self._hosts().items() - before):
             log.warning("back: %s", ", ".join(back))
-        if summed and not self.simulated:
-            replies = self._sum(ask, numbers, request, meanwhile)
-        else:
-            replies = self._rows(ask, numbers, request, meanwhile)
-            if summed:
-                replies = replace(replies, data=replies.data.sum(axis=0))
+        replies = self._rows(ask, numbers, request, meanwhile)
         if path is not None:
             keep_replies(path, replies)
         return replies
@@ -98,9 +81,8 @@ class Groups(Members):
     def _rows(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
         """Ask for every group's numbers; a group with faulty numbers counts as missing."""
         assert self._catalogue is not None
-        content = messages.pack_ask(ask, Task(self.config.run_name, request=request))
-        contents = dict.fromkeys(self._hosts().values(), content)
-        replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=(np.float64, 2))
+        contents = dict.fromkeys(self._hosts().values(), messages.pack_ask(ask, request))
+        replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=True)
         row_of: dict[str, FloatArray] = {}
         reasons: dict[str, str | None] = dict.fromkeys(self.names, "no answer")
         for node, reply in replies.items():
@@ -111,51 +93,7 @@ class Groups(Members):
         _warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
         self._require(row_of, f"give {ask.kind}")
-        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]), request)
-
-    def _sum(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
-        """Sum masked numbers over a cohort, which then opens the sum; if groups stay silent, the others send again."""
-        hosts, size = self._hosts(), (len(asks.scales(numbers)),)
-        cohort = tuple(hosts)
-        while True:
-            self._require(cohort, f"add {ask.kind}")
-            self._round += 1
-            task = Task(self.config.run_name, self._round, cohort, request, self._roster)
-            content = messages.pack_ask(ask, task)
-            names = {hosts[name]: name for name in cohort}
-            contents = dict.fromkeys(names, content)
-            replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=(np.uint64, 1))
-            masked = {names[node]: reply.numbers for node, reply in replies.items()}
-            words = {name: words_N for name, words_N in masked.items() if words_N is not None and words_N.shape == size}
-            if len(words) == len(cohort):
-                break
-            silent = listed([name for name in cohort if name not in words])
-            log.warning("secure sum of %s: without %s, the others are asked again", ask.kind, silent)
-            cohort, meanwhile = tuple(name for name in cohort if name in words), None
-        seeds: dict[str, bytes] = {}
-        for _ in range(OPENINGS):
-            if closed := {hosts[name]: name for name in cohort if name not in seeds}:
-                replies = self._send(messages.OPEN, dict.fromkeys(closed, messages.pack_open(task)))
-                opened = {closed[node]: reply.fields["seed"] for node, reply in replies.items()}
-                seeds |= {name: seed for name, seed in opened.items() if len(seed) == SEED_BYTES}
-        if silent := ", ".join(name for name in cohort if name not in seeds):
-            raise LostSum(f"secure sum of {ask.kind}: all but {silent} have opened it")
-        return Replies(cohort, numbers, _total(numbers, task, words, seeds), task.digest.hex())
-
-
-def _total(numbers: Numbers, task: Task, words: Mapping[str, Words], seeds: Mapping[str, bytes]) -> FloatArray:
-    """Unmask the sums (N,) of a task and check their bounds."""
-    count = len(task.cohort)
-    try:
-        total_N = masks.total(task, words, seeds) * asks.scales(numbers)
-    except UserError as error:
-        raise LostSum(str(error)) from None
-    for name, sums in asks.split(total_N, numbers).items():
-        least, most = numbers[name].least, numbers[name].most
-        slack = ROUNDING * max(abs(least), abs(most))
-        if (sums < count * (least - slack)).any() or (sums > count * (most + slack)).any():
-            raise LostSum(f"secure sum: a group has sent a wrong part of {name}, and nobody can tell which")
-    return total_N
+        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]))
 
 
 def _warn_missing(reasons: Mapping[str, str]) -> None:

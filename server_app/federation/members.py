@@ -18,8 +18,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import Reply
-from appa_flwr.secure.roster import LEAST_GROUPS
-from server_app.federation.ask import LostSum, TooFew
+from server_app.federation.ask import TooFew
 from server_app.federation.foreign import listed
 from server_app.federation.grid import Meanwhile, OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
@@ -28,14 +27,8 @@ JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every three seconds, then starts a process
 MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
 MOST_NAMES = 1000  # most groups in a reply of a deployed node, which hosts one group
-MOST_AHEAD = 1_000_000  # rounds by which a group may be ahead of all others; more would leave none for later rounds
-MOST_ROUNDS = 1 << 40  # rounds of a group that is greeted alone
 
-FIELDS: Mapping[str, Mapping[str, Any]] = {
-    messages.HELLO: {"roster": str, "round": int},
-    messages.CATALOGUE: {"answered": (int,), "may": (str,)},
-    messages.OPEN: {"seed": bytes},
-}
+FIELDS: Mapping[str, Mapping[str, Any]] = {messages.CATALOGUE: {"answered": (int,), "may": (str,)}}
 """Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""
 
 log = logging.getLogger("appa.server")
@@ -46,7 +39,6 @@ class Node:
     """State of a node, as known to the server."""
 
     groups: tuple[str, ...] = ()  # groups that the node may speak for, whether or not they are in the run
-    roster: str = ""  # SHA-256 of the roster of secure sums that its owner has pinned
     answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
     held: int = 0  # 0 if the node must be greeted, else 1 plus the number of setup messages that it holds
@@ -63,7 +55,6 @@ class Members:
 
     Attributes:
         names: the groups of the run, whether or not they have joined.
-        plain: True if the server sees each group's numbers, False if it learns only their sums.
     """
 
     def __init__(
@@ -75,7 +66,7 @@ class Members:
         survey: str = "",
         answers: Path | None = None,
     ) -> None:
-        self.grid, self.config, self._keys, self.plain = grid, config, keys, config.run.sums == "plain"
+        self.grid, self.config, self._keys = grid, config, keys
         self._survey, self._answers = survey if grid.simulated else "", answers
         self.names: tuple[str, ...] = ()
         self._node_of: dict[str, int] = {}
@@ -84,7 +75,6 @@ class Members:
         self._catalogue: Catalogue | None = None
         self._setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
         self._digests: dict[str, str] = {}  # of the setup messages
-        self._roster, self._round = "", 0  # of secure sums: the roster that most groups have pinned, the last round
 
     @property
     def simulated(self) -> bool:
@@ -103,8 +93,6 @@ class Members:
 
     def without(self, name: str) -> tuple[str, ...]:
         """The groups whose owners do not let these numbers leave; `name` is a word of `may-leave`."""
-        if name == "predictions" and not self.plain:  # in a sum predictions tell no more than votes
-            name = "votes"
         return tuple(group for group in self.present if name not in self._nodes[self._node_of[group]].may)
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -124,19 +112,17 @@ class Members:
         while True:
             left = max(JOIN_SECONDS, deadline - time.monotonic())  # a node that is greeted late has time to reply
             self._meet(timeout=self.config.run.reply_timeout if self.simulated else left)
-            if len(self._node_of) >= (len(expected) or self._least) or time.monotonic() > deadline:
+            if len(self._node_of) >= (len(expected) or self.config.run.min_groups) or time.monotonic() > deadline:
                 break
             time.sleep(JOIN_PAUSE)
-        self._agree_on_roster()
-        # The order of groups is fixed: sums over groups must not depend on the order in which nodes replied.
+        # The order of groups is fixed: results must not depend on the order in which nodes replied.
         self.names = self.names or tuple(sorted(self._node_of))
         missing = [name for name in self.names if name not in self._node_of]
         others = [name for node in self._nodes.values() for name in node.groups if name not in self.names]
-        if len(self._node_of) < self._least:
+        if len(self._node_of) < self.config.run.min_groups:
             raise UserError(
                 f"{len(self._node_of)} groups joined ({', '.join(self.present) or 'none'}); "
                 f"run.min-groups = {self.config.run.min_groups}"
-                + ("" if self.plain else f", and secure sums need at least {LEAST_GROUPS}")
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; joined, but not in `groups`: {listed(others)}" if others else "")
             )
@@ -168,23 +154,14 @@ class Members:
     def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
         """Ask nodes for their groups: node -> groups that it may speak for, empty if it cannot take part."""
         keyed, groups_of = self._names_by_key(nodes), dict[int, tuple[str, ...]]()
-        hello = messages.pack_hello(self.config.run_name, self._survey)
+        hello = messages.pack_hello(self._survey)
         replies = self._send(messages.HELLO, dict.fromkeys(keyed, hello), timeout=timeout)
-        second = sorted([0, self._round, *(reply.fields["round"] for reply in replies.values())])[-2]
-        most = second + MOST_AHEAD if len(replies) > 1 else MOST_ROUNDS
         for node, reply in replies.items():
-            known, last_round, allowed = self._nodes[node], reply.fields["round"], keyed[node]
-            known.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
-            known.roster, groups_of[node] = reply.fields["roster"], ()
-            if strange := sorted(set(reply.groups) - set(known.groups)):
+            allowed = keyed[node]
+            groups_of[node] = tuple(name for name in reply.groups if allowed is None or name in allowed)
+            self._nodes[node].groups = groups_of[node]
+            if strange := sorted(set(reply.groups) - set(groups_of[node])):
                 log.warning("node %s speaks for %s without its key; that claim is ignored", node, listed(strange))
-            if last_round > most:
-                log.warning("node %s reports an impossible number of masked rounds; the node is left out", node)
-            elif self._roster and known.roster != self._roster:
-                _warn_of_roster(known.groups)
-            else:
-                self._round = max(self._round, last_round)
-                groups_of[node] = known.groups
         return groups_of
 
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
@@ -197,18 +174,6 @@ class Members:
             log.warning("node %s has no group's key; the node is left out", node)
             self._nodes[node].out = True  # it could make the server wait
         return {node: names for node, names in keyed.items() if names}
-
-    def _agree_on_roster(self) -> None:
-        """Choose the roster that most groups have pinned; leave out other groups, which could add to no sum."""
-        if self.plain or self.simulated:
-            return
-        roster_of = {name: self._nodes[node].roster for name, node in self._node_of.items()}
-        pinned = Counter(sorted(filter(None, roster_of.values())))
-        self._roster = pinned.most_common(1)[0][0] if pinned else ""
-        others = [name for name, roster in roster_of.items() if not roster or roster != self._roster]
-        _warn_of_roster(others)
-        for name in others:
-            self._nodes[self._node_of.pop(name)].out = True
 
     def _prepare(self) -> None:
         """Set up, in parallel, all nodes that joined late or have restarted.
@@ -248,7 +213,7 @@ class Members:
         *,
         timeout: float | None = None,
         meanwhile: Meanwhile = None,
-        numbers: tuple[type[Any], int] | None = None,
+        numbers: bool = False,
     ) -> dict[int, Reply]:
         """Send messages of one kind; return the replies that follow the protocol, and log all other replies."""
         patience = self.config.run.reply_timeout if timeout is None else timeout
@@ -268,14 +233,12 @@ class Members:
                 log.warning("node %s: %s", node, error)
         return replies
 
-    def _read(self, content: RecordDict, numbers: tuple[type[Any], int] | None, fields: Mapping[str, Any]) -> Reply:
+    def _read(self, content: RecordDict, numbers: bool, fields: Mapping[str, Any]) -> Reply:
         reply = messages.unpack_reply(content, numbers=numbers, **fields)
         if not self.simulated and len(reply.groups) > MOST_NAMES:
             raise ValueError(f"the reply names {len(reply.groups)} groups; the limit is {MOST_NAMES}")
         if len(reply.fields.get("answered", reply.groups)) != len(reply.groups):
             raise ValueError("the reply does not count the answers of each group")
-        if reply.numbers is not None and reply.numbers.ndim == 2 and len(reply.numbers) != len(reply.groups):
-            raise ValueError("the reply does not have a row of numbers for each group")
         return reply
 
     def _own(self, node: int, reply: Reply) -> Iterator[tuple[int, str]]:
@@ -285,31 +248,15 @@ class Members:
             log.warning("node %s answers for %s, which it does not host; that answer is ignored", node, listed(away))
         return ((place, name) for place, name in enumerate(reply.groups) if self._node_of.get(name) == node)
 
-    @property
-    def _least(self) -> int:
-        """Fewest groups that must answer."""
-        return self.config.run.min_groups if self.plain else max(self.config.run.min_groups, LEAST_GROUPS)
-
     def _require(self, there: Collection[str], what: str) -> None:
         """Raise an error if too few groups could do what was asked, with the reasons of the other nodes."""
-        if len(there) >= self._least:
+        if len(there) >= (least := self.config.run.min_groups):
             return
         codes = Counter(node.error for node in self._nodes.values())
         refused = "; ".join(
             f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]
         )
-        needed_by = "run.min-groups" if self._least == self.config.run.min_groups else "secure sums"
-        lost = codes[refusals.OTHER_COHORT]
-        raise (LostSum if lost else TooFew)(
+        raise TooFew(
             f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}; "
-            f"at least {self._least} must ({needed_by}). {refused or 'The logs of the groups give the reasons'}"
-        )
-
-
-def _warn_of_roster(names: Collection[str]) -> None:
-    if names:
-        log.warning(
-            "%s: left out, since no roster is pinned or it differs from that of most groups. Send the owner "
-            "the roster's file; the owner pins it with `appa group pin`",
-            listed(names),
+            f"at least {least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
         )

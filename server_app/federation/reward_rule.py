@@ -16,12 +16,8 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.rewards import training_reward
-from appa_flwr.secure import rule_sums
-from appa_flwr.secure.rule_sums import FromSums, SumState
 from server_app.federation.answers import Answers
 from server_app.federation.ask import Replies
-
-RuleState = State | SumState
 
 _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
 """The fields of `State`, without the suffix _G; each is False or 0 for a group that has never answered."""
@@ -29,11 +25,7 @@ _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
 
 @dataclass(frozen=True)
 class RewardRule:
-    """The aggregation rule of a config over the groups `names`.
-
-    With plain rewards it is a rule of `appa_flwr.analysis.rules`; with secure sums it is the server's half of
-    `appa_flwr.secure.rule_sums`.
-    """
+    """The aggregation rule of a config, one of `appa_flwr.analysis.rules`, over the groups `names`."""
 
     names: tuple[str, ...]
     config: Config
@@ -42,28 +34,15 @@ class RewardRule:
     def _rule(self) -> rules.Rule:
         return rules.configured(self.config.rule, self.config.appa)
 
-    def first(self) -> RuleState:
+    def first(self) -> State:
         """The state before any iteration."""
-        if self.config.run.sums == "plain":
-            return self._rule.init(len(self.names))
-        return rule_sums.first(self.config.rule, self.config.appa, len(self.names))
+        return self._rule.init(len(self.names))
 
-    def ask(self, state: RuleState, answers: Answers, draw: int) -> Ask:
-        """Build the request for the numbers that the rule needs; `draw` numbers the draw of the groups' contexts."""
-        request = answers.request([self.config.reward_metric], draw=draw)
-        if isinstance(state, State):
-            return request.ask(asks.REWARDS)
-        return request.ask(
-            asks.TERMS,
-            arrays={"format": answers.format_score_J, "parsed": answers.parsed_J},
-            rule=self.config.rule,
-            reference=state.reference,
-            completed=list(state.completed),
-        )
+    def ask(self, answers: Answers, draw: int) -> Ask:
+        """Build the request for the rewards; `draw` numbers the draw of the groups' contexts."""
+        return answers.request([self.config.reward_metric], draw=draw).ask()
 
-    def result(
-        self, state: RuleState, answers: Answers, replies: Replies
-    ) -> tuple[FloatArray, RuleState, dict[str, Any]]:
+    def result(self, state: State, answers: Answers, replies: Replies) -> tuple[FloatArray, State, dict[str, Any]]:
         """Compute each answer's reward from the groups' replies (Algorithm 1).
 
         Alignment rewards compare the answer with the predictions of each group's PluralLLM. A group's training reward
@@ -75,47 +54,33 @@ class RewardRule:
             The rewards (J,), the state for the next iteration, and the fields of `appa_flwr.run.records.RuleRound`
             except the number of the iteration.
         """
-        rule, settings = self.config.rule, self.config.appa
-        by_group: dict[str, Any] = {"weights": {}, "history": {}, "rewards": {}}
-        result: rules.Result | FromSums
-        if isinstance(state, SumState):
-            sums, groups = {name: replies.sum(name) for name in replies.numbers}, len(replies.groups)
-            result = rule_sums.combine(rule, settings, state, sums, groups=groups, task=replies.task)
-            group_reward = float(sums["reward"].mean()) / groups
-        else:
-            reward_GJ = replies.rows(f"{self.config.reward_metric} {asks.TARGET_SIDE} reward", self.names)
-            weight, format_J, parsed_J = settings.alignment_weight, answers.format_score_J, answers.parsed_J
-            training_GJ = training_reward(reward_GJ, format_J, parsed_J, alignment_weight=weight)
-            result = self._rule.apply(state, reward_GJ, training_GJ)
-            mean_G = reward_GJ.mean(axis=1)
-            group_reward = float(mean_G[~np.isnan(mean_G)].mean())
-            columns = {
-                "weights": result.weight_G.tolist(),
-                "history": result.state.history_G.tolist(),
-                "rewards": [None if np.isnan(mean) else mean for mean in mean_G.tolist()],
-            }
-            by_group = {column: dict(zip(self.names, values, strict=True)) for column, values in columns.items()}
+        reward_GJ = replies.rows(f"{self.config.reward_metric} {asks.TARGET_SIDE} reward", self.names)
+        weight, format_J, parsed_J = self.config.appa.alignment_weight, answers.format_score_J, answers.parsed_J
+        training_GJ = training_reward(reward_GJ, format_J, parsed_J, alignment_weight=weight)
+        result = self._rule.apply(state, reward_GJ, training_GJ)
+        mean_G = reward_GJ.mean(axis=1)
+        columns = {
+            "weights": result.weight_G.tolist(),
+            "history": result.state.history_G.tolist(),
+            "rewards": [None if np.isnan(mean) else mean for mean in mean_G.tolist()],
+        }
         fields = {
             "fairness_index": result.fairness_index,
             "fell_back": result.fell_back,
-            "group_reward": group_reward,
+            "group_reward": float(mean_G[~np.isnan(mean_G)].mean()),
             "reward": float(result.aggregate_J.mean()),
             "format_score": float(answers.format_score_J.mean()),
             "missing_groups": tuple(name for name in self.names if name not in replies.groups),
-            **by_group,
+            **{column: dict(zip(self.names, values, strict=True)) for column, values in columns.items()},
         }
         return result.aggregate_J, result.state, fields
 
-    def saved(self, state: RuleState) -> dict[str, Any]:
+    def saved(self, state: State) -> dict[str, Any]:
         """Convert a state for a checkpoint, with the values of groups by name."""
-        if isinstance(state, SumState):
-            return {**vars(state)}
         arrays = {name: getattr(state, f"{name}_G").tolist() for name in _STATE}
         return {name: dict(zip(self.names, values, strict=True)) for name, values in arrays.items()}
 
-    def restored(self, saved: Mapping[str, Any]) -> RuleState:
+    def restored(self, saved: Mapping[str, Any]) -> State:
         """Restore a state from the result of `saved`; a group that is not named there has never answered."""
-        if self.config.run.sums != "plain":
-            return SumState(saved["reference"], tuple(saved["completed"]))
         columns = {name: [saved[name].get(group, 0) for group in self.names] for name in _STATE}
         return State(**{f"{name}_G": np.array(column, dtype=_STATE[name]) for name, column in columns.items()})

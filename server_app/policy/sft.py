@@ -43,24 +43,18 @@ def sft_targets(votes_GQK: FloatArray, option_QK: BoolArray, *, target: str) -> 
       For rankings both order the options by mean rank score.
     - "mean" and "predicted-mean": the mean distribution.
     """
-    if target != "majority":
-        return targets_of_mean(votes_GQK.mean(0), option_QK, target=target, num_groups=votes_GQK.shape[0])
-    chosen_QK = np.zeros(option_QK.shape)
-    for q in range(votes_GQK.shape[1]):
-        ballots, counts = np.unique(votes_GQK[:, q], axis=0, return_counts=True)  # sorted, earlier options last
-        chosen_QK[q] = ballots[::-1][counts[::-1].argmax()]
-    return chosen_QK
-
-
-def targets_of_mean(mean_QK: FloatArray, option_QK: BoolArray, *, target: str, num_groups: int) -> FloatArray:
-    """Compute the same targets from the mean (Q, K) of the groups' votes; majority ties go to the first option."""
-    mean_QK = np.where(option_QK, mean_QK, 0.0)
-    if target == "smoothed-votes":
-        # For rankings this changes all scores of a question alike, so the order of the options stays.
-        return np.where(option_QK, (num_groups * mean_QK + 1) / (num_groups + option_QK.sum(1, keepdims=True)), 0.0)
     if target == "majority":
-        return np.where(np.arange(mean_QK.shape[1]) == mean_QK.argmax(axis=1)[:, None], 1.0, 0.0)
-    return mean_QK
+        chosen_QK = np.zeros(option_QK.shape)
+        for q in range(votes_GQK.shape[1]):
+            ballots, counts = np.unique(votes_GQK[:, q], axis=0, return_counts=True)  # sorted, earlier options last
+            chosen_QK[q] = ballots[::-1][counts[::-1].argmax()]
+        return chosen_QK
+    mean_QK = np.where(option_QK, votes_GQK.mean(0), 0.0)
+    if target != "smoothed-votes":
+        return mean_QK
+    # For rankings this changes all scores of a question alike, so the order of the options stays.
+    number = len(votes_GQK)
+    return np.where(option_QK, (number * mean_QK + 1) / (number + option_QK.sum(1, keepdims=True)), 0.0)
 
 
 def passes_of_texts(

@@ -3,7 +3,6 @@
 Axis letters: G groups, J rollouts.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,22 +14,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from appa_flwr.analysis.rules import State
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.arrays import IntArray
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.records import Iteration
 from server_app.federation.answers import parse_answers
-from server_app.federation.ask import LostSum
 from server_app.federation.groups import Groups
-from server_app.federation.reward_rule import RewardRule, RuleState
+from server_app.federation.reward_rule import RewardRule
 from server_app.policy.base import Base
 from server_app.policy.ppo import PPOEngine
-
-TRIES = 3
-"""Batches of rollouts that an iteration samples at most when secure sums are lost; then the run ends."""
-
-log = logging.getLogger("appa.server")
 
 
 class QuestionOrder:
@@ -85,9 +79,9 @@ class AppaStrategy(Strategy):
         prompts: Sequence[Sequence[int]],
         order: QuestionOrder,
         num_iterations: int,
-        finished: Callable[[Iteration, RuleState], None],
+        finished: Callable[[Iteration, State], None],
         done: int = 0,
-        state: RuleState | None = None,
+        state: State | None = None,
     ) -> None:
         self._groups, self._engine, self._rule, self._config = groups, engine, rule, config
         self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
@@ -105,26 +99,15 @@ class AppaStrategy(Strategy):
         """Run `num_rounds` more iterations of Algorithm 1; the result is empty.
 
         Raises:
-            UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost. Policy
-                and state stay those of the previous iteration.
+            UserError: fewer groups answered than `run.min-groups`; policy and state stay those of the previous
+                iteration.
         """
         for server_round in range(self._done + 1, self._done + 1 + num_rounds):
-            self._ask(server_round)
+            self.configure_train(server_round)
+            self._replies = self._groups.ask(self._request, meanwhile=self._reference_pass)
+            self._seconds["federation_wait"] = self._groups.seconds_waited
             self.aggregate_train(server_round, ())
         return Result()
-
-    def _ask(self, server_round: int) -> None:
-        """Ask for rewards of a batch of answers. When a secure sum is lost, try again with the next questions."""
-        for tries_left in reversed(range(TRIES)):
-            self.configure_train(server_round)
-            try:
-                self._replies = self._groups.ask(self._request, meanwhile=self._reference_pass)
-                break
-            except LostSum as error:
-                if not tries_left:
-                    raise
-                log.warning("iteration %d: %s; the next questions are answered instead", server_round, error)
-        self._seconds["federation_wait"] = self._groups.seconds_waited
 
     def configure_train(
         self,
@@ -142,7 +125,7 @@ class AppaStrategy(Strategy):
             texts = self._base.texts(sequences.response_JT, sequences.mask_JT)
             self._answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
         draw = server_round if self._config.pluralllm.fresh_contexts else 0
-        self._request = self._rule.ask(self._state, self._answers, draw)
+        self._request = self._rule.ask(self._answers, draw)
         return []
 
     def _reference_pass(self) -> None:

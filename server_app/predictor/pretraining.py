@@ -1,12 +1,11 @@
-"""PluralLLM's federated pretraining: FedAvg over the groups' numbers, or over their sum if only that is known.
+"""PluralLLM's federated pretraining: FedAvg over the groups' numbers.
 
-Axis letters: G groups that trained (1 if only their sum is known); N numbers, P weights.
+Axis letters: G groups that trained, P weights.
 """
 
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from statistics import median_low
 
@@ -23,12 +22,10 @@ from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
 from pluralllm.training import build, choices
-from server_app.federation.ask import LostSum, Replies
+from server_app.federation.ask import Replies
 from server_app.federation.groups import Groups
 
 LARGEST_STEP = 10.0  # longest step of a group, in units of the round's median
-TRIES = 3
-"""Attempts at a request whose sums are lost, before the run ends."""
 
 Progress = Callable[[int, int, float], None]
 
@@ -55,7 +52,7 @@ def pretrain(
     rounds = config.pluralllm.rounds
     weights, losses = start, list[float]()
     for number in range(1, rounds + 1):
-        replies = _ask(groups, Ask(asks.UPDATE, {"weights": join_weights(weights)}, {"round": number}))
+        replies = groups.ask(Ask(asks.UPDATE, {"weights": join_weights(weights)}, {"round": number}))
         names, rows = _training_rows(replies)
         if not names:
             raise UserError(f"PluralLLM round {number}: no group trained; the groups' own logs say why")
@@ -64,32 +61,17 @@ def pretrain(
         progress(number, rounds, loss)
     if rounds:
         mixes = choices(config.pluralllm.architecture)
-        replies = _ask(groups, Ask(asks.VALIDATION, {"weights": join_weights(weights)}, {"size": len(mixes)}))
+        replies = groups.ask(Ask(asks.VALIDATION, {"weights": join_weights(weights)}, {"size": len(mixes)}))
         names, rows = _training_rows(replies)
         if names and (shares := mixes[int(rows["error"].sum(axis=0).argmin())]) is not None:
             weights[SHARES_KEY] = Array(np.array(shares, np.float32))
     return weights, losses
 
 
-def _ask(groups: Groups, ask: Ask) -> Replies:
-    """Ask the groups for numbers; when a sum is lost, send another request with the same weights."""
-    for attempt in range(1, TRIES):
-        try:
-            return groups.ask(ask)
-        except LostSum as error:
-            log.warning("%s; asked anew", error)
-            ask = replace(ask, settings={**ask.settings, "attempt": attempt})
-    return groups.ask(ask)
-
-
 def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
-    """Names and arrays (G, ...) of groups that have answers; one row if only the sum is known."""
-    single = replies.data.ndim > 1
-    names, data_GN = (replies.groups, replies.data) if single else (("the sum",), replies.data[None])
-    arrays = asks.split(data_GN, replies.numbers)
-    arrays["answers"] = arrays["answers"].round()  # a masked sum has a rounding error
-    kept = np.flatnonzero(arrays["answers"][:, 0] > 0)
-    return [names[g] for g in kept], {name: rows[kept] for name, rows in arrays.items()}
+    """Names and arrays (G, ...) of groups that have answers."""
+    kept = np.flatnonzero(replies.each("answers")[:, 0] > 0)
+    return [replies.groups[g] for g in kept], {name: replies.each(name)[kept] for name in replies.numbers}
 
 
 def federated_average(

@@ -91,7 +91,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     parts = {
         f"group check {data} --questions {questions}": "of 32.* EXIT 0",
         "group policy": "may-leave = .* EXIT 0",
-        f"group audit {data.with_suffix('.ledger.sqlite')}": "ask rewards.* EXIT 0",
+        f"group audit {data.with_suffix('.ledger.sqlite')}": "rewards.* EXIT 0",
         f"doctor {sites.group(survey.groups[0])}": "has start.sh been run at the server.* EXIT 1",
         "doctor": "GPU.* EXIT 0",
         "run": "EXIT 2",

@@ -28,7 +28,7 @@ from audit import (
     texts_in,
 )
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
-from in_process import FEW, Crossed, InProcessGrid, cross, cross_records, deployed, pinned
+from in_process import Crossed, InProcessGrid, cross, cross_records, deployed
 from whole_loop import run_server
 
 from appa_flwr import report
@@ -42,7 +42,7 @@ def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
     """The embedded run, all phases, by the real server."""
     world = make_world(tmp_path_factory.mktemp("whole"))
     all_but_answers = "may-leave = ['votes', 'training', 'rewards', 'predictions', 'truth']"
-    return world, run(world, f"{all_but_answers}\n{FEW}")
+    return world, run(world, all_but_answers)
 
 
 def run(world: World, owner_policy: str) -> InProcessGrid:
@@ -76,13 +76,13 @@ def rewards_of(grid: InProcessGrid, world: World) -> Iterator[dict[str, np.ndarr
     for asked, reply in zip(grid.requests, grid.replies, strict=True):
         if asked_for(asked) == asks.REWARDS:
             ask, _ = messages.unpack_ask(asked.message.content)
-            own = messages.unpack_reply(reply.message.content, numbers=(np.float64, 2)).numbers
+            own = messages.unpack_reply(reply.message.content, numbers=True).numbers
             yield asks.split(own[0], asks.numbers_of(ask, public))
 
 
 @pytest.mark.parametrize(
     ("owner_policy", "more"),
-    [("", {asks.SCORES}), ('may-leave = ["votes", "rewards"]\nscores-per-question = 40', set())],
+    [("", {asks.SCORES}), ('may-leave = ["votes", "rewards"]', set())],
     ids=["that nobody wrote", "strictest"],
 )
 def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner_policy, more, whole_run, tmp_path):
@@ -132,37 +132,6 @@ def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     grid = talked(world)
     assert {asked_for(asked) for asked in grid.requests} >= set(KINDS)
     assert audit(grid, world) == []
-
-
-# --- secure sums ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def secure_run(tmp_path_factory):
-    """The run where owners pin a roster and let out nothing of their own."""
-    world = make_world(tmp_path_factory.mktemp("secure"), run__sums="secure")
-    grid = InProcessGrid(pinned(world.config, world.files, owner_policy=f"{FEW}\nown-score = 0"))
-    run_server(grid, world.config)
-    return world, grid
-
-
-def test_under_secure_sums_nothing_but_sums_and_names_leaves_and_the_report_says_so(secure_run):
-    world, grid = secure_run
-    assert {reply.kind for reply in grid.replies} == set(messages.MESSAGES)
-    assert not any(reply.message.has_error() for reply in grid.replies)
-    plain = [
-        asked_for(asked)
-        for asked in grid.requests
-        if asked.kind == messages.ASK and not messages.unpack_ask(asked.message.content)[1].cohort
-    ]
-    assert set(plain) <= {asks.OWN_SCORES}
-    assert audit(grid, world) == []
-    folder = world.config.run_folder
-    rows = json.loads((folder / "summary.json").read_text())
-    assert {row["method"] for row in rows} >= {"base", "sft", "ppo", "uniform", "majority", "mean-prediction"}
-    assert all(np.isnan([row["min_as"], *row["per_group"].values()]).all() for row in rows)
-    assert not (folder / "scores.parquet").exists()
-    assert "only sums over the groups" in (folder / "report.html").read_text()
 
 
 # --- the audit itself: clients that leak on purpose are caught --------------------------------------------------------

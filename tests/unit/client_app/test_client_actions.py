@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from client_node import (
     GROUP,
-    PLAIN_KINDS,
     SURVEY,
     Node,
     Owned,
@@ -26,9 +25,8 @@ from client_node import (
     weights,
 )
 from flwr.app import Context, RecordDict
-from in_process import FEW, flower_task, simulated
+from in_process import flower_task, simulated
 
-from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue
 from appa_flwr.survey.generate import generate
@@ -73,7 +71,7 @@ def test_deployed_the_node_config_names_the_group(tmp_path):
 # --- what a node keeps ------------------------------------------------------------------------------------------------
 
 
-EVERYTHING = f"{FEW}\nmay-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
+EVERYTHING = "may-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
 
 
 def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
@@ -118,17 +116,16 @@ def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
     )
 
 
-def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path, monkeypatch):
+def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
     """Two worlds that differ in held-out answers only: training, tables, votes and rewards must be the same bytes."""
-    monkeypatch.setattr(Ledger, "secret", lambda ledger: b"7" * 32)
     catalogue = Owned(tmp_path / "probe").public
     held_out = {q.question_id for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train}
     worlds, keys = [], {"pluralllm.architecture": "attention", "pluralllm.num-context-questions": 8}
     for name, survey in (("real", SURVEY), ("absurd", absurd_where_held_out(SURVEY, held_out))):
         node = Owned(tmp_path / name, EVERYTHING, survey=survey, **keys).prepared(catalogue)
-        requests = {kind: asked_of(kind, catalogue, node.config) for kind in PLAIN_KINDS}
-        requests["draw"] = uniform_request(catalogue, draw=4).ask(asks.REWARDS)
-        requests["truth"] = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask(asks.REWARDS)
+        requests = {kind: asked_of(kind, catalogue, node.config) for kind in asks.KINDS}
+        requests["draw"] = uniform_request(catalogue, draw=4).ask()
+        requests["truth"] = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask()
         worlds.append({label: node.numbers(asked)[GROUP] for label, asked in requests.items()})
     real, absurd = worlds
     for label in real:
@@ -145,7 +142,7 @@ def test_a_node_that_lacks_what_an_action_needs_says_that_it_has_restarted():
     del restarted.context.state["memory"]
     untargeted = one_node(config_of())
     assert untargeted.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
-    for kind in PLAIN_KINDS:
+    for kind in asks.KINDS:
         assert restarted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
     assert restarted.send(messages.TARGETS, messages.pack_weights(weights(config))).error.code == refusals.FORGOTTEN
     for kind in (asks.VOTES, asks.REWARDS):

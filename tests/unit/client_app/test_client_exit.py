@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from client_node import Owned, asked_of, prepared_node, uniform_request, weights
-from in_process import FEW, cross, request
+from in_process import cross, request
 
 from appa_flwr.protocol import asks, messages, refusals, votes
-from appa_flwr.protocol.asks import Task
 from client_app import leave, numbers, predictor
 from client_app.main import app
 from client_app.party import Party
@@ -44,11 +43,11 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
     }
     if kind == messages.TARGETS:
         record = node.context.state.config_records["memory"]
-        del record["targets"]  # tables are made once
+        del record["targets"], record["weights"]  # tables are made once
     if kind not in contents:
         asked = asked_of(kind, catalogue, node.config)
         request_digest = asks.request_digest(asked, Party.of(node.context).world)
-        contents[kind] = messages.pack_ask(asked, Task(request=request_digest))
+        contents[kind] = messages.pack_ask(asked, request_digest)
     monkeypatch.setattr(module, name, fail)
     action = kind if kind in messages.MESSAGES else messages.ASK
     crossed = cross(app(request(action, contents[kind]), node.context))
@@ -82,12 +81,12 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
 def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(
     wanted, owner_policy, name, tmp_path
 ):
-    policy, asked = f"{FEW}\n{owner_policy}", {"training": 12, "held_out": 10}
+    asked = {"training": 12, "held_out": 10}
     if wanted in asks.KINDS:
-        node = Owned(tmp_path, policy).ready(**asked)
+        node = Owned(tmp_path, owner_policy).ready(**asked)
         reply = node.ask(asked_of(wanted, node.catalogue, node.config))
     else:
-        node = Owned(tmp_path, policy, **{"sft.target": wanted})
+        node = Owned(tmp_path, owner_policy, **{"sft.target": wanted})
         reply = node.send(messages.CATALOGUE, messages.pack_catalogue(node.cut(**asked)))
     if name is None:
         assert reply.has_content()
@@ -134,7 +133,7 @@ def test_without_config_policy_and_ledger_nothing_leaves(what, tmp_path):
 def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
     node, catalogue = prepared_node()
     assert catalogue.option_QK.shape == (24, 4)
-    reply = node.ask(uniform_request(catalogue, **change).ask(asks.REWARDS))
+    reply = node.ask(uniform_request(catalogue, **change).ask())
     assert reply.error.code in (refusals.FAILED, refusals.FORGOTTEN)
     assert not reply.has_content()
 
@@ -144,4 +143,4 @@ def test_nothing_but_a_reward_leaves_as_a_reward(reward, monkeypatch):
     node, catalogue = prepared_node()
     monkeypatch.setattr(numbers, "score", lambda *args: {"js": np.array(reward)})
     asked = uniform_request(catalogue, question_J=np.arange(2), prediction_JK=np.full((2, 4), 0.25))
-    assert node.ask(asked.ask(asks.REWARDS)).error.code == refusals.FAILED
+    assert node.ask(asked.ask()).error.code == refusals.FAILED

@@ -53,11 +53,11 @@ def groups(public) -> list[GroupData]:
     return kept
 
 
-def train(config, start, data, public, *, number, secret=""):
-    return predictor.train(config, start, data, public, round_number=number, secret=secret)
+def train(config, start, data, public, *, number):
+    return predictor.train(config, start, data, public, round_number=number)
 
 
-def test_a_round_is_drawn_from_seed_group_round_and_secret_alone(start, public, groups):
+def test_a_round_is_drawn_from_seed_group_and_round_alone(start, public, groups):
     torch.manual_seed(99)  # the process's own generator must not matter
     before = start.copy()
     first, again = (train(CONFIG, start, groups[0], public, number=7) for _ in range(2))
@@ -66,8 +66,7 @@ def test_a_round_is_drawn_from_seed_group_round_and_secret_alone(start, public, 
     np.testing.assert_array_equal(start, before)
     assert np.abs(first[0] - start).max() > 1e-3
     namesake = GroupData("Another", groups[0].question_N, groups[0].answer_NK)
-    for changes in ({"number": 8}, {"number": 7, "secret": "of the node"}):
-        assert (train(CONFIG, start, groups[0], public, **changes)[0] != first[0]).any()
+    assert (train(CONFIG, start, groups[0], public, number=8)[0] != first[0]).any()
     assert (train(CONFIG, start, namesake, public, number=7)[0] != first[0]).any()
     other = Config.load({**CONFIG.flat(), "seed": 5})
     assert (train(other, start, groups[0], public, number=7)[0] != first[0]).any()

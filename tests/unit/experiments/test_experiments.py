@@ -91,8 +91,6 @@ def test_trials_share_their_predictor_and_are_named_by_all_that_decides_their_nu
             planned(tmp_path, TEXT.replace(old, new))
     assert {one.config.rules for one in planned(tmp_path, TEXT.replace('"average", ', ""))} == {("appa",)}
     assert {one.config.ppo.num_iterations for one in planned(tmp_path, last={"ppo.num-iterations": 9})} == {9}
-    with pytest.raises(UserError, match="secure leaves no single scores"):
-        planned(tmp_path, last={"run.sums": "secure"})
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
     for name, count in {"tiny": 2, "default": 5, "blocs": 10, "paper": 12}.items():
         file = Path(plan.__file__).parents[1] / f"{name}.toml"

@@ -83,21 +83,19 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("run_sums", "may", "ceilings", "methods"),
+    ("may", "ceilings", "methods"),
     [
-        ("plain", ("rewards",), True, ["uniform"]),
-        ("plain", ("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
-        ("secure", ("rewards", "votes"), True, ["uniform", "mean-prediction"]),
-        ("secure", ("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
-        ("plain", ("rewards", "predictions"), True, ["uniform", "mean-prediction", *CEILINGS]),
-        ("plain", ("rewards", "predictions"), False, ["uniform"]),
+        (("rewards",), True, ["uniform"]),
+        (("rewards", "answers"), True, ["uniform", *LOOK_UPS]),
+        (("rewards", "predictions"), True, ["uniform", "mean-prediction", *CEILINGS]),
+        (("rewards", "predictions"), False, ["uniform"]),
     ],
 )
-def test_there_are_the_rows_that_every_owner_allows_and_sums_hold(tmp_path, run_sums, may, ceilings, methods):
+def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, ceilings, methods):
     places = {"run.output-dir": str(tmp_path), "run-name": "r"}
-    config = Config.load({**places, "run.sums": run_sums, "eval.ceilings": ceilings})
+    config = Config.load({**places, "eval.ceilings": ceilings})
     groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, may=may)}, CATALOGUE)
-    groups.config, groups.plain, groups.grid.simulated = config, run_sums == "plain", run_sums == "secure"
+    groups.config = config
     with RunFolder(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
         rows = server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])

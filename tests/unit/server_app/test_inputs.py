@@ -1,4 +1,4 @@
-"""The result of the groups' votes, from each group's or from their sum.
+"""The result of the groups' votes.
 
 Axis letters: Q questions, K options.
 """
@@ -27,7 +27,6 @@ def voted(**keys):
     return ask_votes(RunInputs(config, None, groups, CATALOGUE)), [ask.kind for ask in node.asked]
 
 
-@pytest.mark.parametrize("run_sums", ["plain", "secure"])
 @pytest.mark.parametrize(
     ("target", "sft_QK", "kinds"),
     [
@@ -38,24 +37,14 @@ def voted(**keys):
         ("predicted-mean", MEAN, [asks.PREDICTIONS]),
     ],
 )
-def test_sft_s_targets_and_the_majority(target, sft_QK, kinds, run_sums):
-    votes, asked = voted(**{"sft.target": target, "run.sums": run_sums})
+def test_sft_s_targets_and_the_majority(target, sft_QK, kinds):
+    votes, asked = voted(**{"sft.target": target})
     np.testing.assert_allclose(votes.sft_QK, sft_QK, atol=1e-12)
     np.testing.assert_allclose(votes.majority_QK, MAJORITY)
-    # of a sum of predictions no vote is known
-    votes_too = run_sums == "secure" and target == "predicted-mean"
-    assert asked == [*kinds, *([asks.VOTES] if votes_too else [])]
+    assert asked == kinds
 
 
 def test_the_mean_of_answers_is_asked_for_as_such():
     votes, asked = voted(**{"sft.target": "mean"})
     np.testing.assert_allclose(votes.sft_QK, MEAN)
     assert asked == [asks.ANSWERS]
-
-
-def test_the_most_frequent_ranking_is_no_sum():
-    keys = {"task": "opa", "metric": "borda", "sft.target": "votes"}
-    plain, summed = (voted(**keys, **{"run.sums": run_sums})[0] for run_sums in ("plain", "secure"))
-    np.testing.assert_allclose(summed.sft_QK, plain.sft_QK)
-    assert plain.majority_QK is not None
-    assert summed.majority_QK is None

@@ -1,4 +1,4 @@
-"""PluralLLM's scores on the server: from each group's sums or from their total, and the faults that sums may have.
+"""PluralLLM's scores on the server from each group's sums, and the faults that sums may have.
 
 Axis letters: L sums, Q questions, N answered questions.
 """
@@ -11,7 +11,7 @@ from fakes import catalogue_of
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import SCORES
 from pluralllm.scores import summed
-from server_app.predictor_phase import fault, means, scores
+from server_app.predictor_phase import fault, scores
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
 SIZE = 5
@@ -35,30 +35,21 @@ BY_GROUP = {
 }
 
 
-def scored(by_group, **keys):
+def scored(by_group):
     node = FakeGroups([*by_group], lambda ask, name: {"scores": by_group[name]})
-    config = Config.load({"run.min-groups": 1, **keys})
+    config = Config.load({"run.min-groups": 1})
     found = scores(simulated_groups(node, config, CATALOGUE), CATALOGUE)
     assert [ask.kind for ask in node.asked] == [SCORES]
     return found
 
 
-@pytest.mark.parametrize("run_sums", ["plain", "secure"])
-def test_means_are_over_answers(run_sums):
-    found = scored(BY_GROUP, **{"run.sums": run_sums})
+def test_means_are_over_answers():
+    found = scored(BY_GROUP)
     assert found["scores"].keys() == {"pluralllm", "uniform", "nearest-question"}
     expected = {"answers": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8}
     assert found["scores"]["pluralllm"] == pytest.approx(expected)  # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
-    if run_sums == "secure":
-        assert found["groups"] == {}
-        return
     assert found["groups"]["B"]["pluralllm"]["js"] == pytest.approx(0.4)
     assert found["groups"]["C"] == {}
-
-
-def test_a_masked_sum_s_count_is_a_whole_number():
-    assert means(BY_GROUP["A"] + 1e-9)["pluralllm"]["answers"] == 4
-    assert means(np.full(len(PLACES), 1e-9)) == {}
 
 
 def changed(measure, value, name="uniform"):

@@ -165,29 +165,6 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 ]
 
 
-def test_a_run_with_secure_sums_has_the_plain_run_s_rewards_and_goes_on_with_the_groups_histories(
-    shared, unbroken, expected
-):
-    weights = {"pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors")}
-    keys = {"run.sums": "secure", "baseline-rules": "", **weights}
-    whole, broken = config_of(shared, "secure", **keys), config_of(shared, "secure-broken", **keys)
-    session(whole)
-    with pytest.MonkeyPatch.context() as patched:
-        after_checkpoint(patched)
-        with pytest.raises(Killed):
-            session(broken)
-    session(Config.load({**broken.flat(), "run.resume": True}))
-    found = results(whole.run_folder)
-    assert results(broken.run_folder) == found
-    assert len({line["reward"] for line in found["metrics"]}) == ITERATIONS
-    for line, plain in zip(found["metrics"], expected["metrics"], strict=True):
-        assert line["reward"] == pytest.approx(plain["reward"], abs=1e-6)
-        assert line["fairness_index"] == pytest.approx(plain["fairness_index"], abs=1e-9)
-        assert line["rewards"] == line["history"] == line["weights"] == {}
-    methods = {row["method"] for row in found["summary.json"]}
-    assert methods == {"base", "sft", "ppo", "uniform", "majority", "option-list", "nearest-questions"}
-
-
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
     config = config_of(shared, "broken")
     resumed = Config.load({**config.flat(), "run.resume": True})

@@ -37,7 +37,7 @@ def checked(owner_policy: str | None, monkeypatch, tmp_path) -> None:
     guard.check(MINE)
 
 
-@pytest.mark.parametrize("owner_policy", ["", "own-score = 0\n", pinning(MINE), pinning(OTHER, MINE), 'bundle = ""\n'])
+@pytest.mark.parametrize("owner_policy", ["", "may-leave = []\n", pinning(MINE), pinning(OTHER, MINE), 'bundle = ""\n'])
 def test_a_pinned_bundle_runs_and_any_where_none_is_pinned(monkeypatch, tmp_path, owner_policy):
     checked(owner_policy, monkeypatch, tmp_path)
 

@@ -6,6 +6,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.owner_policy import (
+    GONE,
     SIMULATION,
     OwnerPolicy,
     described,
@@ -22,8 +23,8 @@ def written(tmp_path, text):
 
 
 def test_a_file_decides_what_it_names_and_no_more(tmp_path):
-    policy = read_owner_policy(written(tmp_path, 'may-leave = ["votes", "truth"]\nleast-cohort = 3\nown-score = 0\n'))
-    assert policy == OwnerPolicy(may_leave=["votes", "truth"], least_cohort=3, own_score=0)
+    policy = read_owner_policy(written(tmp_path, 'may-leave = ["votes", "truth"]\n'))
+    assert policy == OwnerPolicy(may_leave=["votes", "truth"])
     kinds = ("votes", "training", "rewards", "predictions", "answers", "truth")
     assert [policy.may(kind) for kind in kinds] == [True, False, False, False, False, True]
     assert [OwnerPolicy().may(kind) for kind in kinds] == [True, True, True, False, False, False]
@@ -33,19 +34,19 @@ def test_a_file_decides_what_it_names_and_no_more(tmp_path):
 def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     assert owner_policy_of({"partition-id": 0}) is SIMULATION
     assert owner_policy_of({"group": "Avaria"}) == OwnerPolicy()
-    path = written(tmp_path, "least-answers = 3")
-    assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(least_answers=3)
+    path = written(tmp_path, "may-leave = []")
+    assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(may_leave=[])
     assert owner_policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("own-scores = 3", "unknown key 'own-scores': did you mean 'own-score'? valid are may-leave, least-answers,"),
+        ("may-leaves = []", "unknown key 'may-leaves': did you mean 'may-leave'? valid are may-leave, bundle"),
+        *((f"{key} = 3", f"{key}: no such key any more") for key in GONE),
         ('may-leave = ["vote"]', "may-leave = 'vote': Input should be 'votes', 'training', "),
-        ("least-cohort = 2", "least-cohort = 2: Input should be greater than or equal to 3"),
-        ('roster = "abc"', "roster = 'abc': String should match pattern"),
-        ("own-score =", "is not a TOML file"),
+        ('bundle = "abc"', "bundle = 'abc': String should match pattern"),
+        ("may-leave =", "is not a TOML file"),
         (None, "cannot be read (No such file"),
     ],
 )
@@ -56,7 +57,6 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
 
 
 def test_every_key_says_what_it_decides(tmp_path):
-    assert len(described()) == 10
     assert all(described().values())
     text = owner_policy_file(bundle="ab" * 32)
     assert read_owner_policy(written(tmp_path, text)) == OwnerPolicy(bundle="ab" * 32)

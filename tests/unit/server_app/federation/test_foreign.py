@@ -7,7 +7,7 @@ from fakes import CATALOGUE, GOOD, REQUEST
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol import messages, refusals
 from server_app.federation import members
 from server_app.federation.foreign import LENGTH, listed, plain
 from server_app.federation.members import MOST_NAMES
@@ -58,7 +58,7 @@ def test_a_reply_makes_a_few_clean_lines_whatever_it_holds(kind, question, run_l
     groups = gathered({1: replying("A"), 2: second}, ("A", "B"), keys={})
     assert "A" in groups.send_catalogue(CATALOGUE)
     groups.send_targets(WEIGHTS)
-    answer = groups.ask(REQUEST.ask(asks.REWARDS))
+    answer = groups.ask(REQUEST.ask())
     assert answer.groups[0] == "A"
     np.testing.assert_array_equal(answer.each("js targets reward")[0], GOOD)
     lines = run_log()
@@ -86,5 +86,5 @@ def test_many_groups_that_are_missing_for_one_reason_are_one_line(run_log):
     groups = gathered({1: replying("A"), 2: many})
     groups.send_catalogue(CATALOGUE)
     groups.grid._grid.nodes[2] = failing(refusals.FAILED, "gone")
-    groups.ask(REQUEST.ask(asks.REWARDS))
+    groups.ask(REQUEST.ask())
     assert len(run_log()) == 2

@@ -157,7 +157,7 @@ def timed(monkeypatch):
 def ask(overlap, nodes):
     """Seconds that a message to those of these nodes takes that can be asked."""
     before, there = overlap._grid.now, overlap.online() - overlap.busy()
-    hello = messages.pack_hello("", "")
+    hello = messages.pack_hello("")
     overlap.send(messages.HELLO, {node: hello for node in nodes if node in there}, timeout=TIMEOUT)
     return overlap._grid.now - before
 

@@ -15,7 +15,6 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.sites import make_node_key
-from appa_flwr.protocol import asks
 from server_app.federation.group_keys import read_group_keys
 
 NAMES = ("A", "B of the north")
@@ -43,7 +42,7 @@ def meeting(folder, nodes, registered):
 
 
 def answered(groups):
-    return groups.ask(REQUEST.ask(asks.REWARDS)).groups
+    return groups.ask(REQUEST.ask()).groups
 
 
 def test_a_node_without_the_group_s_key_does_not_speak_for_it_even_where_the_group_s_own_is_gone(tmp_path, registered):

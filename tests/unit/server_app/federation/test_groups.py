@@ -3,6 +3,8 @@
 Axis letters: G groups, J answers.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fake_groups import GONE, WEIGHTS, failing, gathered, replying, scorer
@@ -33,19 +35,19 @@ def three(bad_node, *, min_groups=2):
 
 
 def rewards(groups, request=REQUEST, key=KEY):
-    answer = groups.ask(request.ask(asks.REWARDS))
+    answer = groups.ask(request.ask())
     return answer.rows(f"{' '.join(key)} reward", groups.names)
 
 
 def rows_of(*names, row=None):
     """A reply with these rows."""
-    size = 11  # three arrays of three answers, and two single numbers
+    size = 6  # two arrays of three answers
     filled = np.full((len(names), size), 0.5) if row is None else np.tile(row, (len(names), 1))
     return lambda message: Message(messages.pack_reply(names, filled), reply_to=message)
 
 
 BAD_NODES = {
-    "too few": answering("B", rows_of("B", row=np.ones(10))),
+    "too few": answering("B", rows_of("B", row=np.ones(5))),
     "none": answering("B", lambda message: Message(messages.pack_reply(["B"]), reply_to=message)),
     "NaN": scorer("B", [0.5, np.inf, 0.5]),
     "unknown": scorer("B", [0.5, np.nan, 0.5]),  # by its predictions a group knows every reward
@@ -77,7 +79,7 @@ def test_no_node_can_answer_for_a_group_that_lives_elsewhere():
 def test_on_the_truth_side_an_unknown_answer_is_no_fault():
     request = ScoreRequest(REQUEST.question_J, REQUEST.prediction_JK, ("js",), (asks.TRUTH_SIDE,))
     groups = three(scorer("B", [0.5, np.nan, 1.0], TRUTH_KEY), min_groups=1)
-    answer = groups.ask(request.ask(asks.REWARDS))
+    answer = groups.ask(request.ask())
     assert answer.rows("js truth known", groups.names)[1].tolist() == [1, 0, 1]
 
 
@@ -123,17 +125,17 @@ def test_the_same_request_is_asked_once(tmp_path):
         groups = gathered({1: node}, answers=tmp_path / "answers")
         groups.send_catalogue(CATALOGUE)
         for _ in range(2):
-            answer = groups.ask(REQUEST.ask(asks.REWARDS), meanwhile=lambda: computed.append(1))
+            answer = groups.ask(REQUEST.ask(), meanwhile=lambda: computed.append(1))
             np.testing.assert_array_equal(answer.each("js targets reward"), [GOOD])
     assert (len(node.asked), len(computed)) == (1, 4)
-    groups.ask(REQUEST.ask(asks.REWARDS, other=1))
+    groups.ask(replace(REQUEST, draw=1).ask())
     groups.send_targets(WEIGHTS)  # another world
-    groups.ask(REQUEST.ask(asks.REWARDS))
+    groups.ask(REQUEST.ask())
     assert len(node.asked) == 3
     for path in (tmp_path / "answers").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(UserError, match=r"answers/\w+\.npz: cannot be read"):
-        groups.ask(REQUEST.ask(asks.REWARDS))
+        groups.ask(REQUEST.ask())
 
 
 @pytest.mark.parametrize(

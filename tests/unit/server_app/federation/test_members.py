@@ -145,7 +145,7 @@ def test_a_node_that_came_too_early_is_not_forgotten():
 
 
 def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings):
-    code, asked = refusals.FEW_ANSWERS, []
+    code, asked = refusals.OTHER_CATALOGUE, []
     node = scorer("B")
 
     def answer(message):

@@ -19,11 +19,11 @@ from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
-from server_app.federation.ask import LostSum, TooFew
+from server_app.federation.ask import TooFew
 from server_app.federation.reward_rule import RewardRule
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
-from server_app.policy.strategy import TRIES, AppaStrategy, QuestionOrder, next_questions
+from server_app.policy.strategy import AppaStrategy, QuestionOrder, next_questions
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
@@ -186,30 +186,6 @@ def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
     assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
-
-
-@pytest.mark.parametrize("times", [1, TRIES])
-def test_rollouts_whose_sum_is_lost_are_followed_by_those_of_the_next_questions(times, monkeypatch):
-    order = QuestionOrder(np.array([0, 1, 3]), seed=1)
-    strategy, groups, engine, lines = build(order=order)
-    ask, lost = groups.ask, []
-
-    def half_opened(*given, **keys):
-        if len(lost) < times:
-            lost.append(given)
-            raise LostSum("B stays away")
-        return ask(*given, **keys)
-
-    monkeypatch.setattr(groups, "ask", half_opened)
-    if times == TRIES:
-        with pytest.raises(LostSum):
-            run(strategy, groups, 1)
-        assert not engine.scores
-        return
-    run(strategy, groups, 1)
-    again = QuestionOrder(np.array([0, 1, 3]), seed=1)
-    assert [[q for (q,) in prompts] for prompts in engine.prompts] == [again.take(5).tolist() for _ in range(2)]
-    assert (len(engine.scores), [line.iteration for line in lines], order.num_taken) == (1, [1], 10)
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():

@@ -13,8 +13,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import UPDATE, VALIDATION, Number, flatten
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
-from server_app.federation.ask import LostSum, Replies
-from server_app.predictor.pretraining import TRIES, pretrain
+from server_app.federation.ask import Replies
+from server_app.predictor.pretraining import pretrain
 
 STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round
 COUNTS = (30, 10)
@@ -26,18 +26,15 @@ class Training:
 
     Attributes:
         asked: every request for numbers.
-        lost: requests, counted from the first, whose sums are lost.
     """
 
-    def __init__(self, steps_G, counts_G, errors_G, *, plain, lost):
-        self.plain, self.lost, self.asked = plain, lost, []
+    def __init__(self, steps_G, counts_G, errors_G):
+        self.asked = []
         self.names = tuple("ABCDE"[: len(steps_G)])
         self._steps_G, self._counts_G, self._errors_G = steps_G, counts_G, errors_G
 
     def ask(self, ask):
         self.asked.append(ask)
-        if len(self.asked) <= self.lost:
-            raise LostSum("B stays away")
         one = Number((1,), -np.inf, np.inf)
         if ask.kind == UPDATE:
             shape = ask.array("weights", np.float32, axes=1).shape
@@ -53,27 +50,25 @@ class Training:
                 {"answers": [n], "error": n * np.array([*error_V, *[0.7] * size][:size])}
                 for n, error_V in self._errors_G
             ]
-        data = np.stack([flatten(row, numbers) for row in rows])
-        return Replies(self.names, numbers, data if self.plain else data.sum(0), "")
+        return Replies(self.names, numbers, np.stack([flatten(row, numbers) for row in rows]))
 
 
 def record(**arrays):
     return ArrayRecord({name: Array(np.array(array, np.float32)) for name, array in arrays.items()})
 
 
-def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, plain=True, lost=0, **changes):
+def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, **changes):
     """What weights at 0 become, the mean losses of the rounds, and the groups' requests."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in {"rounds": 2, **changes}.items()}
-    config = Config.load({"run.sums": "plain" if plain else "secure", **keys})
-    groups = Training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G), plain=plain, lost=lost)
+    config = Config.load(keys)
+    groups = Training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
     start = start or record(w=np.zeros(len(steps_G[0])))
     weights, losses = pretrain(groups, config, start, progress=lambda *_: None)
     return weights, losses, groups.asked
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_groups_weigh_as_many_answers_as_they_trained_on(plain):
-    weights, losses, asked = pretrained(plain=plain)
+def test_groups_weigh_as_many_answers_as_they_trained_on():
+    weights, losses, asked = pretrained()
     mean = [0.0, -0.34375]  # (30 x .25 - 10 x .75) / 40 and (-30 x .5 + 10 x .125) / 40
     np.testing.assert_allclose(asked[1].arrays["weights"], mean, rtol=1e-6)
     np.testing.assert_allclose(weights["w"].numpy(), [0.0, -0.6875], rtol=1e-6)
@@ -135,23 +130,13 @@ def test_how_much_a_view_counts_is_no_group_s_to_change():
 def test_groups_without_an_answer_are_left_out_and_one_must_have_some():
     weights, *_ = pretrained(rounds=1, counts_G=(0, 10))
     np.testing.assert_allclose(weights["w"].numpy(), STEPS[1])
-    for plain in (True, False):
-        with pytest.raises(UserError, match="round 1: no group trained"):
-            pretrained(counts_G=(0, 0), plain=plain)
-
-
-def test_a_round_whose_sum_is_lost_is_asked_anew():
-    weights, _, asked = pretrained(plain=False, lost=TRIES - 1, rounds=1)
-    np.testing.assert_allclose(weights["w"].numpy(), [0.0, -0.34375], rtol=1e-6)
-    assert len({ask.digest for ask in asked[:TRIES]}) == TRIES  # a group masks a request once
-    with pytest.raises(LostSum):
-        pretrained(plain=False, lost=TRIES, rounds=1)
+    with pytest.raises(UserError, match="round 1: no group trained"):
+        pretrained(counts_G=(0, 0))
 
 
 SAME = [(20, [0.1] * 7), (10, [0.4] * 7)]
 
 
-@pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize(
     ("errors_G", "shares"),
     [
@@ -162,9 +147,9 @@ SAME = [(20, [0.1] * 7), (10, [0.4] * 7)]
         ([(0, ()), (0, ())], [0.25, 0.25]),  # nobody has answers to say
     ],
 )
-def test_the_kept_weights_say_how_much_each_view_counts(errors_G, shares, plain):
+def test_the_kept_weights_say_how_much_each_view_counts(errors_G, shares):
     start = record(**{"w": [0, 0], SHARES_KEY: [0.25, 0.25]})
-    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, errors_G=errors_G, start=start, plain=plain)
+    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, errors_G=errors_G, start=start)
     chosen = weights[SHARES_KEY].numpy()
     assert (chosen.dtype, chosen.tolist()) == (np.float32, shares)
     assert weights["w"].numpy().tolist() == [2, 2]

@@ -29,9 +29,9 @@ def listening(folder: Path | None, *, port: int = 0, ahead: float = 0.0, tells: 
 
     with HTTPServer(("127.0.0.1", port), Answer) as server:
         if folder is not None:
-            secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            secured.load_cert_chain(folder / "server.crt", folder / "server.key")
-            server.socket = secured.wrap_socket(server.socket, server_side=True)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(folder / "server.crt", folder / "server.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

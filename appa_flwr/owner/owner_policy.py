@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.errors import UserError
 
 OWNER_POLICY_VARIABLE = "APPA_POLICY"
 """Environment variable with the policy's path, for `appa_flwr.owner.guard`, which starts before messages are read."""
@@ -50,18 +50,6 @@ class OwnerPolicy(BaseModel):
 SIMULATION = OwnerPolicy(may_leave=list(get_args(Leaving)))
 """Policy of a simulation: everything may leave."""
 
-GONE = (
-    "least-answers",
-    "training-replies",
-    "scores-per-question",
-    "least-cohort",
-    "cohort-changes",
-    "roster",
-    "least-temperature",
-    "own-score",
-)
-"""Keys of earlier versions, whose limits did not hold against a server that lies."""
-
 
 def read_owner_policy(path: Path) -> OwnerPolicy:
     """Read the owner's file; raises UserError if it cannot be read, or if a key is unknown or has a wrong value."""
@@ -71,10 +59,11 @@ def read_owner_policy(path: Path) -> OwnerPolicy:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{path}: is not a TOML file ({error})") from None
-    if gone := [key for key in GONE if key in values]:
-        raise UserError(f"{path}: {', '.join(gone)}: no such key any more, since it did not protect; remove the line")
-    if unknown := values.keys() - described().keys():
-        raise UserError(f"{path}: {unknown_name('key', min(unknown), valid=described())}")
+    if unknown := sorted(values.keys() - described().keys()):
+        raise UserError(
+            f"{path}: {', '.join(unknown)}: an owner's policy has the keys {', '.join(described())} alone; limits of "
+            "earlier versions are gone, since they did not protect: remove the lines"
+        )
     try:
         return OwnerPolicy.model_validate(values)
     except ValidationError as error:

@@ -2,18 +2,26 @@
 
 import json
 import math
+from typing import get_args
 
 import families
+import pandas as pd
 import pytest
 import torch
+from in_process import InProcessGrid, deployed
 from pretended_cuda import pretended_cuda
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
-from whole_loop import SMALL, Killed, lines_of, read_every_answer, run_of
+from whole_loop import SMALL, InLine, Killed, lines_of, looped, read_every_answer, run_of, run_server
 
 from appa_flwr.config import Config
+from appa_flwr.owner.owner_policy import Leaving
 from appa_flwr.run.records import TRIVIAL_BASELINES
+from appa_flwr.survey import store
+from appa_flwr.survey.generate import generate
+from appa_flwr.survey.store import write_split
 from server_app import evaluation
+from server_app import run as server
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import build_catalogue
 
@@ -101,3 +109,31 @@ def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatc
     assert all(tensor.any() for tensor in saved.values())
 
     assert AutoTokenizer.from_pretrained(folder / "policy").pad_token == families.FAMILIES[name].pad
+
+
+def numbers_of(folder):
+    """Everything that a run measured, without the seconds that it took."""
+    lines = [{**line, "seconds": None} for line in lines_of(folder)]
+    return lines, json.loads((folder / "summary.json").read_text()), pd.read_parquet(folder / "scores.parquet")
+
+
+def test_a_deployment_gives_the_simulation_s_numbers_digit_for_digit(tmp_path, monkeypatch):
+    """Nodes with a file each whose owners allow everything, and a simulation of the same groups in the same order."""
+    read_every_answer(monkeypatch)
+    keys = {**SMALL, "policy.prompt-style": "compact", "eval.ceilings": True, "run.output-dir": str(tmp_path / "runs")}
+    survey = generate(num_questions=80, num_groups=3, seed=5)
+    store.write(survey, whole := tmp_path / "whole.jsonl")
+    written = write_split(survey, tmp_path / "split")
+    keys["groups"] = "; ".join(survey.groups)
+    simulation = Config.load({**keys, "survey": str(whole), "run-name": "simulated"})
+    deployment = Config.load({**keys, "survey": str(written.questions), "run-name": "deployed"})
+    looped(simulation, 2)
+    everything = f"may-leave = {json.dumps(get_args(Leaving))}"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server, "ThreadPoolExecutor", InLine)
+        patched.setattr(server.report, "build", lambda path: path / "report.html")
+        run_server(InProcessGrid(deployed(deployment, written.groups, owner_policy=everything)), deployment)
+    ours, theirs = (numbers_of(config.run_folder) for config in (deployment, simulation))
+    assert ours[:2] == theirs[:2]
+    assert len({line["reward"] for line in ours[0]}) == SMALL["ppo.num-iterations"]
+    pd.testing.assert_frame_equal(ours[2], theirs[2], check_exact=True)

@@ -143,7 +143,7 @@ OTHERS = [
     ("group check nowhere.jsonl --questions two.jsonl", "nowhere.jsonl: cannot be read"),
     ("group check two.jsonl --questions one.jsonl", "one.jsonl: North has answered none .*public file"),
     ("group check two.jsonl --questions reworded.jsonl", "North has answered none .*text or options of .* differ"),
-    ("group check two.jsonl --questions two.jsonl --policy old.policy", "old.policy: least-answers: no such key"),
+    ("group check two.jsonl --questions two.jsonl --policy old.policy", "old.policy: least-answers: an owner's policy"),
     ("group audit nowhere.sqlite", "nowhere.sqlite: there is no ledger"),
     ("group audit token", "token: the ledger cannot be used"),
     ("group bundle .", "is no checkout"),

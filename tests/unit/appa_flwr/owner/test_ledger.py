@@ -30,7 +30,7 @@ def test_releases_come_back_in_their_order_from_a_file_that_nobody_else_can_read
 def test_a_ledger_of_an_earlier_version_can_be_read_and_nothing_leaves_until_it_is_moved_away(ledger):
     with closing(sqlite3.connect(ledger.path)) as file, file:
         columns = "time real, run text, kind text, groups text, numbers integer, sha256 text, refused text"
-        file.execute(f"create table release ({columns}, cohort text not null)")
+        file.execute(f"create table release ({columns}, more text not null)")
         file.execute("insert into release values (1.5, '7', 'rewards', 'Avaria', 24, 'ab', '', 'A; B; C')")
     assert ledger.releases() == [release()]
     with pytest.raises(UserError, match=r"a\.sqlite: the ledger cannot be used .*; move the file away"):

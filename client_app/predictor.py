@@ -29,18 +29,19 @@ Weights = npt.NDArray[np.float32]
 
 
 def train(
-    config: Config, weight_P: Weights, data: GroupData, public: Catalogue, *, round_number: int
+    config: Config, weight_P: Weights, data: GroupData, public: Catalogue, *, round_number: int, proximal: float = 0.0
 ) -> tuple[Weights, float]:
     """Train a copy of the server's joined weights (P,) on a group's answers, at least one.
 
-    `round_number`, from 1 on, decides the step size. Round, run seed and group decide the episodes. Returns the
-    weights (P,) after training, and the mean loss over the steps.
+    `round_number`, from 1 on, decides the step size; `proximal` is the mu of FedProx. Round, run seed and group decide
+    the episodes. Returns the weights (P,) after training, and the mean loss over the steps.
     """
     torch.set_num_threads(1)
     settings, model = config.pluralllm, _model(config, weight_P)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number)
     generator = torch.Generator().manual_seed(seed)
-    loss = local_update(model, data, public, settings, round_number=round_number, generator=generator)
+    own = {"round_number": round_number, "proximal": proximal, "generator": generator}
+    loss = local_update(model, data, public, settings, **own)
     return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from flwr.serverapp import Grid
 
 from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
@@ -36,9 +35,8 @@ from pluralllm.data import GroupData, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.prediction import Predictor
 from pluralllm.scores import NEAREST, UNIFORM, nearest_question
-from server_app.federation.ask import Replies
-from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
+from server_app.federation.replies import Replies
 from server_app.predictor.pretraining import initial_weights, pretrain
 
 SETTINGS, PAPER = (
@@ -115,18 +113,29 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     return Problem(public, parts)
 
 
-class LocalGroups(Groups):
-    """Groups whose numbers are a function of the request and the group's name."""
+@dataclass
+class LocalGroups:
+    """Groups whose numbers are a function of the request and the group's name; the place of `Groups` in pretraining."""
 
-    def __init__(self, config: Config, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, Any]]) -> None:
-        super().__init__(OverlapGrid(cast(Grid, None)), config)
-        self.names, self._numbers = tuple(names), numbers
+    names: Sequence[str]
+    numbers: Callable[[Ask, str], Mapping[str, Any]]
 
-    def ask(self, ask: Ask, **_: object) -> Replies:
-        """See `Groups.ask`."""
-        rows = [self._numbers(ask, name) for name in self.names]
+    @property
+    def grid(self) -> "LocalGroups":
+        """A grid that sends nothing."""
+        return self
+
+    def send_and_receive(self, messages: Sequence[Message], *, timeout: float) -> Sequence[Message]:
+        """See Grid."""
+        return []
+
+    def request(self, ask: Ask) -> SimpleNamespace:
+        """See `Groups.request`."""
+        rows = [self.numbers(ask, name) for name in self.names]
         shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
-        return Replies(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]))
+        replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))
+        metadata = Metadata(0, "", 0, 0, "", "", 0.0, 1.0, ask.kind)
+        return SimpleNamespace(messages=[Message(RecordDict(), metadata=metadata)], read=lambda _: replies)
 
 
 def train(problem: Problem, config: Config) -> Predictor:
@@ -139,13 +148,13 @@ def train(problem: Problem, config: Config) -> Predictor:
             ours = predictor.load(config, weight_P, problem.public)
             error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
             return {"answers": [len(held_out)], "error": error_V}
-        number = ask.count("round")
-        after_P, loss = predictor.train(config, weight_P, data, problem.public, round_number=number)
+        own = {"round_number": ask.count("round"), "proximal": ask.number("proximal", most=1.0)}
+        after_P, loss = predictor.train(config, weight_P, data, problem.public, **own)
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 
-    groups = LocalGroups(config, [*pairs], numbers)
-    weights, _ = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
+    groups = LocalGroups([*pairs], numbers)
+    weights, _ = pretrain(cast(Groups, groups), config, initial_weights(config), progress=lambda *_: None)
     return predictor.load(config, join_weights(weights), problem.public)
 
 

@@ -18,6 +18,7 @@ from pluralllm.residual import SHARES, ExactResidual, Shares
 # Protects the weights from one odd episode. Gradients of attention are well below this norm. Gradients of a residual's
 # kernel exceed it at first, which does no harm, since Adam does not depend on their length.
 MAX_GRADIENT_NORM = 1.0
+ADAPTIVE_STRATEGIES = ("fedadam", "fedyogi")  # have an optimizer on the server
 WARM_UP_STEPS = 5
 FALLING_SHARE = 1 / 3
 # range of context sizes of "residual": it can be conditioned on any number of answers, but larger steps cost too much
@@ -98,12 +99,14 @@ def local_update(
     settings: PluralLLMSection,
     *,
     round_number: int,
+    proximal: float = 0.0,
     generator: torch.Generator,
 ) -> float:
     """Train `model` in place on one group's answers, as one client does in federated round `round_number` (from 1).
 
     The model holds the server's weights on entry, the client's weights on return. The optimizer is always new, since
-    clients keep no state.
+    clients keep no state: Adam, whose step falls over the rounds, or SGD under a strategy with an optimizer on the
+    server. `proximal` is the mu of FedProx, whose term mu / 2 |w - w_server|^2 is added to the loss.
 
     Returns:
         Mean loss over the steps.
@@ -112,8 +115,11 @@ def local_update(
         UserError: the group has no answers.
     """
     parameters = list(model.parameters())
-    learning_rate = settings.learning_rate * step_size_factor(round_number - 1, settings.rounds)
-    update = torch.optim.Adam(parameters, lr=learning_rate)
+    update: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=settings.learning_rate)
+    if settings.strategy not in ADAPTIVE_STRATEGIES:
+        learning_rate = settings.learning_rate * step_size_factor(round_number - 1, settings.rounds)
+        update = torch.optim.Adam(parameters, lr=learning_rate)
+    anchor = [parameter.detach().clone() for parameter in parameters]
     model.train()
     total = 0.0
     for _ in range(settings.local_steps):
@@ -122,6 +128,9 @@ def local_update(
         update.zero_grad(set_to_none=True)
         torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        for parameter, before in zip(parameters, anchor, strict=True) if proximal else ():
+            if parameter.grad is not None:  # the gradient of the proximal term
+                parameter.grad += proximal * (parameter.detach() - before)
         update.step()
         total += float(value.detach())
     return total / settings.local_steps

@@ -1,6 +1,8 @@
 """The server's side: the policy, SFT, rollouts, PPO, strategies and checkpoints."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def quiet(*, bars: bool = False) -> None:
@@ -14,3 +16,15 @@ def quiet(*, bars: bool = False) -> None:
     transformers.utils.logging.set_verbosity_error()
     if not bars:
         transformers.utils.logging.disable_progress_bar()
+
+
+@contextmanager
+def flower_quiet() -> Iterator[None]:
+    """Silence Flower's informational log lines."""
+    flower = logging.getLogger("flwr")
+    level = flower.level
+    flower.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        flower.setLevel(level)

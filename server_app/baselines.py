@@ -50,7 +50,7 @@ def _no_ceilings(run: RunInputs) -> str | None:
     """Text for the log: why there are no ceilings; None if there are."""
     if not run.config.eval.ceilings:
         return ""
-    if withheld := ", ".join(run.groups.without("predictions")):
+    if withheld := ", ".join(run.groups.members.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
     return None
 
@@ -83,7 +83,7 @@ def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, o
 
 def _mean_answers(run: RunInputs) -> FloatArray | None:
     """The groups' mean answers (Q, K); None if an owner lets none leave, or too few groups reply."""
-    if run.groups.without(ANSWERS):
+    if run.groups.members.without(ANSWERS):
         return None
     try:
         return run.groups.ask(Ask(ANSWERS)).mean("votes")

@@ -1,6 +1,7 @@
 """Checkpoint from which a run is resumed in PPO: its state after an iteration."""
 
 import io
+import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
+from server_app.policy.ppo import PPOEngine
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +22,7 @@ class Checkpoint:
     iteration: int
     questions: int  # taken for rollouts, including rollouts that got no reward
     rule: Mapping[str, Any]  # from `RewardRule.saved`
-    engine: Mapping[str, Any]  # from `PPOEngine.state`
+    engine: Mapping[str, Any]  # from `state_of`
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -40,3 +42,37 @@ def load(path: Path) -> Checkpoint | None:
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path}: cannot be read ({reason}); without it the run resumes before PPO") from None
+
+
+def state_of(engine: PPOEngine) -> dict[str, Any]:
+    """State from which another engine on the same models can continue; see `restore`."""
+    return {
+        "policy": [p.detach() for p in engine.models.policy_parameters],
+        "value": [p.detach() for p in engine.models.value_parameters],
+        "optimizer": engine.optimizer.state_dict(),
+        "schedule": engine.schedule.state_dict(),
+        "device": engine.generator.device.type,
+        "generator": engine.generator.get_state(),
+        "shuffle": json.dumps(engine.shuffle.bit_generator.state),
+    }
+
+
+def restore(engine: PPOEngine, state: Mapping[str, Any]) -> None:
+    """Restore a result of `state_of`, with tensors on any device.
+
+    Raises:
+        ValueError: the state was written on another kind of device, whose random numbers differ.
+        RuntimeError: the parameters do not fit these models.
+    """
+    here, there = engine.generator.device.type, state["device"]
+    if here != there:
+        raise ValueError(f"it was written on a {there} device, this machine has {here}; resume on a {there} device")
+    trained = {"policy": engine.models.policy_parameters, "value": engine.models.value_parameters}
+    with torch.no_grad():
+        for name, parameters in trained.items():
+            for parameter, saved in zip(parameters, state[name], strict=True):
+                parameter.view(saved.shape).copy_(saved)  # no broadcast
+    engine.optimizer.load_state_dict(state["optimizer"])
+    engine.schedule.load_state_dict(state["schedule"])
+    engine.generator.set_state(state["generator"].cpu())
+    engine.shuffle.bit_generator.state = json.loads(state["shuffle"])

@@ -10,15 +10,17 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel
 
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
+from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
-from appa_flwr.core.arrays import FloatArray, IntArray
-from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
-from appa_flwr.run.records import RuleRound, SummaryRow
+from appa_flwr.run.records import CurvePoint, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.scores import scores
+from server_app.federation.replies import Replies
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
@@ -105,13 +107,57 @@ def round_in_words(line: RuleRound, *more: str) -> str:
     return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
 
 
+def scores(
+    replies: Replies, request: ScoreRequest, names: Sequence[str]
+) -> dict[tuple[str, str], tuple[ScoreRecord, FloatArray]]:
+    """(metric, side) -> scores of answers by the groups `names`, from their replies to the request.
+
+    Returns:
+        The scores, NaN where unknown; and every group's rewards (G, J), NaN where a group has none.
+    """
+    result = {}
+    for metric, side in request.keys:
+        reward_GJ = replies.rows(f"{metric} {side} reward", names)
+        reward_GJ = np.where(replies.rows(f"{metric} {side} known", names) == 1.0, reward_GJ, np.nan)
+        result[metric, side] = _record(reward_GJ, request.readable_J, names), reward_GJ
+    return result
+
+
+def _record(reward_GJ: FloatArray, readable_J: BoolArray, names: Sequence[str]) -> ScoreRecord:
+    def fairness(used_J: BoolArray) -> float:
+        return fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE)
+
+    avg_as, min_as, per_group = math.nan, math.nan, dict.fromkeys(names, math.nan)
+    if not np.isnan(reward_GJ).all():
+        scored = alignment_scores(reward_GJ)
+        avg_as, min_as = scored.avg_as, scored.min_as
+        per_group = dict(zip(names, scored.per_group_G.tolist(), strict=True))
+    return ScoreRecord(
+        fi=fairness(np.ones_like(readable_J)),
+        avg_as=avg_as,
+        min_as=min_as,
+        per_group=per_group,
+        fi_readable=fairness(readable_J) if readable_J.any() else math.nan,
+    )
+
+
+def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) -> dict[str, CurvePoint]:
+    """Kind of target -> FI, Avg AS and Min AS of answers to held-out questions during PPO; only known scores."""
+    known = {SIDES[side]: record for (_, side), (record, _) in scores(replies, request, names).items()}
+    return {
+        against: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)
+        for against, record in known.items()
+        if not math.isnan(record.avg_as)
+    }
+
+
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> list[SummaryRow]:
     """Let the groups score one method's answers to the held-out questions, and return a row for each metric.
 
     The single scores behind the rows' means are added to the run's scores.parquet.
     """
     request = answers.request(metrics, sides=tuple(SIDES))
-    scored = scores(run.groups, request)
+    scored = scores(run.groups.ask(request.ask()), request, run.groups.names)
     written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
     pairs, rows = [], []

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from flwr.app import ArrayRecord
+
 from appa_flwr import report
 from appa_flwr.analysis.rules import State
 from appa_flwr.config import Config
@@ -18,15 +20,15 @@ from appa_flwr.run.records import PPO, Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import CHECKPOINT_FILE, CONFIG_FILE, METRICS, POLICY, WEIGHTS_FILE, rule_folder
 from server_app import checkpoint as checkpoints
-from server_app import evaluation
+from server_app import evaluation, flower_quiet
 from server_app.checkpoint import Checkpoint
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
 from server_app.policy.models import PolicyModels
 from server_app.policy.ppo import PPOEngine
-from server_app.policy.strategy import AppaStrategy, QuestionOrder
 from server_app.run_folder import RunFolder
+from server_app.strategy import AppaStrategy, QuestionOrder
 
 CHECKPOINT_EVERY = 10  # iterations
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
@@ -103,7 +105,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     done, state = 0, rule.first()
     if (checkpoint := checkpoints.load(path)) is not None:
         try:
-            engine.restore(checkpoint.engine)
+            checkpoints.restore(engine, checkpoint.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
         order.take(checkpoint.questions)
@@ -118,20 +120,10 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
-            checkpoints.save(path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), engine.state()))
+            checkpoints.save(
+                path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), checkpoints.state_of(engine))
+            )
 
-    strategy = AppaStrategy(
-        run.groups,
-        engine,
-        rule,
-        config,
-        base=inputs.base,
-        catalogue=run.catalogue,
-        prompts=inputs.prompts,
-        order=order,
-        num_iterations=iterations,
-        finished=keep,
-        done=done,
-        state=state,
-    )
-    strategy.start(num_rounds=iterations - done)
+    strategy = AppaStrategy(run, inputs, engine, rule, order, iterations, keep, done, state)
+    with flower_quiet():  # Flower's lines count a resumed run's rounds from 1
+        strategy.start(run.groups.grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.run.reply_timeout)

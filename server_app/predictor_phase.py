@@ -17,8 +17,8 @@ from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from pluralllm.scores import COUNT, PREDICTORS, summed
-from server_app.federation.ask import TooFew
 from server_app.federation.groups import Groups
+from server_app.federation.replies import TooFew
 from server_app.inputs import RunInputs
 from server_app.predictor.checkpoint import load, new_card, save, write_card
 from server_app.predictor.pretraining import pretrain

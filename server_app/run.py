@@ -11,6 +11,7 @@ PPO's checkpoint.
 """
 
 import gc
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -65,7 +66,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     start = initial_weights(config)  # before other threads start, since it draws from torch's global generator
     file = config.pluralllm.checkpoint
     checkpoint = load(Path(file), config, run.catalogue, start) if file else None
-    answered = join(run)
+    # A deployment must name its groups; in a simulation they are the survey's.
+    answered = join(run, config.group_names or (sorted(survey.groups) if grid.simulated else ()))
     if config.run.phases in WITHOUT_POLICY:
         predictor_phase.train(run, start, checkpoint, answered)
     else:
@@ -94,17 +96,17 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # a serving run can be resumed
 
 
-def join(run: RunInputs) -> dict[str, int]:
-    """Greet the groups and send the catalogue; return how many training questions each group has answered."""
+def join(run: RunInputs, expected: Sequence[str]) -> dict[str, int]:
+    """Greet the expected groups and send the catalogue; return how many training questions each has answered."""
     config, groups, catalogue = run.config, run.groups, run.catalogue
     phase = run.folder.phase("join")
-    groups.gather(config.group_names, patience=config.run.reply_timeout)
+    groups.members.gather(expected, patience=config.run.reply_timeout)
     answered = groups.send_catalogue(catalogue)
     questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
     if others := int(catalogue.unanswered_Q.sum()):
         questions += f", {others} that nobody answered"
     answers = ", ".join(f"{name} {count}" for name, count in answered.items())
-    if withheld := ", ".join(groups.without("truth")):
+    if withheld := ", ".join(groups.members.without("truth")):
         answers += f"; no scores against survey answers from {withheld}"
     phase.step(1, 1, f"{questions}; answers by group: {answers}")
     return answered

@@ -20,7 +20,7 @@ from appa_flwr.protocol import asks
 from appa_flwr.run.run_files import SERVED
 from appa_flwr.run.served import read_runs
 from client_app.numbers import score
-from server_app.federation.ask import Replies, TooFew
+from server_app.federation.replies import Replies, TooFew
 from server_app.run_folder import RunFolder
 from server_app.serve import app
 from server_app.serve.rounds import Item, Rounds, ScoreRequest

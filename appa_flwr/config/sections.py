@@ -228,6 +228,7 @@ class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
     ceilings: bool = key(True, "compute the best shared answers, for which the groups send their predictions")
+    every: int = key(0, "iterations of PPO between two scores of the policy on held-out questions; 0 = none", ge=0)
 
 
 class ServeSection(Section):

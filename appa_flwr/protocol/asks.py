@@ -41,6 +41,9 @@ LARGEST_ERROR = math.log(2) ** 0.5
 LARGEST_STEP, LARGEST_LOSS = 16.0, 64.0
 """Largest change of one of PluralLLM's weights in a training round, and largest loss."""
 
+SUM_TOLERANCE = 1e-4
+"""By which the shares of a vote may miss the sum 1: predictions are computed in float32."""
+
 MOST_MEASURES = 1000
 """Most measures of a validation, or of PluralLLM's scores; the server sets their number."""
 
@@ -96,6 +99,13 @@ class Ask:
         value = int(self.setting(name, int))
         if not least <= value <= most:
             raise ValueError(f"{name} must be between {least} and {most}")
+        return value
+
+    def number(self, name: str, *, most: float) -> float:
+        """Return a setting; raises ValueError if it is missing or not a float from 0 to `most`."""
+        value = float(self.setting(name, float))
+        if not 0.0 <= value <= most:
+            raise ValueError(f"{name} must be between 0 and {most}")
         return value
 
     def array(self, name: str, dtype: type[_Scalar], *, axes: int) -> npt.NDArray[_Scalar]:
@@ -214,6 +224,33 @@ def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArr
         name: part.reshape(*flat.shape[:-1], *number.shape)
         for part, (name, number) in zip(parts, numbers.items(), strict=True)
     }
+
+
+def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue) -> str | None:
+    """Fault in a group's row of numbers (N,), in words; None if the row can be used."""
+    numbers, option_QK = numbers_of(ask, catalogue), catalogue.option_QK
+    try:
+        own = split(row_N, numbers)
+        flatten(own, numbers)
+    except ValueError as error:
+        return str(error)
+    if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
+        vote_QK, size_Q = own["votes"], option_QK.sum(1)
+        shares_Q = np.isclose(vote_QK.sum(1), 1.0, atol=SUM_TOLERANCE)
+        places_QK = np.arange(option_QK.shape[1], 0, -1) - (option_QK.shape[1] - size_Q)[:, None]
+        ranks_Q = (-np.sort(-vote_QK) == np.maximum(places_QK, 0)).all(1)
+        fits = (ranks_Q.all() and ask.kind == VOTES) or shares_Q.all()
+        return None if fits and not vote_QK[~option_QK].any() else "votes that are neither shares nor ranks"
+    if ask.kind != REWARDS:
+        return None
+    request = ScoreRequest.of(ask)
+    for metric, side in request.keys:
+        reward_J, known_J = own[f"{metric} {side} reward"], own[f"{metric} {side} known"]
+        if (reward_J[~request.readable_J] > 0).any():
+            return f"{metric} rewards above 0 for answers that nobody can read"
+        if not np.isin(known_J, (0.0, 1.0)).all() or (side == TARGET_SIDE and not known_J.all()):
+            return f"{metric} rewards that are not known"
+    return None
 
 
 def world_of(config: Config, catalogue: str, targets: str) -> str:

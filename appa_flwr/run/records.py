@@ -109,8 +109,21 @@ class RuleRound(Record):
     missing_groups: tuple[str, ...]
 
 
+class CurvePoint(Record):
+    """Scores of the policy's answers to held-out questions after an iteration, by the training metric, in [0, 1]."""
+
+    fi: float
+    avg_as: float
+    min_as: float
+
+
 class Iteration(RuleRound):
-    """A line of metrics.jsonl: one PPO iteration; numbers are means over rollouts, `seconds` those of each part."""
+    """A line of metrics.jsonl: one PPO iteration; numbers are means over rollouts.
+
+    Attributes:
+        seconds: duration of each part.
+        held_out: kind of target -> scores every `eval.every` iterations, else empty.
+    """
 
     num_iterations: int
     policy_loss: float
@@ -121,6 +134,7 @@ class Iteration(RuleRound):
     entropy: float
     response_length: float
     seconds: dict[str, float]
+    held_out: dict[str, CurvePoint] = {}
 
 
 class ServedRound(RuleRound):

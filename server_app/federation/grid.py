@@ -6,15 +6,15 @@ timeout in every call.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
 
 import httpx
-from flwr.app import Error, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.protocol.refusals import FAILED
@@ -28,9 +28,6 @@ LATE_SECONDS = 5.0
 LATE_TTL = 60.0
 """Lifetime of a message to a late node, in seconds. The node gets no other message meanwhile, so none pile up."""
 
-Meanwhile = Callable[[], None] | None
-"""Work of the server to run while the nodes work."""
-
 log = logging.getLogger("appa.server")
 
 
@@ -38,55 +35,83 @@ class SuperLinkLost(Exception):
     """Flower's SuperLink refuses requests or cannot be reached."""
 
 
-class OverlapGrid:
-    """Sends through Flower's Grid, and waits with short, growing pauses.
+class OverlapGrid(Grid):
+    """A Grid that sends at once and waits, with short and growing pauses, when the replies are read.
 
     A node that has not answered in time is late until it answers. Waits for late nodes end soon after other replies.
+
+    Attributes:
+        simulated: True if the nodes are Flower's simulation; they are never late, and only the timeout limits a wait.
+        seconds_waited: time that the server spent idle in waits, added up until the caller sets it to 0.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.simulated = isinstance(grid, InMemoryGrid)  # its nodes are never late; only the timeout limits a wait
-        self.seconds_waited = 0.0  # that the server spent idle in waits, added up until the caller sets them to 0
+        self.simulated = isinstance(grid, InMemoryGrid)
+        self.seconds_waited = 0.0
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
-    def online(self) -> frozenset[int]:
-        """All nodes that are online according to Flower."""
+    def set_run(self, run: Run) -> None:
+        """See Grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """See Grid."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str = "", ttl: float | None = None
+    ) -> Message:
+        """See Grid; a message to a late node lives for `LATE_TTL`."""
+        if dst_node_id in self._late:
+            ttl = LATE_TTL
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """See Grid."""
         with _superlink():
             return frozenset(self._grid.get_node_ids())
-
-    def busy(self) -> frozenset[int]:
-        """Late nodes that still have a message to answer, and must not get another."""
-        for node, (key, _) in list(self._late.items()):
-            self._note_answers(self._pull([key], {key: node}))
-        now = time.monotonic()
-        return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""
         with _superlink():
             return self._grid.get_nodes()
 
-    def send(
-        self, kind: str, contents: Mapping[int, RecordDict], *, timeout: float, meanwhile: Meanwhile = None
-    ) -> dict[int, RecordDict | Error]:
-        """Push a message to each node, run `meanwhile`, then pull until all replies have arrived or time is up.
-
-        `timeout` is the longest wait for a reply, in seconds from the push. Returns the replies by the node that was
-        asked, in order of arrival. The sender named in a reply is ignored.
-        """
-        outgoing = [
-            self._grid.create_message(content, kind, node, "", LATE_TTL if node in self._late else None)
-            for node, content in contents.items()
-        ]
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See Grid."""
         with _superlink():
-            keys = self._grid.push_messages(outgoing) if outgoing else ()
-        silent = {key: node for key, node in zip(keys, contents, strict=False) if key}
-        started = time.monotonic()
-        if meanwhile is not None:
-            meanwhile()
+            return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See Grid."""
+        with _superlink():
+            return self._grid.pull_messages(message_ids)
+
+    def late(self) -> frozenset[int]:
+        """Late nodes that still have a message to answer, and must not get another."""
+        for node, (key, _) in list(self._late.items()):
+            for reply in self._pull([key], {key: node}).values():
+                self._note_answers({node: reply})
+        now = time.monotonic()
+        return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push the messages at once; the result waits for the replies when it is read.
+
+        `timeout` is the longest wait for a reply, in seconds from the push; None = no limit. The replies are in order
+        of arrival. Each is rebuilt as a reply to the message that was sent, since the node itself writes the sender.
+        """
+        sent = list(messages)
+        keys = self.push_messages(sent) if sent else ()
+        silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
+        return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
+
+    def _replies(self, sent: Mapping[str, Message], started: float, timeout: float) -> Iterator[Message]:
+        """Pull until all replies have arrived or time is up."""
+        silent = {key: message.metadata.dst_node_id for key, message in sent.items()}
         idle_from = now = time.monotonic()
-        replies: dict[int, RecordDict | Error] = {}
+        replies: dict[str, RecordDict | Error] = {}
         pause, ends, turns = FIRST_PAUSE, started + timeout, cycle(list(silent))
         while silent:
             if self._late.keys() >= set(silent.values()):
@@ -103,12 +128,13 @@ class OverlapGrid:
             time.sleep(pause)
             now = time.monotonic()
         self.seconds_waited += time.monotonic() - idle_from
-        self._note_answers(replies)
+        self._note_answers({sent[key].metadata.dst_node_id: reply for key, reply in replies.items()})
         for key, node in silent.items() if not self.simulated else ():
             if node not in self._late:
                 log.warning("node %s has not answered for %.0f s; until it does, others go on", node, now - started)
             self._late[node] = key, started + LATE_TTL
-        return replies
+        for key, reply in replies.items():
+            yield Message(reply, reply_to=sent[key])
 
     def _note_answers(self, replies: Mapping[int, RecordDict | Error]) -> None:
         for node, reply in replies.items():
@@ -116,17 +142,16 @@ class OverlapGrid:
             if not isinstance(reply, Error) or reply.code >= FAILED:
                 self._late.pop(node, None)
 
-    def _pull(self, keys: Iterable[str], silent: dict[str, int]) -> dict[int, RecordDict | Error]:
-        """Pull the replies to some messages that have arrived; remove their nodes from `silent`.
+    def _pull(self, keys: Iterable[str], silent: dict[str, int]) -> dict[str, RecordDict | Error]:
+        """Pull the replies to some messages that have arrived, and remove these messages from `silent`.
 
         Replies are pulled one by one: the SuperLink knows which node answers a message, while the node itself writes
         the sender and the message id in its reply.
         """
-        replies: dict[int, RecordDict | Error] = {}
+        replies: dict[str, RecordDict | Error] = {}
         for key in keys:
             try:
-                with _superlink():
-                    pulled = self._grid.pull_messages([key])
+                pulled = self.pull_messages([key])
             except SuperLinkLost:
                 raise
             except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
@@ -135,7 +160,8 @@ class OverlapGrid:
             for reply in pulled:
                 if reply.metadata.reply_to_message_id == key and key in silent:
                     failed = Error(reply.error.code, plain(reply.error.reason or "")) if reply.has_error() else None
-                    replies[silent.pop(key)] = failed or reply.content
+                    replies[key] = failed or reply.content
+                    del silent[key]
         return replies
 
 

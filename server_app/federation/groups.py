@@ -4,28 +4,52 @@ Axis letters: G groups, J answers, N numbers.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
-from appa_flwr.core.arrays import BoolArray, FloatArray
+from appa_flwr.config import Config
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, Number, ScoreRequest
-from server_app.federation.ask import Replies, keep_replies, kept_replies
+from appa_flwr.protocol.asks import Ask, Catalogue
 from server_app.federation.foreign import listed, plain
-from server_app.federation.grid import Meanwhile
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import Members
-
-Numbers = Mapping[str, Number]
-
-SUM_TOLERANCE = 1e-4  # by which the shares of a vote may miss the sum 1: predictions are computed in float32
+from server_app.federation.replies import Replies, keep_replies, kept_replies
 
 log = logging.getLogger("appa.server")
 
 
-class Groups(Members):
-    """All groups of a run, and their numbers."""
+class Groups:
+    """All groups of a run, and their numbers; `answers` is the folder for replies, `keys` and `survey` see `Members`.
+
+    Attributes:
+        grid: sends messages and waits for replies.
+        config: the run's config.
+        members: who hosts the groups.
+    """
+
+    def __init__(
+        self,
+        grid: OverlapGrid,
+        config: Config,
+        *,
+        keys: GroupKeys | None = None,
+        survey: str = "",
+        answers: Path | None = None,
+    ) -> None:
+        self.grid, self.config, self._folder = grid, config, answers
+        self.members = Members(grid, config, keys=keys, survey=survey)
+        self._catalogue: Catalogue | None = None
+        self._digests = {messages.CATALOGUE: "", messages.TARGETS: ""}  # of the setup messages
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups of the run, whether or not they have joined."""
+        return self.members.names
 
     def send_catalogue(self, catalogue: Catalogue) -> dict[str, int]:
         """Send the public questions to all groups; return how many training questions each group has answered.
@@ -34,66 +58,79 @@ class Groups(Members):
         """
         self._catalogue = catalogue
         self._hand_out(messages.CATALOGUE, messages.pack_catalogue(catalogue), "take the catalogue of questions")
-        counts = {name: self._nodes[node].answered.get(name) for name, node in self._hosts().items()}
-        return {name: count for name, count in counts.items() if count is not None}
+        return self.members.answered()
 
     def send_targets(self, weights: ArrayRecord) -> None:
         """Send the frozen PluralLLM to all groups, which compute their target tables with it; TooFew if too few do."""
         self._hand_out(messages.TARGETS, messages.pack_weights(weights), "write a target table")
 
     def _hand_out(self, kind: str, content: RecordDict, what: str) -> None:
-        self._setup[kind], self._digests[kind] = content, messages.digest(content)
-        for node in self._nodes.values():
-            node.held = min(node.held, 1 + [*self._setup].index(kind))
-        self._prepare()
-        self._require(self._hosts(), what)
+        self._digests[kind] = messages.digest(content)
+        self.members.hand_out(kind, content)
+        self.members.require(self.members.hosts(), what)
 
-    def ask(self, ask: Ask, *, meanwhile: Meanwhile = None) -> Replies:
-        """Ask all groups for numbers, or read the replies to the same request from the run's folder.
+    def ask(self, ask: Ask) -> Replies:
+        """Send a request for numbers and read the replies; raises the errors of `Request.read`."""
+        request = self.request(ask)
+        timeout = self.config.run.reply_timeout
+        return request.read(self.grid.send_and_receive(request.messages, timeout=timeout))
+
+    def request(self, ask: Ask) -> "Request":
+        """Set up nodes that joined late or have restarted, and prepare a request to all groups."""
+        assert self._catalogue is not None
+        self.grid.seconds_waited = 0.0
+        digest = asks.request_digest(ask, asks.world_of(self.config, *self._digests.values()))
+        path = None
+        # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
+        if self._folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
+            path = self._folder / f"{digest}.npz"
+        return Request(self.members, ask, self._catalogue, digest=digest, path=path)
+
+
+class Request:
+    """A request for numbers to all groups, whose replies are kept in the file `path`, if any.
+
+    Attributes:
+        messages: a message to each node that hosts groups; none if the file has the replies already.
+    """
+
+    def __init__(self, members: Members, ask: Ask, catalogue: Catalogue, *, digest: str, path: Path | None) -> None:
+        self._members, self._ask, self._catalogue, self._path = members, ask, catalogue, path
+        self._numbers = asks.numbers_of(ask, catalogue)
+        self._kept = path is not None and path.exists()
+        self.messages: list[Message] = []
+        if not self._kept:
+            before = members.hosts().items()
+            members.prepare()
+            if back := sorted(name for name, _ in members.hosts().items() - before):
+                log.warning("back: %s", ", ".join(back))
+            content = messages.pack_ask(ask, digest)
+            self.messages = members.messages(messages.ASK, content, {*members.hosts().values()})
+
+    def read(self, replies: Iterable[Message]) -> Replies:
+        """Read the groups' numbers, and keep them; a group with faulty numbers counts as missing.
 
         Raises:
             TooFew: fewer groups answered than `run.min-groups`.
             UserError: the replies cannot be saved, or saved replies cannot be read.
         """
-        assert self._catalogue is not None
-        setup = (self._digests.get(kind, "") for kind in (messages.CATALOGUE, messages.TARGETS))
-        request = asks.request_digest(ask, asks.world_of(self.config, *setup))
-        numbers, path = asks.numbers_of(ask, self._catalogue), None
-        # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
-        if self._answers is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
-            path = self._answers / f"{request}.npz"
-        self.grid.seconds_waited = 0.0
-        if path is not None and path.exists():
-            if meanwhile is not None:
-                meanwhile()
-            return kept_replies(path, numbers)
-        for node in self._nodes.values():
-            node.error = 0
-        before = self._hosts().items()
-        self._prepare()
-        if back := sorted(name for name, _ in self._hosts().items() - before):
-            log.warning("back: %s", ", ".join(back))
-        replies = self._rows(ask, numbers, request, meanwhile)
-        if path is not None:
-            keep_replies(path, replies)
-        return replies
-
-    def _rows(self, ask: Ask, numbers: Numbers, request: str, meanwhile: Meanwhile) -> Replies:
-        """Ask for every group's numbers; a group with faulty numbers counts as missing."""
-        assert self._catalogue is not None
-        contents = dict.fromkeys(self._hosts().values(), messages.pack_ask(ask, request))
-        replies = self._send(messages.ASK, contents, meanwhile=meanwhile, numbers=True)
+        if self._kept and self._path is not None:
+            return kept_replies(self._path, self._numbers)
+        names = self._members.names
         row_of: dict[str, FloatArray] = {}
-        reasons: dict[str, str | None] = dict.fromkeys(self.names, "no answer")
-        for node, reply in replies.items():
+        reasons: dict[str, str | None] = dict.fromkeys(names, "no answer")
+        for node, reply in self._members.read(replies):
             assert reply.numbers is not None
-            for place, name in self._own(node, reply):
+            for place, name in self._members.own(node, reply):
                 row_of[name] = reply.numbers[place]
-                reasons[name] = _fault(ask, row_of[name], numbers, self._catalogue.option_QK)
+                reasons[name] = asks.fault(self._ask, row_of[name], self._catalogue)
         _warn_missing({name: reason for name, reason in reasons.items() if reason})
-        row_of = {name: row_of[name] for name in self.names if reasons[name] is None}
-        self._require(row_of, f"give {ask.kind}")
-        return Replies(tuple(row_of), numbers, np.stack([*row_of.values()]))
+        row_of = {name: row_of[name] for name in names if reasons[name] is None}
+        self._members.require(row_of, f"give {self._ask.kind}")
+        read = Replies(tuple(row_of), self._numbers, np.stack([*row_of.values()]))
+        if self._path is not None:
+            keep_replies(self._path, read)
+        return read
 
 
 def _warn_missing(reasons: Mapping[str, str]) -> None:
@@ -102,29 +139,3 @@ def _warn_missing(reasons: Mapping[str, str]) -> None:
         names = [name for name, own in reasons.items() if own == reason]
         some = "group %s counts" if len(names) == 1 else "groups %s count"
         log.warning(f"{some} as missing: %s", listed(names), plain(reason))
-
-
-def _fault(ask: Ask, row_N: FloatArray, numbers: Mapping[str, Number], option_QK: BoolArray) -> str | None:
-    """Fault in a group's row; None if the row can be used."""
-    try:
-        own = asks.split(row_N, numbers)
-        asks.flatten(own, numbers)
-    except ValueError as error:
-        return str(error)
-    if ask.kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
-        vote_QK, size_Q = own["votes"], option_QK.sum(1)
-        shares_Q = np.isclose(vote_QK.sum(1), 1.0, atol=SUM_TOLERANCE)
-        places_QK = np.arange(option_QK.shape[1], 0, -1) - (option_QK.shape[1] - size_Q)[:, None]
-        ranks_Q = (-np.sort(-vote_QK) == np.maximum(places_QK, 0)).all(1)
-        fits = (ranks_Q.all() and ask.kind == asks.VOTES) or shares_Q.all()
-        return None if fits and not vote_QK[~option_QK].any() else "votes that are neither shares nor ranks"
-    if ask.kind != asks.REWARDS:
-        return None
-    request = ScoreRequest.of(ask)
-    for metric, side in request.keys:
-        reward_J, known_J = own[f"{metric} {side} reward"], own[f"{metric} {side} known"]
-        if (reward_J[~request.readable_J] > 0).any():
-            return f"{metric} rewards above 0 for answers that nobody can read"
-        if not np.isin(known_J, (0.0, 1.0)).all() or (side == asks.TARGET_SIDE and not known_J.all()):
-            return f"{metric} rewards that are not known"
-    return None

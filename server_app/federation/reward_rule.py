@@ -17,7 +17,7 @@ from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.rewards import training_reward
 from server_app.federation.answers import Answers
-from server_app.federation.ask import Replies
+from server_app.federation.replies import Replies
 
 _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
 """The fields of `State`, without the suffix _G; each is False or 0 for a group that has never answered."""

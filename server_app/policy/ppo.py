@@ -3,11 +3,10 @@
 Axis letters: J rollouts, T response tokens.
 """
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ class _Targets(NamedTuple):
 
 
 class PPOEngine:
-    """Owns models, optimizer and random generators; `rollout`, `reference_pass` and `update` make an iteration.
+    """Models, optimizer and random generators; `rollout`, `reference_pass` and `update` make an iteration.
 
     The learning rate falls linearly to 0 over `num_iterations`. `stop_ids` are the tokens that end an answer; `seed` is
     of sampling and of the order within an update.
@@ -70,22 +69,20 @@ class PPOEngine:
         self.models, self.settings = models, settings
         self._budget = Budget(TOKENS, settings.micro_batch_tokens)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
-        self._generator = torch.Generator(models.policy.device).manual_seed(seed)
-        self._shuffle = np.random.default_rng([seed, 1])
+        self.generator = torch.Generator(models.policy.device).manual_seed(seed)
+        self.shuffle = np.random.default_rng([seed, 1])
         trained = [parameters for parameters in (models.policy_parameters, models.value_parameters) if parameters]
-        self._optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             [{"params": parameters} for parameters in trained],
             lr=settings.learning_rate,
             weight_decay=0.0,  # PPO table
             foreach=True,
         )
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda i: max(0.0, 1.0 - i / num_iterations)
-        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda i: max(0.0, 1.0 - i / num_iterations))
 
     def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
         """Sample one answer per prompt at the training temperature."""
-        return sample(self.models.policy, prompts, self._decoding, generator=self._generator)
+        return sample(self.models.policy, prompts, self._decoding, generator=self.generator)
 
     @torch.no_grad()
     def reference_pass(self, sequences: Sequences) -> ReferencePass:
@@ -134,14 +131,14 @@ class PPOEngine:
         targets = self._targets(rollout, reference, score_J)
         sums = torch.zeros(4, dtype=torch.float64, device=mask_JT.device)
         for _ in range(self.settings.epochs):
-            order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
+            order = torch.from_numpy(self.shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(self.settings.num_mini_batches, len(order))):
                 sums += self._budget.run(partial(self._gradients, batch, targets, mini_batch))
-                for group in self._optimizer.param_groups:
+                for group in self.optimizer.param_groups:
                     torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
-                self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._schedule.step()
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.schedule.step()
         means = (sums / (self.settings.epochs * mask_JT.sum())).tolist()
         names = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl")
         stats = dict(zip(names, means, strict=True)) | {
@@ -180,7 +177,7 @@ class PPOEngine:
         Returns the sums over the mini-batch of policy loss, value loss, clipped tokens and 0.5 (log ratio)^2.
         """
         models, s = self.models, self.settings
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         count = int(batch.mask_JT[mini_batch].sum())
         parts = []
         for rows in self._micro_batches(batch, mini_batch, tokens):
@@ -211,35 +208,3 @@ class PPOEngine:
         # On a CPU the cost of a pass grows with its tokens, so rows share their prompt. A GPU is faster with more rows.
         by_prompt = self.settings.answers_per_question > 1 and rows.device.type == "cpu"
         return sequences.micro_batches(rows, tokens=tokens, by_prompt=by_prompt)
-
-    def state(self) -> dict[str, Any]:
-        """State from which another engine on the same models can continue; see `restore`."""
-        return {
-            "policy": [p.detach() for p in self.models.policy_parameters],
-            "value": [p.detach() for p in self.models.value_parameters],
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "device": self._generator.device.type,
-            "generator": self._generator.get_state(),
-            "shuffle": json.dumps(self._shuffle.bit_generator.state),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state`, with tensors on any device.
-
-        Raises:
-            ValueError: the state was written on another kind of device, whose random numbers differ.
-            RuntimeError: the parameters do not fit these models.
-        """
-        here, there = self._generator.device.type, state["device"]
-        if here != there:
-            raise ValueError(f"it was written on a {there} device, this machine has {here}; resume on a {there} device")
-        trained = {"policy": self.models.policy_parameters, "value": self.models.value_parameters}
-        with torch.no_grad():
-            for name, parameters in trained.items():
-                for parameter, saved in zip(parameters, state[name], strict=True):
-                    parameter.view(saved.shape).copy_(saved)  # no broadcast
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
-        self._generator.set_state(state["generator"].cpu())
-        self._shuffle.bit_generator.state = json.loads(state["shuffle"])

@@ -1,17 +1,18 @@
-"""PluralLLM's federated pretraining: FedAvg over the groups' numbers.
+"""PluralLLM's federated pretraining by one of Flower's strategies (`pluralllm.strategy`).
 
 Axis letters: G groups that trained, P weights.
 """
 
 import logging
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi
 
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
@@ -20,12 +21,17 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.residual import SHARES_KEY
-from pluralllm.training import build, choices
-from server_app.federation.ask import Replies
+from pluralllm.residual import SHARES_KEY, Shares
+from pluralllm.training import build, choices, step_size_factor
+from server_app import flower_quiet
 from server_app.federation.groups import Groups
+from server_app.federation.replies import Replies
 
 LARGEST_STEP = 10.0  # longest step of a group, in units of the round's median
+PROXIMAL_MU = 0.01  # smallest but one of the values that FedProx's authors tried (Li et al. 2020, section 5.3)
+# Step size, moments and adaptivity floor of the server's Adam and Yogi. Adam's usual step for a network of this size;
+# Reddi et al. 2021 have the same moments. With their floor of 1e-3, small gradients of the context path would vanish.
+ADAPTIVE = {"eta": 3e-3, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-6}
 
 Progress = Callable[[int, int, float], None]
 
@@ -38,63 +44,137 @@ def initial_weights(config: Config) -> ArrayRecord:
     return ArrayRecord(build(config.pluralllm.architecture).state_dict())
 
 
+class GroupRounds(FedAvg):
+    """Rounds over the groups' numbers: requests and replies in place of Flower's records, averaged by FedAvg.
+
+    A strategy of Flower's comes before this class in the order of bases, so its own steps go around these.
+
+    Attributes:
+        losses: the groups' mean loss in every round.
+        shares: how much each view of a group counts, chosen after the last round by the groups' errors on held-out
+            questions; None if the network has no views.
+    """
+
+    groups: Groups
+    config: Config
+    progress: Progress
+
+    def begin(self, groups: Groups, config: Config, progress: Progress) -> None:
+        """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
+        self.groups, self.config, self.progress = groups, config, progress
+        self.losses: list[float] = []
+        self.shares: Shares | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every group for an update; groups without answers send one of length 0."""
+        if isinstance(self, FedAdam | FedYogi):
+            self.eta = ADAPTIVE["eta"] * step_size_factor(server_round - 1, self.config.pluralllm.rounds)
+        self._sent = _single(arrays)
+        settings = {"round": server_round, "proximal": float(str(config.get("proximal-mu", 0.0)))}
+        self._request = self.groups.request(Ask(asks.UPDATE, {"weights": join_weights(self._sent)}, settings))
+        return self._request.messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the groups' weights and losses, weighted by their numbers of answers.
+
+        Raises a UserError if no group trained.
+        """
+        names, rows = _training_rows(self._request.read(replies))
+        if not names:
+            raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
+        step_GP = bounded(rows["step"] / rows["answers"], names)
+        weight_GP = (join_weights(self._sent) + step_GP).astype(np.float32)
+        shapes = {name: array.shape for name, array in self._sent.items()}
+        trained = []
+        for weight_P, count, loss in zip(weight_GP, rows["answers"][:, 0], rows["loss"][:, 0], strict=True):
+            metrics = MetricRecord({self.weighted_by_key: float(count), "loss": float(loss / count)})
+            content = RecordDict({self.arrayrecord_key: split_weights(weight_P, shapes), "metrics": metrics})
+            trained.append(Message(content, reply_to=self._request.messages[0]))
+        averaged, metrics_of_round = super().aggregate_train(server_round, trained)
+        assert averaged is not None and metrics_of_round is not None
+        if SHARES_KEY in self._sent:  # it is not trained, and groups cannot change it
+            averaged[SHARES_KEY] = self._sent[SHARES_KEY]
+        self.losses.append(float(str(metrics_of_round["loss"])))
+        self.progress(server_round, self.config.pluralllm.rounds, self.losses[-1])
+        return averaged, metrics_of_round
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """After the last round, ask for the errors of each choice of the views' shares."""
+        self._validation = None
+        if server_round < self.config.pluralllm.rounds:
+            return []
+        size = len(choices(self.config.pluralllm.architecture))
+        weights = {"weights": join_weights(_single(arrays))}
+        self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": size}))
+        return self._validation.messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Choose the shares with the least total error."""
+        if self._validation is not None:
+            names, rows = _training_rows(self._validation.read(replies))
+            if names:
+                self.shares = choices(self.config.pluralllm.architecture)[int(rows["error"].sum(axis=0).argmin())]
+        return None
+
+
+class _FedProx(FedProx, GroupRounds):
+    """FedProx over the groups; the groups' losses have its proximal term."""
+
+
+class _FedAdam(FedAdam, GroupRounds):
+    """FedAdam over the groups, whose own steps are SGD's."""
+
+
+class _FedYogi(FedYogi, GroupRounds):
+    """FedYogi over the groups, whose own steps are SGD's."""
+
+
+STRATEGIES: Mapping[str, tuple[type[GroupRounds], Mapping[str, Any]]] = {
+    "fedavg": (GroupRounds, {}),
+    "fedprox": (_FedProx, {"proximal_mu": PROXIMAL_MU}),
+    "fedadam": (_FedAdam, ADAPTIVE),
+    "fedyogi": (_FedYogi, ADAPTIVE),
+}
+
+
 def pretrain(
     groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress
 ) -> tuple[ArrayRecord, list[float]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    After the last round the shares of the views are chosen by the groups' errors on held-out questions. `progress` is
-    called with (round, rounds, mean loss). Returns the weights, and the groups' mean loss in every round.
+    `progress` is called with (round, rounds, mean loss). Returns the weights, and the groups' mean loss in every round.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
     """
-    rounds = config.pluralllm.rounds
-    weights, losses = start, list[float]()
-    for number in range(1, rounds + 1):
-        replies = groups.ask(Ask(asks.UPDATE, {"weights": join_weights(weights)}, {"round": number}))
-        names, rows = _training_rows(replies)
-        if not names:
-            raise UserError(f"PluralLLM round {number}: no group trained; the groups' own logs say why")
-        weights, loss = federated_average(weights, names, rows)
-        losses.append(loss)
-        progress(number, rounds, loss)
-    if rounds:
-        mixes = choices(config.pluralllm.architecture)
-        replies = groups.ask(Ask(asks.VALIDATION, {"weights": join_weights(weights)}, {"size": len(mixes)}))
-        names, rows = _training_rows(replies)
-        if names and (shares := mixes[int(rows["error"].sum(axis=0).argmin())]) is not None:
-            weights[SHARES_KEY] = Array(np.array(shares, np.float32))
-    return weights, losses
+    kind, settings = STRATEGIES[config.pluralllm.strategy]
+    strategy = kind(**settings)
+    strategy.begin(groups, config, progress)
+    if not config.pluralllm.rounds:
+        return start, []
+    rounds, timeout = config.pluralllm.rounds, config.run.reply_timeout
+    with flower_quiet():
+        weights = _single(strategy.start(groups.grid, start, num_rounds=rounds, timeout=timeout).arrays)
+    if strategy.shares is not None:
+        weights[SHARES_KEY] = Array(np.array(strategy.shares, np.float32))
+    return weights, strategy.losses
+
+
+def _single(weights: ArrayRecord) -> ArrayRecord:
+    """The weights in float32; the arithmetic of Flower's adaptive strategies ends in float64."""
+    return ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in weights.items()})
 
 
 def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
     """Names and arrays (G, ...) of groups that have answers."""
     kept = np.flatnonzero(replies.each("answers")[:, 0] > 0)
     return [replies.groups[g] for g in kept], {name: replies.each(name)[kept] for name in replies.numbers}
-
-
-def federated_average(
-    sent: ArrayRecord, names: Sequence[str], rows: Mapping[str, FloatArray]
-) -> tuple[ArrayRecord, float]:
-    """Average the groups' weights and losses after a round, weighted by their numbers of answers (FedAvg).
-
-    The arithmetic is that of Flower's FedAvg: float32, added in the order of the groups. `SHARES_KEY` is not trained,
-    and groups cannot change it. `rows` has "answers" (G, 1), all above 0; "step" (G, P), the change of the weights that
-    were `sent` times "answers"; "loss" (G, 1), the mean loss times "answers".
-    """
-    count_G1 = rows["answers"]
-    step_GP = bounded(rows["step"] / count_G1, names)
-    weight_GP = (join_weights(sent) + step_GP).astype(np.float32)
-    share_G = (count_G1[:, 0] / count_G1.sum()).tolist()
-    weight_P, loss_1 = (
-        reduce(operator.add, [share * row for share, row in zip(share_G, of_groups, strict=True)])
-        for of_groups in (weight_GP, rows["loss"] / count_G1)
-    )
-    after = split_weights(weight_P, {name: array.shape for name, array in sent.items()})
-    if SHARES_KEY in sent:
-        after[SHARES_KEY] = sent[SHARES_KEY]
-    return after, float(loss_1[0])
 
 
 def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:

@@ -15,7 +15,7 @@ from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import baselines, evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.ask import TooFew
+from server_app.federation.replies import TooFew
 from server_app.inputs import RunInputs, ask_votes
 from server_app.serve import prompts
 

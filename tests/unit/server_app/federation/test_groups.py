@@ -15,7 +15,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import ScoreRequest
 from server_app.federation import groups as groups_module
-from server_app.federation.ask import TooFew
+from server_app.federation.replies import TooFew
 
 TRUTH_KEY = ("js", asks.TRUTH_SIDE)
 

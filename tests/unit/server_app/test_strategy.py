@@ -11,6 +11,7 @@ import torch
 from fake_groups import GROUPS, federated, scoring_node
 from fakes import catalogue_of, random_tables, silent
 from in_process import flower_task
+from server_app.policy.strategy import AppaStrategy, QuestionOrder, next_questions
 from small import VALUE_MODEL, keys_of
 
 from appa_flwr.analysis.equations import fairness_index
@@ -19,11 +20,10 @@ from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
-from server_app.federation.ask import TooFew
+from server_app.federation.replies import TooFew
 from server_app.federation.reward_rule import RewardRule
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
-from server_app.policy.strategy import AppaStrategy, QuestionOrder, next_questions
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)

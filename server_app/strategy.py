@@ -1,0 +1,168 @@
+"""APPA as a Flower Strategy: sample answers, ask the groups for rewards, aggregate them, update the policy by PPO.
+
+Axis letters: G groups, J rollouts.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from appa_flwr.analysis.rules import State
+from appa_flwr.config.sections import PPOSection
+from appa_flwr.core.arrays import IntArray
+from appa_flwr.protocol.asks import ScoreRequest
+from appa_flwr.run.records import Iteration
+from server_app import evaluation
+from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.groups import Request
+from server_app.federation.reward_rule import RewardRule
+from server_app.inputs import PolicyInputs, RunInputs
+from server_app.policy.ppo import PPOEngine
+from server_app.policy.sample import Rollout
+
+
+class QuestionOrder:
+    """Endless shuffled passes over the training questions; `num_taken` counts the questions taken so far."""
+
+    def __init__(self, questions: IntArray, seed: int) -> None:
+        self._questions, self._rng = questions, np.random.default_rng(seed)
+        self._left: list[int] = []
+        self.num_taken = 0
+
+    def take(self, count: int) -> IntArray:
+        """The next `count` questions."""
+        self.num_taken += count
+        questions: list[int] = []
+        while len(questions) < count:
+            if not self._left:
+                self._left = self._rng.permutation(self._questions).tolist()
+            questions.append(self._left.pop())
+        return np.array(questions)
+
+
+def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
+    """Take the questions of the next batch, one per rollout; rollouts of the same question are adjacent."""
+    number = settings.answers_per_question
+    return np.repeat(order.take(settings.batch_size // number), number)
+
+
+@dataclass
+class Round:
+    """One iteration of Algorithm 1, between Flower's calls."""
+
+    rollout: Rollout
+    answers: Answers
+    request: Request  # for the rewards of the answers
+    seconds: dict[str, float]  # of each part
+    line: Iteration | None = None  # the round's line of metrics.jsonl, after the update
+    held_out: tuple[ScoreRequest, Request] | None = None  # answers to held-out questions, and the request to score them
+
+
+@dataclass(eq=False)
+class AppaStrategy(Strategy):
+    """Federated PPO: the policy stays on the server, the data stays with the groups, and groups send only rewards.
+
+    A round is an iteration of Algorithm 1. Flower's `start` drives the rounds, with empty arrays, as no weights travel.
+    On an error, for example if fewer groups answered than `run.min-groups`, policy and state are those of the previous
+    iteration.
+
+    Attributes:
+        order: the questions of the next rollouts.
+        num_iterations: PPO iterations of the whole run.
+        finished: called after each round with its line for metrics.jsonl and the rule's state.
+        done: iterations completed before `start`, whose rounds count from 1 again.
+        state: the rule's state.
+    """
+
+    run: RunInputs
+    inputs: PolicyInputs
+    engine: PPOEngine
+    rule: RewardRule
+    order: QuestionOrder
+    num_iterations: int
+    finished: Callable[[Iteration, State], None]
+    done: int
+    state: State
+    _round: Round = field(init=False)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample answers to the next questions; return the messages that ask the groups for their rewards."""
+        seconds, settings = dict[str, float](), self.run.config
+        with timed(seconds, "rollout"):
+            question_J = next_questions(self.order, settings.ppo)
+            rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
+            texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
+            answers = parse_answers(settings.task, texts, question_J, self.run.catalogue)
+        draw = self.done + server_round if settings.pluralllm.fresh_contexts else 0
+        request = self.run.groups.request(self.rule.ask(answers, draw))
+        self._round = Round(rollout, answers, request, seconds)
+        return request.messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Combine the groups' rewards into one reward per answer by the rule, and update the policy.
+
+        The grid waits for the replies when they are read, so the reference pass runs while the groups score.
+        """
+        now = self._round
+        with timed(now.seconds, "reference"):
+            reference = self.engine.reference_pass(now.rollout.sequences)
+        rewards = now.request.read(replies)
+        now.seconds["federation_wait"] = self.run.groups.grid.seconds_waited
+        reward_J, state, fields = self.rule.result(self.state, now.answers, rewards)
+        with timed(now.seconds, "update"):
+            score_J = torch.tensor(reward_J, dtype=torch.float32, device=now.rollout.logprob_JT.device)
+            learned = self.engine.update(now.rollout, reference, score_J)
+        self.state = state
+        now.line = Iteration(
+            iteration=self.done + server_round,
+            num_iterations=self.num_iterations,
+            seconds={name: round(value, 4) for name, value in now.seconds.items()},
+            **(fields | learned),
+        )
+        return None, MetricRecord({name: fields[name] for name in ("reward", "group_reward", "fairness_index")})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Answer the held-out questions every `eval.every` rounds; return the messages that ask for the scores."""
+        every = self.run.config.eval.every
+        if not every or (self.done + server_round) % every:
+            return []
+        answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
+        scores = answers.request([self.run.config.reward_metric], sides=tuple(evaluation.SIDES))
+        request = self.run.groups.request(scores.ask())
+        self._round.held_out = scores, request
+        return request.messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Compute FI, Avg AS and Min AS on held-out questions, if the round has them, and finish the round."""
+        line, metrics = self._round.line, None
+        assert line is not None
+        if self._round.held_out is not None:
+            scores, request = self._round.held_out
+            curve = evaluation.curve_points(request.read(replies), scores, self.run.groups.names)
+            line = line.model_copy(update={"held_out": curve})
+            flat = {f"{against} {name}": value for against, point in curve.items() for name, value in point}
+            metrics = MetricRecord(flat)
+        self.finished(line, self.state)
+        return metrics
+
+    def summary(self) -> None:
+        """Unused: the run's log has everything."""
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Store the duration of the block in `seconds[name]`."""
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started

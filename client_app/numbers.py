@@ -59,8 +59,8 @@ def _update(group: Group, ask: Ask) -> Numbers:
     data = group.data
     if not len(data):
         return {"step": np.zeros(len(weight_P)), "answers": np.zeros(1), "loss": np.zeros(1)}
-    settings = {"round_number": ask.count("round", least=1), "proximal": ask.number("proximal", most=1.0)}
-    after_P, loss = predictor.train(party.config, weight_P, data, party.public, **settings)
+    number, proximal = ask.count("round", least=1), ask.number("proximal", most=1.0)
+    after_P, loss = predictor.train(party.config, weight_P, data, party.public, round_number=number, proximal=proximal)
     step_P, count = after_P.astype(np.float64) - weight_P, len(data)
     return {"step": count * step_P, "answers": np.array([float(count)]), "loss": np.array([loss * count])}
 

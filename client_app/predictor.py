@@ -40,8 +40,9 @@ def train(
     settings, model = config.pluralllm, _model(config, weight_P)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number)
     generator = torch.Generator().manual_seed(seed)
-    own = {"round_number": round_number, "proximal": proximal, "generator": generator}
-    loss = local_update(model, data, public, settings, **own)
+    loss = local_update(
+        model, data, public, settings, round_number=round_number, proximal=proximal, generator=generator
+    )
     return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss
 
 

@@ -9,14 +9,16 @@ Axis letters: G groups, Q questions, K options.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 import torch
 import typer
+from flwr.app import Message, Metadata, RecordDict
 
 from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
@@ -135,7 +137,8 @@ class LocalGroups:
         shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
         replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))
         metadata = Metadata(0, "", 0, 0, "", "", 0.0, 1.0, ask.kind)
-        return SimpleNamespace(messages=[Message(RecordDict(), metadata=metadata)], read=lambda _: replies)
+        sent: Any = Message(RecordDict(), metadata=metadata)  # type: ignore[call-overload]  # made outside a run
+        return SimpleNamespace(messages=[sent], read=lambda _: replies)
 
 
 def train(problem: Problem, config: Config) -> Predictor:
@@ -148,8 +151,8 @@ def train(problem: Problem, config: Config) -> Predictor:
             ours = predictor.load(config, weight_P, problem.public)
             error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
             return {"answers": [len(held_out)], "error": error_V}
-        own = {"round_number": ask.count("round"), "proximal": ask.number("proximal", most=1.0)}
-        after_P, loss = predictor.train(config, weight_P, data, problem.public, **own)
+        number, proximal = ask.count("round"), ask.number("proximal", most=1.0)
+        after_P, loss = predictor.train(config, weight_P, data, problem.public, round_number=number, proximal=proximal)
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 

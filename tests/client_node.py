@@ -100,7 +100,7 @@ def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object)
     """What the server would ask for."""
     arrays = {"weights": messages.join_weights(weights(config))}
     if kind == asks.UPDATE:
-        return Ask(kind, arrays, {"round": 1})
+        return Ask(kind, arrays, {"round": 1, "proximal": 0.0})
     if kind == asks.VALIDATION:
         return Ask(kind, arrays, {"size": len(choices(config.pluralllm.architecture))})
     if kind == asks.SCORES:

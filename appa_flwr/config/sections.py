@@ -139,9 +139,14 @@ class PluralLLMSection(Section):
     )
     num_context_questions: int = key(512, "most of a group's answers that a prediction uses as context", ge=1)
     checkpoint: LocalPath = key("", "weights of an earlier run, instead of pretraining; empty = pretrain")
+    strategy: Literal["fedavg", "fedprox", "fedadam", "fedyogi"] = key(
+        "fedavg", "Flower's strategy of pretraining; fedadam and fedyogi have an optimizer on the server"
+    )
     rounds: int = key(16, "rounds of federated pretraining", ge=0)
     local_steps: int = key(24, "optimizer steps of each group in a round", ge=1, le=10_000)
-    learning_rate: float = key(0.03, "learning rate of Adam, in each group", gt=0)
+    learning_rate: float = key(
+        0.03, "learning rate in each group, of Adam; of SGD, under fedadam and fedyogi, where 0.1 works", gt=0
+    )
 
     @property
     def fresh_contexts(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi
+from flwr.serverapp.strategy.fedopt import FedOpt
 
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
@@ -69,8 +70,6 @@ class GroupRounds(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask every group for an update; groups without answers send one of length 0."""
-        if isinstance(self, FedAdam | FedYogi):
-            self.eta = ADAPTIVE["eta"] * step_size_factor(server_round - 1, self.config.pluralllm.rounds)
         self._sent = _single(arrays)
         settings = {"round": server_round, "proximal": float(str(config.get("proximal-mu", 0.0)))}
         self._request = self.groups.request(Ask(asks.UPDATE, {"weights": join_weights(self._sent)}, settings))
@@ -95,7 +94,8 @@ class GroupRounds(FedAvg):
             content = RecordDict({self.arrayrecord_key: split_weights(weight_P, shapes), "metrics": metrics})
             trained.append(Message(content, reply_to=self._request.messages[0]))
         averaged, metrics_of_round = super().aggregate_train(server_round, trained)
-        assert averaged is not None and metrics_of_round is not None
+        assert averaged is not None
+        assert metrics_of_round is not None
         if SHARES_KEY in self._sent:  # it is not trained, and groups cannot change it
             averaged[SHARES_KEY] = self._sent[SHARES_KEY]
         self.losses.append(float(str(metrics_of_round["loss"])))
@@ -127,12 +127,25 @@ class _FedProx(FedProx, GroupRounds):
     """FedProx over the groups; the groups' losses have its proximal term."""
 
 
-class _FedAdam(FedAdam, GroupRounds):
-    """FedAdam over the groups, whose own steps are SGD's."""
+class _FallingStep(FedOpt):
+    """The server's step size rises and falls over the rounds; the groups' own steps are SGD's."""
+
+    config: Config
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """See GroupRounds."""
+        self.eta = ADAPTIVE["eta"] * step_size_factor(server_round - 1, self.config.pluralllm.rounds)
+        return super().configure_train(server_round, arrays, config, grid)
 
 
-class _FedYogi(FedYogi, GroupRounds):
-    """FedYogi over the groups, whose own steps are SGD's."""
+class _FedAdam(_FallingStep, FedAdam, GroupRounds):
+    """FedAdam over the groups."""
+
+
+class _FedYogi(_FallingStep, FedYogi, GroupRounds):
+    """FedYogi over the groups."""
 
 
 STRATEGIES: Mapping[str, tuple[type[GroupRounds], Mapping[str, Any]]] = {

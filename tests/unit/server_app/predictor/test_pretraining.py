@@ -13,7 +13,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import UPDATE, VALIDATION, Number, flatten
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
-from server_app.federation.replies import Replies
+from server_app.federation.ask import Replies
 from server_app.predictor.pretraining import pretrain
 
 STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round

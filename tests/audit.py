@@ -18,8 +18,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.serverapp.exception import AggregationError
-from in_process import Crossed, InProcessGrid, deployed, flower_task
-from small import AS_OWNERS_ASK, SMALLEST, keys_of
+from in_process import Crossed, InProcessGrid, at_home, deployed, flower_task
+from small import SMALLEST, keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -27,29 +27,15 @@ from appa_flwr.owner.ledger import Ledger
 from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
-from appa_flwr.survey.generate import generate
-from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from pluralllm.scores import summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.questions import build_catalogue
+from server_app.questions import build_catalogue, run_survey
 
 KINDS = (asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS)
 
-TINY = {
-    **SMALLEST,
-    **AS_OWNERS_ASK,
-    "data.num-questions": 32,
-    "eval.ceilings": True,
-}
-SMALL_RUN = {
-    **TINY,
-    "sft.steps": 40,
-    "sft.batch-size": 16,
-    "ppo.response-length": 40,
-}
 DIARY = "CANARYdiary"
 HIDDEN_QUESTION = "CANARYquestion"
 SMALL = 0.001  # shares under this are few, and their digits as text are mostly zeros
@@ -72,16 +58,17 @@ class World:
 
 
 def make_world(folder: Path, **changes: object) -> World:
-    config = Config.load({**SMALL_RUN, **keys_of(changes)})
-    plain = generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
+    keys = {"eval.ceilings": True, "run.output-dir": str(folder / "runs"), "run-name": "r", **keys_of(changes)}
+    config = Config.load({**SMALLEST, **keys})
+    plain = run_survey(config)
     rng = np.random.default_rng(20)
     answers = {
         group: {key: rng.dirichlet(np.full(len(shares), 2.0)) for key, shares in mine.items()}
         for group, mine in plain.answers.items()
     }
-    written = write_split(Survey(plain.questions, answers), folder / "split")
+    config, files = at_home(Survey(plain.questions, answers), folder / "split", config)
     texts = []
-    for group, path in written.groups.items():
+    for group, path in files.items():
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for n, row in enumerate(rows):
             texts.append(f"{DIARY}-{group}-{n}")
@@ -90,9 +77,7 @@ def make_world(folder: Path, **changes: object) -> World:
         own = {"question_id": texts[-1], "question": texts[-1], "options": [texts[-1], "x"], "group": group}
         rows.append({**own, "distribution": [0.1357913, 0.8642087]})
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    places = {"survey": str(written.questions), "run.output-dir": str(folder / "runs"), "run-name": "r"}
-    flat = {**config.flat(), **places, "groups": "; ".join(written.groups)}  # as `appa deploy` has them
-    return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
+    return World(config, dict(files), answers, tuple(texts))
 
 
 FIELDS: Mapping[str, Mapping[str, type]] = {
@@ -256,7 +241,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     held_out = np.flatnonzero(catalogue.held_out_Q)
     with flower_task():
         groups = Groups(OverlapGrid(grid), config)
-        groups.gather([str(context.node_config["group"]) for context in grid.contexts.values()], patience=0.0)
+        groups.members.gather([str(context.node_config["group"]) for context in grid.contexts.values()], patience=0.0)
         groups.send_catalogue(catalogue)
         weights, _ = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None)
         groups.send_targets(weights)

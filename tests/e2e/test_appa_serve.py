@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from real_run import APPA, TINY_RUN, belonging_to, kill_all, small_environment, temporary_folder
+from real_run import APPA, belonging_to, kill_all, small_environment, temporary_folder
 from served import rounds_of
+from small import READABLE
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
@@ -58,7 +59,7 @@ def ask(rewards, questions, step):
 
 
 def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
-    keys = TINY_RUN | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
+    keys = READABLE | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
     flags = [f"{key}={value}" for key, value in keys.items()]
     folder = tmp_path / "runs" / "r"
     questions = build_catalogue(Config.load(keys)).questions

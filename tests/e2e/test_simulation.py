@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from real_run import TINY_RUN, Finished, RealRuns
+from real_run import Finished, RealRuns
+from small import READABLE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.protocol import formats
@@ -172,7 +173,7 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, surve
         made = model.generate(
             **prompt,
             do_sample=False,
-            max_new_tokens=TINY_RUN["ppo.response-length"],
+            max_new_tokens=READABLE["ppo.response-length"],
             output_logits=True,
             return_dict_in_generate=True,
         )

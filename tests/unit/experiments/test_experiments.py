@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import report_runs
-from public_questions import public_questions
+from fakes import catalogue_of
 
 from appa_flwr.analysis.rules import make
 from appa_flwr.core.errors import UserError
@@ -174,7 +174,7 @@ def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
 
 
 def test_the_mean_of_the_others_by_hand():
-    table = public_questions(np.zeros((2, 2, 5)), np.ones((2, 2), np.bool_))
+    table = catalogue_of([2, 2])
     first, second = (np.array([[share, 1.0 - share]] * 2, np.float32) for share in (1.0, 0.25))
     groups = (GroupData("A", np.arange(2), first), GroupData("B", np.arange(1), second[:1]))
     part = predictor.Part(groups, groups)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from public_questions import public_questions
+from fakes import catalogue_of
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -21,7 +21,7 @@ from pluralllm.training import MAX_GRADIENT_NORM, build, local_update, sample_ep
 
 Q, K = 30, 3
 VALUE_QKE = np.random.default_rng(0).normal(size=(Q, K, EMBEDDING_DIM)).astype(np.float32)
-TABLE = public_questions(VALUE_QKE, np.ones((Q, K), dtype=np.bool_))
+TABLE = catalogue_of([K] * Q, embedding_QKE=VALUE_QKE)
 
 
 def random_group(num_answers: int) -> GroupData:
@@ -150,7 +150,7 @@ def test_the_network_learns_to_read_the_group_from_its_context(monkeypatch):
     The prior's loss is ln 2 = 0.693; knowing the group gives H(0.9) = -0.9 ln 0.9 - 0.1 ln 0.1 = 0.325.
     """
     yes = np.array([0.9, 0.1], dtype=np.float32)
-    table = public_questions(VALUE_QKE[:, :2], TABLE.option_QK[:, :2])
+    table = catalogue_of([2] * Q, embedding_QKE=VALUE_QKE[:, :2])
     table.embedding_QKE[:, 0, 0], table.embedding_QKE[:, 1, 0] = 2.0, -2.0  # says which option is "yes"
     rows = np.arange(Q, dtype=np.int64)
     groups = [GroupData(f"g{g}", rows[:20], np.tile(yes if g % 2 else yes[::-1], (20, 1))) for g in range(4)]

@@ -54,9 +54,9 @@ def ended(tmp_path, monkeypatch):
 @pytest.mark.parametrize("call", ["get_node_ids", "get_nodes", "push_messages", "pull_messages"])
 def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, ended, monkeypatch):
     def phases(grid):
-        grid.online()
+        grid.get_node_ids()
         grid.get_nodes()
-        grid.send(messages.ASK, {1: RecordDict()}, timeout=1.0)
+        list(grid.send_and_receive([grid.create_message(RecordDict(), messages.ASK, 1)], timeout=1.0))
 
     monkeypatch.setattr(lost := FakeGrid({1: lambda message: None}), call, raising(LOST[how]))
     said = ended(lost, phases, main.SuperLinkLost)

@@ -29,7 +29,6 @@ TINY = {
     **SMALLEST,
     **VALUE_MODEL,
     "baseline-rules": "average",
-    "data.num-questions": 16,
     "sft.steps": 12,
     "policy.tuning": "lora",  # adapters begin with random numbers
     "ppo.num-iterations": 5,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from fake_groups import GROUPS, federated, scoring_node
 from fakes import catalogue_of, random_tables, silent
+from flwr.app import ArrayRecord
 from in_process import flower_task
-from server_app.policy.strategy import AppaStrategy, QuestionOrder, next_questions
 from small import VALUE_MODEL, keys_of
 
 from appa_flwr.analysis.equations import fairness_index
@@ -22,8 +22,10 @@ from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
 from server_app.federation.replies import TooFew
 from server_app.federation.reward_rule import RewardRule
+from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
+from server_app.strategy import AppaStrategy, QuestionOrder, next_questions
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
@@ -72,28 +74,31 @@ def scoring_nodes():
 
 
 def build(*, done=0, order=None, **keys):
-    groups = federated(scoring_nodes(), CATALOGUE, min_groups=2)
+    groups = federated(scoring_nodes(), CATALOGUE, run__min_groups=2)
     config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
+    rule = RewardRule(groups.names, config)
+    run = RunInputs(config, None, groups, CATALOGUE)
+    inputs = PolicyInputs(FakeBase(), [[q] for q in range(4)], np.array([0, 1, 3]), np.array([2]))
     strategy = AppaStrategy(
-        groups,
+        run,
+        inputs,
         engine,
-        RewardRule(groups.names, config),
-        config,
-        base=FakeBase(),
-        catalogue=CATALOGUE,
-        prompts=[[q] for q in range(4)],
-        order=order or GivenOrder(),
+        rule,
+        order or GivenOrder(),
         num_iterations=3,
         finished=lambda line, state: lines.append(line),
         done=done,
+        state=rule.first(),
     )
     return strategy, groups, engine, lines
 
 
 def run(strategy, groups, rounds):
+    """Flower's own `start` runs so many more rounds."""
     with flower_task():
-        strategy.start(num_rounds=rounds)
+        strategy.done += len(strategy.engine.scores)
+        strategy.start(groups.grid, ArrayRecord(), num_rounds=rounds, timeout=0.02)
 
 
 def asked(strategy, groups):
@@ -175,13 +180,13 @@ def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     monkeypatch.setattr(grid, "LATE_TTL", 0.0)
     strategy, groups, engine, lines = build()
     run(strategy, groups, 1)
+    there = dict(groups.grid._grid.nodes)
     groups.grid._grid.nodes.update({1: silent, 2: silent})
     with pytest.raises(TooFew):
         run(strategy, groups, 2)
     assert len(engine.scores) == len(lines) == 1  # the first iteration's
     # the groups come back: it goes on from the state after the first iteration
-    groups.grid._grid.nodes.update(scoring_nodes())
-    groups.send_catalogue(CATALOGUE)
+    groups.grid._grid.nodes.update(there)
     run(strategy, groups, 1)
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three

@@ -19,11 +19,11 @@ from server_app.serve import rounds
 @pytest.fixture
 def service(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
-    with serving(tmp_path) as (groups, url, token):
+    with serving(tmp_path) as (node, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
         monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
-        yield SimpleNamespace(groups=groups, folder=tmp_path, url=url, token=token)
+        yield SimpleNamespace(node=node, folder=tmp_path, url=url, token=token)
 
 
 def kept(service, run="trl"):
@@ -141,17 +141,17 @@ def test_a_process_that_waits_for_the_others_asks_again_at_once(service, monkeyp
     monkeypatch.setattr(client, "READ_SECONDS", 0.2)
     monkeypatch.setattr(client, "FIRST_PAUSE", 60.0)
     started = time.monotonic()
-    service.groups.gate.clear()
-    threading.Timer(0.5, service.groups.gate.set).start()
+    service.node.gate.clear()
+    threading.Timer(0.5, service.node.gate.set).start()
     assert call(RemoteGroupRewards()) == pytest.approx(MEAN_OF_TWO)
     assert time.monotonic() - started < 30
-    assert len(service.groups.requests) == 1
+    assert len(service.node.asked) == 1
 
 
 def test_too_few_groups_are_waited_for(service, monkeypatch):
     monkeypatch.setattr(rounds, "RETRY_SECONDS", 1)
-    service.groups.silent = {"A", "B"}
-    threading.Timer(0.5, lambda: service.groups.silent.clear()).start()
+    service.node.silent = {"A", "B"}
+    threading.Timer(0.5, lambda: service.node.silent.clear()).start()
     assert call(RemoteGroupRewards()) == pytest.approx(MEAN_OF_TWO)
 
 

@@ -25,11 +25,16 @@ def named(name):
 
 
 def send(grid, nodes, *, timeout=5, meanwhile=None):
-    return grid.send(messages.ASK, dict.fromkeys(nodes, RecordDict()), timeout=timeout, meanwhile=meanwhile)
+    """The replies, by the node that was asked; the server works before it reads them."""
+    sent = [grid.create_message(RecordDict(), messages.ASK, node) for node in nodes]
+    replies = grid.send_and_receive(sent, timeout=timeout)
+    if meanwhile is not None:
+        meanwhile()
+    return {reply.metadata.src_node_id: reply for reply in replies}
 
 
 def names(replies):
-    return [name for reply in replies.values() for name in messages.unpack_reply(reply).groups]
+    return [name for reply in replies.values() for name in messages.unpack_reply(reply.content).groups]
 
 
 def forged(name, **written):
@@ -156,9 +161,10 @@ def timed(monkeypatch):
 
 def ask(overlap, nodes):
     """Seconds that a message to those of these nodes takes that can be asked."""
-    before, there = overlap._grid.now, overlap.online() - overlap.busy()
+    before, there = overlap._grid.now, overlap.get_node_ids() - overlap.late()
     hello = messages.pack_hello("")
-    overlap.send(messages.HELLO, {node: hello for node in nodes if node in there}, timeout=TIMEOUT)
+    sent = [overlap.create_message(hello, messages.HELLO, node) for node in nodes if node in there]
+    list(overlap.send_and_receive(sent, timeout=TIMEOUT))
     return overlap._grid.now - before
 
 
@@ -212,20 +218,20 @@ def test_the_join_ends_when_its_key_says_so(timed, patience, hung):
             gathered(grid, ("A", "B"), patience=patience, run__reply_timeout=TIMEOUT)
     else:
         groups = gathered(grid, ("A", "B"), patience=patience, run__reply_timeout=TIMEOUT)
-        assert groups.present == ("A",)
+        assert groups.members.present == ("A",)
     assert patience <= grid.now <= max(patience, JOIN_SECONDS) + LATE_SECONDS + 2 * members.JOIN_PAUSE
 
 
 def test_nodes_are_greeted_until_all_are_there(timed):
     grid = timed(3, lambda n, kind, number: 0.0)
     grid.get_node_ids = lambda: [1, 3] if grid.now < 1.0 else [1, 2, 3]
-    assert gathered(grid, ("A", "B"), patience=60.0).present == ("A", "B")
+    assert gathered(grid, ("A", "B"), patience=60.0).members.present == ("A", "B")
     assert grid.now == pytest.approx(1.0, abs=0.1)
     assert sorted(message.metadata.dst_node_id for message in grid.pushed) == [1, 2, 3]  # each once
 
 
 def working(grid):
-    return at_work(gathered(grid, ("A", "B"), patience=10.0, run__reply_timeout=TIMEOUT))
+    return at_work(grid, ("A", "B"), patience=10.0, run__reply_timeout=TIMEOUT)
 
 
 def test_a_node_that_hung_while_the_others_were_set_up_is_set_up_before_it_is_asked(timed):
@@ -251,5 +257,8 @@ def test_a_node_that_hangs_whenever_it_is_set_up_is_waited_for_twice(timed):
 def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else_to_do(timed):
     grid = timed(2, lambda n, kind, number: 5.0 * n)
     groups = working(grid)
-    groups.ask(new_request(), meanwhile=lambda: grid.sleep(7.0))
-    assert groups.seconds_waited == pytest.approx(3.0, abs=LONGEST_PAUSE)
+    request = groups.request(new_request())
+    replies = groups.grid.send_and_receive(request.messages, timeout=TIMEOUT)
+    grid.sleep(7.0)  # the server's own work
+    request.read(replies)
+    assert groups.grid.seconds_waited == pytest.approx(3.0, abs=LONGEST_PAUSE)

@@ -47,20 +47,20 @@ def answered(groups):
 
 def test_a_node_without_the_group_s_key_does_not_speak_for_it_even_where_the_group_s_own_is_gone(tmp_path, registered):
     groups, grid = meeting(tmp_path, [replying(NAMES[0]), replying(NAMES[1]), replying(NAMES[0])], registered)
-    assert groups.present == NAMES
+    assert groups.members.present == NAMES
     assert [message.metadata.dst_node_id for message in grid.pushed] == [1, 2]  # and is not asked: it may hang
     groups.send_catalogue(CATALOGUE)
     grid.nodes[1] = lambda message: None
-    groups.grid.online = lambda: frozenset({2, 3})
+    groups.grid.get_node_ids = lambda: frozenset({2, 3})
     assert answered(groups) == NAMES[1:]
     grid.nodes[4], grid.keys[4] = replying(NAMES[0]), grid.keys[1]
-    groups.grid.online = lambda: frozenset({2, 3, 4})
+    groups.grid.get_node_ids = lambda: frozenset({2, 3, 4})
     assert answered(groups) == NAMES
 
 
 def test_a_group_does_not_speak_for_another_one(tmp_path, registered):
     groups, _ = meeting(tmp_path, [replying(NAMES[1]), replying(NAMES[1])], registered)
-    assert groups.present == (NAMES[1],)
+    assert groups.members.present == (NAMES[1],)
 
 
 @pytest.mark.parametrize(

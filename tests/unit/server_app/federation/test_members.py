@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_groups import GONE, at_work, failing, gathered, new_request, replying, scorer
+from fake_groups import GONE, at_work, failing, federated, gathered, new_request, replying, scorer
 from fakes import CATALOGUE, GOOD
 
 from appa_flwr.core.errors import UserError
@@ -25,11 +25,10 @@ def test_groups_that_no_run_can_begin_with(nodes, expected, min_groups, message)
 
 
 def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):
-    groups = gathered({1: replying("C"), 2: replying("A"), 3: replying("X")}, ("C", "B", "A"))
-    assert groups.present == ("C", "A")  # in the order they were asked for
+    groups = federated({1: replying("C"), 2: replying("A"), 3: replying("X")}, CATALOGUE, ("C", "B", "A"))
+    assert groups.members.present == ("C", "A")  # in the order they were asked for
     assert [text for text in warnings() if "did not join: B" in text]
-    groups.send_catalogue(CATALOGUE)
-    assert groups.without("truth") == ()
+    assert groups.members.without("truth") == ()
 
 
 # --- groups that come late, come back or restart ----------------------------------------------------------------------
@@ -57,7 +56,7 @@ def again(groups):
 
 
 def working(nodes, expected=("A", "B")):
-    groups = at_work(gathered(nodes, expected))
+    groups = at_work(nodes, expected)
     return groups, groups.grid._grid
 
 
@@ -70,7 +69,7 @@ def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warning
     assert np.isnan(again(groups)[1]).all()
     assert asked == []
     online = {1, 7}
-    groups.grid.online = lambda: set(online)
+    groups.grid.get_node_ids = lambda: set(online)
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
     assert asked == WHOLE_LIFE
     assert "back: B" in warnings()
@@ -97,7 +96,7 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none():
     grid.nodes[2] = lambda message: None
     grid.nodes[7], thief = living("A")
     grid.nodes[8], unrelated = living("Z")
-    groups.grid.online = lambda: {1, 7, 8}
+    groups.grid.get_node_ids = lambda: {1, 7, 8}
     for _ in range(2):
         reward_GJ = again(groups)
         np.testing.assert_array_equal(reward_GJ[0], GOOD)
@@ -128,7 +127,7 @@ def test_a_node_that_comes_back_for_another_group_loses_its_own():
     for _ in range(3):
         assert np.isnan(again(groups)[1]).all()
     assert asked == [messages.ASK, messages.HELLO]
-    assert groups.present == ("A",)
+    assert groups.members.present == ("A",)
 
 
 def test_a_node_that_came_too_early_is_not_forgotten():
@@ -136,11 +135,11 @@ def test_a_node_that_came_too_early_is_not_forgotten():
     groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
     grid.nodes[1] = grid.nodes[2] = lambda message: None
     grid.nodes[7], grid.nodes[8] = living("A")[0], living("B", GOOD / 2)[0]
-    groups.grid.online = lambda: {2, 7, 8}
+    groups.grid.get_node_ids = lambda: {2, 7, 8}
     reward_GJ = again(groups)
     np.testing.assert_array_equal(reward_GJ[0], GOOD)
     assert np.isnan(reward_GJ[1]).all()
-    groups.grid.online = lambda: {7, 8}
+    groups.grid.get_node_ids = lambda: {7, 8}
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
 
 
@@ -157,4 +156,4 @@ def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings
         np.testing.assert_array_equal(again(groups), [GOOD, [np.nan] * 3])
     assert asked == [messages.HELLO, messages.CATALOGUE]
     assert f"node 2: {refusals.REFUSALS[code]}" in warnings()
-    assert (groups.present, groups.names) == (("A",), ("A", "B"))
+    assert (groups.members.present, groups.names) == (("A",), ("A", "B"))

@@ -11,6 +11,7 @@ import torch
 from fakes import PREFIX, PROMPTS, ppo_models, scoring, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection
+from server_app.checkpoint import restore, state_of
 from server_app.policy import ppo as engine_module
 from server_app.policy.logprobs import NotFinite
 from server_app.policy.ppo import PPOEngine
@@ -45,7 +46,7 @@ def make(tuning="full", dtype=torch.float64, **changes):
     settings = SETTINGS.model_copy(update=changes)
     models = ppo_models(tuning, tiny_causal_lm().to(dtype), value=settings.baseline == "value")
     engine = PPOEngine(models, settings, num_iterations=num_iterations, stop_ids=STOPS, seed=7)
-    for group in engine._optimizer.param_groups:
+    for group in engine.optimizer.param_groups:
         group["eps"] = EPSILON
     return engine
 
@@ -114,7 +115,7 @@ def test_the_iteration_that_makes_a_loss_or_the_policy_infinite_ends_the_run(sco
         for parameter in engine.models.policy_parameters:
             parameter.data += weight
 
-    monkeypatch.setattr(engine._optimizer, "step", step)
+    monkeypatch.setattr(engine.optimizer, "step", step)
     with pytest.raises(NotFinite, match=r"ppo\.learning-rate"):
         iterate(engine, some_scores() + score)
 
@@ -163,7 +164,7 @@ def test_with_the_question_s_other_answers_for_a_baseline_no_value_is_learned(mo
     rollout = engine.rollout(prompts)
     stats = engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
     assert stats["value_loss"] == 0
-    assert engine.state()["value"] == []
+    assert state_of(engine)["value"] == []
     assert all(len(set(row)) == 1 for row in seen)  # all tokens of an answer alike
     # 1 - 0, 0 - .5, 0 - .5; equal answers tell nothing; .2 - .65, .4 - .55, .9 - .3
     less_J = np.array([1.0, -0.5, -0.5, 0.0, 0.0, 0.0, -0.45, -0.15, 0.6])
@@ -284,4 +285,4 @@ def test_what_an_update_reports():
 def test_a_state_of_another_device_is_refused():
     engine = make("lora")
     with pytest.raises(ValueError, match=r"cuda device.* has cpu; resume on a cuda"):
-        engine.restore(engine.state() | {"device": "cuda"})
+        restore(engine, state_of(engine) | {"device": "cuda"})

@@ -28,8 +28,6 @@ from server_app.questions import build_catalogue
 
 KEYS = {
     **SMALLEST,
-    "data.num-questions": 20,
-    "run.min-groups": 2,
     "eval.ceilings": True,
     "run.phases": "serve",
     "run-name": "r",
@@ -125,7 +123,7 @@ def test_its_report_shows_rounds_fairness_and_weights(served):
 
 
 def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
-    keys = {"data.num-questions": 40, "run.min-groups": 3}
+    keys = {"data.num-questions": 40}
     sizes = {q.question_id: len(q.options) for q in build_catalogue(Config.load({**KEYS, **keys})).questions}
     uniform = {name: ",".join([f"{1 / size:.6f}"] * size) for name, size in sizes.items()}
 

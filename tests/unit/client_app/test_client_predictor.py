@@ -52,8 +52,8 @@ def groups(public) -> list[GroupData]:
     return kept
 
 
-def train(config, start, data, public, *, number):
-    return predictor.train(config, start, data, public, round_number=number)
+def train(config, start, data, public, *, number, proximal=0.0):
+    return predictor.train(config, start, data, public, round_number=number, proximal=proximal)
 
 
 def test_a_round_is_drawn_from_seed_group_and_round_alone(start, public, groups):
@@ -84,6 +84,17 @@ def test_an_update_is_the_step_times_the_number_of_answers():
         back_P = (start_P + own["step"] / own["answers"]).astype(np.float32)
         np.testing.assert_array_equal(back_P, after_P)
         assert (after_P != start_P).any()
+
+
+def test_a_group_s_proximal_term_pulls_towards_the_server_s_weights(start, public, groups):
+    """SGD of two steps: the second gradient has mu times the first step added, in which all else is the same."""
+    keys = {"pluralllm.strategy": "fedadam", "pluralllm.learning-rate": 0.01, "pluralllm.local-steps": 2}
+    config = Config.load({**CONFIG.flat(), **keys})
+    free, pulled = (train(config, start, groups[1], public, number=1, proximal=mu)[0] for mu in (0.0, 0.5))
+    one = Config.load({**config.flat(), "pluralllm.local-steps": 1})
+    first = train(one, start, groups[1], public, number=1)[0].astype(float) - start
+    np.testing.assert_allclose(free.astype(float) - pulled, 0.01 * 0.5 * first, atol=1e-7)
+    assert np.abs(first).max() > 1e-4
 
 
 def test_steps_fall_at_the_end(start, public, groups):

@@ -4,6 +4,7 @@ Axis letters: G groups, J rollouts, Q questions.
 """
 
 from itertools import groupby
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
+from server_app import evaluation
 from server_app.federation import grid
+from server_app.federation.answers import parse_answers
 from server_app.federation.replies import TooFew
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
@@ -77,6 +80,7 @@ def build(*, done=0, order=None, **keys):
     groups = federated(scoring_nodes(), CATALOGUE, run__min_groups=2)
     config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
+    engine.done_before = done
     rule = RewardRule(groups.names, config)
     run = RunInputs(config, None, groups, CATALOGUE)
     inputs = PolicyInputs(FakeBase(), [[q] for q in range(4)], np.array([0, 1, 3]), np.array([2]))
@@ -97,7 +101,7 @@ def build(*, done=0, order=None, **keys):
 def run(strategy, groups, rounds):
     """Flower's own `start` runs so many more rounds."""
     with flower_task():
-        strategy.done += len(strategy.engine.scores)
+        strategy.done = strategy.engine.done_before + len(strategy.engine.scores)
         strategy.start(groups.grid, ArrayRecord(), num_rounds=rounds, timeout=0.02)
 
 
@@ -191,6 +195,35 @@ def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
     assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
+
+
+def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monkeypatch):
+    """Three nodes: a round asks each for rewards, every second round for scores of the held-out question too."""
+    strategy, groups, _, lines = build(eval__every=2)
+    curve = ["0.10,0.20,0.30,0.40"]
+    answered = parse_answers("dpa", curve, np.array([2]), CATALOGUE)
+    monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs, test_J: answered)
+    strategy.engine.models = SimpleNamespace(policy=None)
+    counts = []
+    for _ in range(4):
+        before = len(groups.grid._grid.pushed)
+        run(strategy, groups, 1)
+        counts.append(len(groups.grid._grid.pushed) - before)
+    assert counts == [3, 6, 3, 6]
+    assert [[*line.held_out] for line in lines] == [[], ["predictions", "survey"]] * 2
+    # the nodes' truth is their table, so both sides have the same scores
+    expected = [float(js(np.array([0.1, 0.2, 0.3, 0.4]), TABLES[name][2, :4], [True] * 4)) for name in GROUPS]
+    for point in lines[1].held_out.values():
+        assert (point.avg_as, point.min_as) == pytest.approx((np.mean(expected), min(expected)))
+        assert 0 < point.fi < 1
+
+
+def test_a_resumed_run_s_rounds_go_on_from_its_last_and_are_scored_by_that_number(monkeypatch):
+    strategy, groups, _, lines = build(done=1, eval__every=2)
+    monkeypatch.setattr(evaluation, "greedy_answers", lambda *_: parse_answers("dpa", [""], np.array([2]), CATALOGUE))
+    strategy.engine.models = SimpleNamespace(policy=None)
+    run(strategy, groups, 2)
+    assert [(line.iteration, bool(line.held_out)) for line in lines] == [(2, True), (3, False)]
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():

@@ -15,7 +15,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import UPDATE, VALIDATION
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
-from server_app.predictor.pretraining import pretrain
+from server_app.predictor.pretraining import PROXIMAL_MU, pretrain
 
 CATALOGUE = catalogue_of([2] * 150, train=[True] * 100 + [False] * 50)  # more than all answers here
 STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round
@@ -78,6 +78,24 @@ def test_single_groups_are_averaged_to_the_bits_of_flower_s_fedavg():
         assert weights[name].numpy().dtype == np.float32
         np.testing.assert_array_equal(weights[name].numpy(), expected[name].numpy())
     assert loss == strategy_utils.aggregate_metricrecords(contents, "num-examples")["loss"]
+
+
+@pytest.mark.parametrize("strategy", ["fedprox", "fedadam", "fedyogi"])
+def test_flower_s_other_strategies_make_their_own_steps(strategy):
+    """Both groups move the weights by the same (.1, -.2) in a single round."""
+    weights, _, asked = pretrained([[0.1, -0.2]] * 2, rounds=1, strategy=strategy, start=record(w=[1, 1]))
+    moved = weights["w"].numpy().astype(float) - 1
+    assert asked[0].setting("proximal", float) == (PROXIMAL_MU if strategy == "fedprox" else 0.0)
+    if strategy == "fedprox":
+        np.testing.assert_allclose(moved, [0.1, -0.2], rtol=1e-6)
+        return
+    # the first round of one: a fifth of the step, the warm-up; m = .1 d and v = .01 d^2 are not corrected for their
+    # start but by Flower's sqrt(1 - .99^2) / (1 - .9^2), so each weight moves by that times sign(d)
+    expected = 3e-3 / 5 * (1 - 0.99**2) ** 0.5 / (1 - 0.9**2) * 0.1 / 0.01**0.5
+    if strategy == "fedyogi":  # Flower's Yogi corrects nothing; its v of the first round is Adam's
+        expected = 3e-3 / 5 * 0.1 / 0.01**0.5
+    np.testing.assert_allclose(moved, [expected, -expected], rtol=1e-3)
+    assert weights["w"].numpy().dtype == np.float32
 
 
 HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))

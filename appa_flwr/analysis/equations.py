@@ -8,7 +8,7 @@ and parameters in the ranges of `appa_flwr.config.ranges`; they check neither, b
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
+from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, EMA_DECAY, MAX_COV, MIN_MEAN
 from appa_flwr.core.arrays import FloatArray
 
 
@@ -73,6 +73,34 @@ def alpha_weights(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
         return np.full(len(reward_GJ), 1.0 / len(reward_GJ))
     share_GJ = np.exp(_around_extreme(reward_GJ, alpha)[1])
     return np.asarray((share_GJ / share_GJ.sum(axis=0)).mean(axis=1))
+
+
+def training_reward(
+    reward_GJ: npt.ArrayLike,
+    format_score_J: npt.ArrayLike,
+    parsed_J: npt.ArrayLike,
+    *,
+    alignment_weight: float = ALIGNMENT_WEIGHT,
+) -> FloatArray:
+    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
+
+    Takes alignment rewards (G, J) and format scores (J,), all in [0, 1], and flags (J,), False for a completely
+    unparseable answer, whose alignment reward is 0 too; returns training rewards (G, J). A row of NaN is a group that
+    did not answer, and stays NaN. An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - omega)
+    s_fmt.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
+    format_score_J = np.asarray(format_score_J, dtype=np.float64)
+    parsed_J = np.asarray(parsed_J, dtype=bool)
+    if reward_GJ.ndim != 2 or not reward_GJ.shape[1:] == format_score_J.shape == parsed_J.shape:
+        shapes = f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
+        raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
+    mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
+    # A missing group must stay NaN for every rollout, also for unparseable ones.
+    return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
 
 
 def adaptive_aggregate(

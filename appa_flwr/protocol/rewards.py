@@ -1,4 +1,4 @@
-"""The paper's reward metrics, which compare an answer with a group's target, and the reward for PPO.
+"""The paper's reward metrics, which compare an answer with a group's target.
 
 Legend: G groups, J rollouts, K answer options (padded to the longest question; `options` is True for a real option).
 `...` stands for any leading axes that broadcast.
@@ -17,7 +17,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config.ranges import ALIGNMENT_WEIGHT
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import unknown_name
 
@@ -134,34 +133,6 @@ def find(name: str) -> Metric:
     if name not in METRICS:
         raise unknown_name("metric", name, valid=METRICS)
     return METRICS[name]
-
-
-def training_reward(
-    reward_GJ: npt.ArrayLike,
-    format_score_J: npt.ArrayLike,
-    parsed_J: npt.ArrayLike,
-    *,
-    alignment_weight: float = ALIGNMENT_WEIGHT,
-) -> FloatArray:
-    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
-
-    Takes alignment rewards (G, J) and format scores (J,), all in [0, 1], and flags (J,), False for a completely
-    unparseable answer, whose alignment reward is 0 too; returns training rewards (G, J). A row of NaN is a group that
-    did not answer, and stays NaN. An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - omega)
-    s_fmt.
-
-    Raises:
-        ValueError: the shapes do not fit.
-    """
-    reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
-    format_score_J = np.asarray(format_score_J, dtype=np.float64)
-    parsed_J = np.asarray(parsed_J, dtype=bool)
-    if reward_GJ.ndim != 2 or not reward_GJ.shape[1:] == format_score_J.shape == parsed_J.shape:
-        shapes = f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
-        raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
-    mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
-    # A missing group must stay NaN for every rollout, also for unparseable ones.
-    return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
 
 
 def _divergence(prediction: FloatArray, target: FloatArray, *, base: float) -> FloatArray:

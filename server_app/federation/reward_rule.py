@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from appa_flwr.analysis import rules
+from appa_flwr.analysis.equations import training_reward
 from appa_flwr.analysis.rules import State
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
-from appa_flwr.protocol.rewards import training_reward
 from server_app.federation.answers import Answers
 from server_app.federation.replies import Replies
 

@@ -1,4 +1,4 @@
-"""The Fairness Index: hand-worked numbers and every safeguard."""
+"""The Fairness Index and the final reward: hand-worked numbers and every safeguard."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from appa_flwr.analysis.equations import fairness_index
+from appa_flwr.analysis.equations import fairness_index, training_reward
 
 rewards = hnp.arrays(
     np.float64,
@@ -62,3 +62,14 @@ def test_jains_index_and_equal_rewards_count_one(reward_GJ):
     squares_J = len(reward_GJ) * (reward_GJ**2).sum(axis=0)
     jain_J = np.divide(reward_GJ.sum(axis=0) ** 2, squares_J, where=squares_J > 0, out=np.ones_like(squares_J))
     assert fairness_index(reward_GJ) == pytest.approx(jain_J.mean(), abs=1e-12)
+
+
+def test_training_reward_by_hand():
+    nan = np.nan
+    reward = training_reward([[1.0, 0.2, 0.7], [0.0, 0.6, 0.7], [nan] * 3], [1.0, 0.5, 2 / 3], [True, True, False])
+    # .85 * 1 + .15 * 1; .85 * .2 + .15 * .5 = .17 + .075; unparsed; .15; .85 * .6 + .075 = .585; a missing group
+    np.testing.assert_allclose(reward, [[1.0, 0.245, 0.0], [0.15, 0.585, 0.0], [nan] * 3], atol=1e-15)
+    # two letters of four: no alignment, .15 * .5
+    assert training_reward([[0.0]], [0.5], [True]).item() == pytest.approx(0.075)
+    with pytest.raises(ValueError, match="expected rewards"):
+        training_reward(np.zeros((1, 2)), np.zeros(3), np.ones(3, bool))

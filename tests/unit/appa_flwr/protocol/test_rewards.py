@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.rewards import METRICS, find, js_distance, training_reward
+from appa_flwr.protocol.rewards import METRICS, find, js_distance
 
 TWO = np.ones(2, dtype=bool)
 FOUR = np.ones(4, dtype=bool)
@@ -124,14 +124,3 @@ def test_bad_vectors_are_errors(metrics, prediction, options, message):
             METRICS[metric](prediction, [0.5, 0.5], options)
     with pytest.raises(UserError, match="did you mean 'js'"):
         find("jss")
-
-
-def test_training_reward_by_hand():
-    nan = np.nan
-    reward = training_reward([[1.0, 0.2, 0.7], [0.0, 0.6, 0.7], [nan] * 3], [1.0, 0.5, 2 / 3], [True, True, False])
-    # .85 * 1 + .15 * 1; .85 * .2 + .15 * .5 = .17 + .075; unparsed; .15; .85 * .6 + .075 = .585; a missing group
-    np.testing.assert_allclose(reward, [[1.0, 0.245, 0.0], [0.15, 0.585, 0.0], [nan] * 3], atol=1e-15)
-    # two letters of four: no alignment, .15 * .5
-    assert training_reward([[0.0]], [0.5], [True]).item() == pytest.approx(0.075)
-    with pytest.raises(ValueError, match="expected rewards"):
-        training_reward(np.zeros((1, 2)), np.zeros(3), np.ones(3, bool))

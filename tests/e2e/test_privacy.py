@@ -157,19 +157,15 @@ def at(start: int, value: Callable[[np.ndarray], np.ndarray] | float) -> Change:
 
 
 LEAKS = [
-    (asks.REWARDS, put("", "notes", ConfigRecord({"x": 1})), "records"),
-    (asks.REWARDS, put("arrays", "more", lambda row: Array(row[None])), "numbers that were not asked for"),
-    (messages.HELLO, put("head", "share", lambda row: row.tolist()), "fields"),
+    (asks.REWARDS, put("", "notes", ConfigRecord({"x": 1})), "more than was asked for"),
+    (asks.REWARDS, put("arrays", "more", lambda row: Array(row[None])), "more than was asked for"),
+    (messages.HELLO, put("head", "share", lambda row: row.tolist()), "a private share in head"),
     (messages.HELLO, put("head", "groups", ["Avaria", f"{DIARY}-1"]), "the private text"),
     (asks.VOTES, put("head", "groups", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
-    (messages.CATALOGUE, put("head", "answered", lambda row: [float(row[0])]), "a private share in head"),
-    (messages.CATALOGUE, put("head", "may", ["a yes"]), "fields"),
+    (messages.CATALOGUE, put("head", "may", ["a yes"]), "words that are none"),
     (asks.SCORES, at(1, lambda row: row[:1]), "a private share in arrays"),
-    (asks.VALIDATION, at(1, lambda row: row[:1]), "a private share in arrays"),
-    (asks.UPDATE, at(7, np.copy), "a private answer in arrays"),
     (asks.REWARDS, at(3, np.copy), "a private answer in arrays"),
     (asks.REWARDS, at(3, 1.5), "js targets reward is outside"),
-    (asks.VOTES, at(0, np.copy), "a private answer in arrays"),
     (asks.VOTES, at(0, 0.5), "a vote that is none"),
 ]
 

@@ -7,7 +7,7 @@ Axis letters: Q public questions, K options.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,15 +71,6 @@ def run_again(world: World, folder: Path, owner_policy: str) -> tuple[World, InP
 SETUP = {messages.HELLO, messages.CATALOGUE, messages.TARGETS}
 
 
-def rewards_of(grid: InProcessGrid, world: World) -> Iterator[dict[str, np.ndarray]]:
-    public = build_catalogue(world.config)
-    for asked, reply in zip(grid.requests, grid.replies, strict=True):
-        if asked_for(asked) == asks.REWARDS:
-            ask, _ = messages.unpack_ask(asked.message.content)
-            own = messages.unpack_reply(reply.message.content, numbers=True).numbers
-            yield asks.split(own[0], asks.numbers_of(ask, public))
-
-
 @pytest.mark.parametrize(
     ("owner_policy", "more"),
     [("", {asks.SCORES}), ('may-leave = ["votes", "rewards"]', set())],
@@ -93,8 +84,11 @@ def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner
     ]
     assert {kind for kind, refused in pairs if not refused} == {*SETUP, asks.VOTES, asks.REWARDS, *more}
     assert any(refused for _, refused in pairs) == (not more)  # by the first the server asks for nothing in vain
-    truth = [array for own in rewards_of(grid, world) for name, array in own.items() if "truth" in name]
-    assert not any(array.any() for array in truth)
+    for asked, reply in zip(grid.requests, grid.replies, strict=True):
+        if asked_for(asked) == asks.REWARDS:
+            shapes = asks.numbers_of(messages.unpack_ask(asked.message.content)[0], build_catalogue(world.config))
+            own = asks.split(messages.unpack_reply(reply.message.content, numbers=True).numbers[0], shapes)
+            assert not any(array.any() for name, array in own.items() if "truth" in name)
     rows = json.loads((world.config.run_folder / "summary.json").read_text())
     assert list(dict.fromkeys(row["method"] for row in rows)) == ["base", "sft", "uniform", "majority", "ppo"]
     assert not any(row["survey"] for row in rows)

@@ -10,16 +10,16 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord
 from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.serverapp.exception import AggregationError
-from in_process import Crossed, InProcessGrid, deployed, flower_task
-from small import AS_OWNERS_ASK, SMALLEST, keys_of
+from in_process import Crossed, InProcessGrid, at_home, deployed, flower_task
+from small import SMALLEST, keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -27,29 +27,15 @@ from appa_flwr.owner.ledger import Ledger
 from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
-from appa_flwr.survey.generate import generate
-from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from pluralllm.scores import summed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
 from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.questions import build_catalogue
+from server_app.questions import build_catalogue, run_survey
 
 KINDS = (asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS)
 
-TINY = {
-    **SMALLEST,
-    **AS_OWNERS_ASK,
-    "data.num-questions": 32,
-    "eval.ceilings": True,
-}
-SMALL_RUN = {
-    **TINY,
-    "sft.steps": 40,
-    "sft.batch-size": 16,
-    "ppo.response-length": 40,
-}
 DIARY = "CANARYdiary"
 HIDDEN_QUESTION = "CANARYquestion"
 SMALL = 0.001  # shares under this are few, and their digits as text are mostly zeros
@@ -72,16 +58,17 @@ class World:
 
 
 def make_world(folder: Path, **changes: object) -> World:
-    config = Config.load({**SMALL_RUN, **keys_of(changes)})
-    plain = generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
+    keys = {"eval.ceilings": True, "run.output-dir": str(folder / "runs"), "run-name": "r", **keys_of(changes)}
+    config = Config.load({**SMALLEST, **keys})
+    plain = run_survey(config)
     rng = np.random.default_rng(20)
     answers = {
         group: {key: rng.dirichlet(np.full(len(shares), 2.0)) for key, shares in mine.items()}
         for group, mine in plain.answers.items()
     }
-    written = write_split(Survey(plain.questions, answers), folder / "split")
+    config, files = at_home(Survey(plain.questions, answers), folder / "split", config)
     texts = []
-    for group, path in written.groups.items():
+    for group, path in files.items():
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for n, row in enumerate(rows):
             texts.append(f"{DIARY}-{group}-{n}")
@@ -90,18 +77,11 @@ def make_world(folder: Path, **changes: object) -> World:
         own = {"question_id": texts[-1], "question": texts[-1], "options": [texts[-1], "x"], "group": group}
         rows.append({**own, "distribution": [0.1357913, 0.8642087]})
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    places = {"survey": str(written.questions), "run.output-dir": str(folder / "runs"), "run-name": "r"}
-    flat = {**config.flat(), **places, "groups": "; ".join(written.groups)}  # as `appa deploy` has them
-    return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
+    return World(config, dict(files), answers, tuple(texts))
 
 
-FIELDS: Mapping[str, Mapping[str, type]] = {
-    messages.HELLO: {},
-    messages.CATALOGUE: {"answered": list, "may": list},
-    messages.TARGETS: {},
-    messages.ASK: {},
-}
-"""What each kind of reply may hold beside the group's name and numbers."""
+FIELDS = {messages.CATALOGUE: {"answered": int, "may": str}}
+"""What each kind of reply holds beside the group's name and numbers: lists of these types."""
 
 
 def asked_for(asked: Crossed) -> str:
@@ -162,37 +142,28 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) 
         if not plain if error.code == refusals.FAILED else refusals.REFUSALS.get(error.code) != error.reason:
             yield f"an error in its own words: {error.reason}"
         return
-    content = reply.message.content
-    types = {"head": ConfigRecord} | ({"arrays": ArrayRecord} if asked.kind == messages.ASK else {})
-    if {name: type(record) for name, record in content.items()} != types:
-        yield f"records {', '.join(content)}"
-        return
-    head = dict(content.config_records["head"])
-    if head.pop("groups") != [group]:
-        yield "more than the group's name"
-    if {name: type(value) for name, value in head.items()} != FIELDS[asked.kind]:
-        yield f"fields {', '.join(head)}"
-    if asked.kind == messages.CATALOGUE and not set(head.get("may", ())) <= {*refusals.MAY_NOT_LEAVE, asks.TRUTH_SIDE}:
-        yield f"fields {head['may']}"
+    content, numbers, fields = reply.message.content, None, {}
     if asked.kind == messages.ASK:
-        yield from numbers_in(asked, content.array_records["arrays"], public)
+        numbers = content.array_records["arrays"]["numbers"].numpy()
+        yield from numbers_in(asked, numbers, public)
+    for name, kind in FIELDS.get(asked.kind, {}).items():
+        fields[name] = asks.typed(content.config_records["head"][name], (kind,))
+    if not {*fields.get("may", ())} <= {*refusals.MAY_NOT_LEAVE, asks.TRUTH_SIDE}:
+        yield "words that are none of the policy's"
+    if content != messages.pack_reply([group], numbers, **fields):
+        yield "more than was asked for"
 
 
-def numbers_in(asked: Crossed, record: ArrayRecord, public: Catalogue) -> Iterator[str]:
+def numbers_in(asked: Crossed, numbers: np.ndarray, public: Catalogue) -> Iterator[str]:
     """Other numbers than were asked for."""
     ask, _ = messages.unpack_ask(asked.message.content)
     shapes = asks.numbers_of(ask, public)
-    size = sum(int(np.prod(number.shape)) for number in shapes.values())
-    if {name: (array.dtype, tuple(array.shape)) for name, array in record.items()} != {
-        "numbers": ("float64", (1, size))
-    }:
-        yield "numbers that were not asked for"
-        return
-    own = asks.split(record["numbers"].numpy()[0], shapes)
     try:
+        own = {name: array[0] for name, array in asks.split(numbers, shapes).items()}
         asks.flatten(own, shapes)
     except ValueError as error:
         yield str(error)
+        return
     if ask.kind == asks.VOTES and not np.isin(own["votes"], np.arange(public.option_QK.shape[1] + 1)).all():
         yield "a vote that is none"
 

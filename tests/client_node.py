@@ -2,23 +2,20 @@
 
 import copy
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from in_process import cross, deployed, request, simulated
-from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES, keys_of
+from in_process import at_home, cross, deployed, request, simulated
+from small import SMALLEST, keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from appa_flwr.survey.generate import generate
-from appa_flwr.survey.store import write_split
-from appa_flwr.survey.types import Survey
 from client_app.main import app
 from client_app.memory import Memory, memory_of, read_array
 from client_app.party import Group, Party
@@ -29,17 +26,9 @@ from pluralllm.training import choices
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
 
-SMALL = {
-    "data.num-questions": 24,
-    "data.num-groups": 4,
-    **SMALL_PREDICTOR,
-    **VOTES,
-    "pluralllm.local-steps": 1,
-}
-
 
 def config_of(**changes: object) -> Config:
-    return Config.load({**SMALL, **keys_of(changes)})
+    return Config.load({**SMALLEST, **keys_of(changes)})
 
 
 class Node:
@@ -147,13 +136,6 @@ def prepared_node(**changes: object) -> tuple[Node, Catalogue]:
     return Node(copy.deepcopy(context)), catalogue
 
 
-def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Mapping[str, Path]]:
-    """The survey split into a public question file and one private file a group, and the run that uses them."""
-    written = write_split(survey, folder)
-    keys = {"survey": str(written.questions), "groups": "; ".join(written.groups)}  # as `appa deploy` has them
-    return Config.load({**config.flat(), **keys, **AS_OWNERS_ASK}), written.groups
-
-
 CATALOGUES: dict[str, Catalogue] = {}
 
 
@@ -173,7 +155,7 @@ class Owned(Node):
     """A deployed node of the first group, in its first run."""
 
     def __init__(self, folder, owner_policy="", *, survey=SURVEY, **changes):
-        config, files = home_files(survey, folder, config_of(data__num_groups=2))
+        config, files = at_home(survey, folder, config_of())
         config = Config.load({**config.flat(), **changes})
         super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
         self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))

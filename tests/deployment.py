@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from real_run import small_environment
-from small import AS_OWNERS_ASK, keys_of
+from small import SMALLEST, keys_of
 
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.launch import deploy
@@ -21,19 +21,6 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.survey.types import Survey
 
 REPO = Path(__file__).parents[1]
-# As small as the loop can be; every message costs a second or more here, since each starts a process.
-TINY_LOOP = {
-    "eval.ceilings": False,
-    "sft.steps": 2,
-    "baseline-rules": "",
-    "ppo.num-iterations": 4,
-    "pluralllm.rounds": 1,
-    "ppo.batch-size": 16,
-    "sft.target": "smoothed-votes",  # what every owner allows
-    **AS_OWNERS_ASK,
-    "ppo.num-mini-batches": 2,
-    "ppo.epochs": 1,
-}
 PLACES = {
     "survey": "questions.jsonl",
     "run-name": "r",
@@ -56,7 +43,7 @@ class Deployment:
 
     def submit(self, **changed: object) -> None:
         """Submit the smallest run, with these keys changed: `ppo__epochs` for `ppo.epochs`."""
-        values = TINY_LOOP | PLACES | keys_of(changed)
+        values = SMALLEST | PLACES | keys_of(changed)
         keys = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         self.flwr("run", str(REPO), CONNECTION, "--run-config", keys)
 

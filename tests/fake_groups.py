@@ -1,9 +1,11 @@
 """Groups' nodes in memory that answer as a test says, for tests of the server's federation."""
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, Node, catalogue_of, random_tables
@@ -26,8 +28,10 @@ class FakeGroups:
     """A node in memory that hosts groups, and answers as a group would: setup, and requests for numbers by its maker.
 
     Attributes:
-        numbers: gives a group's arrays for a request; what it raises or leaves out counts as no answer of that group.
+        numbers: gives a group's arrays for a request.
         asked: the requests for numbers, in their order.
+        silent: groups that give no numbers.
+        gate: closed, they take their time.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class FakeGroups:
         self.names, self.numbers, self.may = tuple(names), numbers, list(may)
         self.catalogue = CATALOGUE
         self.asked: list[Ask] = []
+        self.silent, self.gate = set[str](), threading.Event()
+        self.gate.set()
 
     def __call__(self, message: Message) -> Message:
         kind = message.metadata.message_type
@@ -48,9 +54,12 @@ class FakeGroups:
             return self._reply(message)
         ask, _ = messages.unpack_ask(message.content)
         self.asked.append(ask)
+        assert self.gate.wait(10)
+        if not (names := [name for name in self.names if name not in self.silent]):
+            return failing(refusals.FAILED, "silent")(message)
         shapes = asks.numbers_of(ask, self.catalogue)
-        rows = [flat(self.numbers(ask, name), shapes) for name in self.names]
-        return Message(messages.pack_reply(self.names, np.stack(rows)), reply_to=message)
+        rows = [flat(self.numbers(ask, name), shapes) for name in names]
+        return Message(messages.pack_reply(names, np.stack(rows)), reply_to=message)
 
     def _reply(self, message: Message, **fields: object) -> Message:
         return Message(messages.pack_reply(self.names, **fields), reply_to=message)
@@ -73,10 +82,7 @@ def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Number]) ->
 def rewards_of(key: tuple[str, str], reward_J: np.ndarray) -> dict[str, np.ndarray]:
     """The numbers of a request for rewards; NaN where there is nothing to compare with."""
     known_J, name = ~np.isnan(reward_J), " ".join(key)
-    reward_J = np.nan_to_num(reward_J)
-    own = reward_J[known_J].mean() if known_J.any() else 0.0
-    numbers = {"reward": reward_J, "square": reward_J**2, "known": known_J.astype(float)}
-    return {f"{name} {what}": value for what, value in {**numbers, "own": own, "groups": float(known_J.any())}.items()}
+    return {f"{name} reward": np.nan_to_num(reward_J), f"{name} known": known_J.astype(float)}
 
 
 def replying(*names: str, rewards: Mapping[tuple[str, str], np.ndarray] | None = None) -> FakeGroups:
@@ -146,9 +152,18 @@ def gathered(
     return groups
 
 
-def at_work(groups: Groups) -> Groups:
-    """The groups, with catalogue and PluralLLM."""
-    groups.send_catalogue(CATALOGUE)
+def federated(
+    nodes: FakeGrid | Mapping[int, Node], catalogue: Catalogue = CATALOGUE, *given: Any, **keys: Any
+) -> Groups:
+    """Gathered groups with the catalogue."""
+    groups = gathered(nodes, *given, **keys)
+    groups.send_catalogue(catalogue)
+    return groups
+
+
+def at_work(nodes: FakeGrid | Mapping[int, Node], *given: Any, **keys: Any) -> Groups:
+    """Gathered groups with catalogue and PluralLLM."""
+    groups = federated(nodes, CATALOGUE, *given, **keys)
     groups.send_targets(WEIGHTS)
     return groups
 
@@ -159,25 +174,6 @@ _numbers = itertools.count()
 def new_request() -> Ask:
     """A request that nobody has been asked."""
     return replace(REQUEST, draw=next(_numbers)).ask()
-
-
-def federated(
-    nodes: Mapping[int, Node], catalogue: Catalogue, *, min_groups: int = 1, silent: Sequence[int] = ()
-) -> Groups:
-    """The groups at these nodes with the catalogue; silent nodes answer nothing from now on."""
-    groups = gathered(grid := FakeGrid(nodes), run__min_groups=min_groups)
-    groups.send_catalogue(catalogue)
-    grid.nodes.update(dict.fromkeys(silent, lambda message: None))
-    return groups
-
-
-def simulated_groups(node: FakeGroups, config: Config, catalogue: Catalogue) -> Groups:
-    """The node's groups with the catalogue, as in a simulation."""
-    groups = Groups(OverlapGrid(FakeGrid({1: node})), config)
-    groups.grid.simulated = True
-    groups.gather((), patience=0.0)
-    groups.send_catalogue(catalogue)
-    return groups
 
 
 # --- three groups that score five questions, three of them held out ---

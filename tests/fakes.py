@@ -44,15 +44,18 @@ def raising(error: BaseException, real: Callable[..., object] | None = None) -> 
     return call
 
 
-def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> asks.Catalogue:
-    """Questions with so many options each, those of `train` for training."""
+def catalogue_of(
+    num_options: Sequence[int], *, train: Sequence[bool] | None = None, embedding_QKE: np.ndarray | None = None
+) -> asks.Catalogue:
+    """Questions with so many options each, those of `train` or all for training, with these features or none."""
     questions = tuple(
         Question(f"Q{q}", f"What about topic {q}?", tuple(f"answer {k}" for k in range(count)))
         for q, count in enumerate(num_options)
     )
     option_QK = np.arange(max(num_options))[None] < np.array(num_options)[:, None]
-    embedding_QKE = np.zeros((*option_QK.shape, 2), dtype=np.float32)
-    return asks.Catalogue(questions, np.array(train), embedding_QKE, option_QK, np.zeros(len(train), bool))
+    train_Q = np.ones(len(questions), bool) if train is None else np.array(train)
+    value_QKE = np.zeros((*option_QK.shape, 2)) if embedding_QKE is None else embedding_QKE
+    return asks.Catalogue(questions, train_Q, value_QKE.astype(np.float32), option_QK, np.zeros(len(questions), bool))
 
 
 def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> dict[str, np.ndarray]:

@@ -34,6 +34,7 @@ from flwr.superlink.grid import InMemoryGrid
 from appa_flwr.config import Config
 from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import store
+from appa_flwr.survey.types import Survey
 from client_app.main import app
 from client_app.memory import memory_of
 
@@ -92,6 +93,13 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     for context in contexts.values():
         memory_of(context)["survey"] = str(path).encode()
     return contexts
+
+
+def at_home(survey: Survey, folder: Path, config: Config) -> tuple[Config, Mapping[str, Path]]:
+    """The survey split into a public question file and one private file a group, and the run that uses them."""
+    written = store.write_split(survey, folder)
+    keys = {"survey": str(written.questions), "groups": "; ".join(written.groups)}  # as `appa deploy` has them
+    return Config.load({**config.flat(), **keys}), written.groups
 
 
 def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = "") -> dict[int, Context]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from small import keys_of
+from small import READABLE, keys_of
 
 SHORT_WAITS = Path(__file__).parent / "short_waits"
 LIMIT_SECONDS = 540.0
@@ -23,22 +23,6 @@ APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 
 # Makes a folder of a short path: Ray's sockets lie below it and their names have little room.
 temporary_folder = partial(tempfile.TemporaryDirectory, prefix="e2e", ignore_cleanup_errors=True)
-
-# As small as a run can be that still writes answers which can be read, and whose groups differ.
-TINY_RUN: dict[str, object] = {
-    "data.num-questions": 60,
-    "data.num-groups": 4,
-    "run.min-groups": 4,
-    "pluralllm.rounds": 4,
-    "pluralllm.local-steps": 2,
-    "sft.steps": 60,
-    "sft.batch-size": 16,
-    "baseline-rules": "",
-    "ppo.num-iterations": 3,
-    "ppo.batch-size": 32,
-    "ppo.num-mini-batches": 4,
-    "ppo.response-length": 48,
-}
 
 
 def small_environment() -> dict[str, str]:
@@ -101,8 +85,8 @@ class RealRuns:
     folder: Path
 
     def __call__(self, name: str, **changes: object) -> Finished:
-        """Run `appa run` with the tiny keys and these changes, two underscores for a dot, and wait for its end."""
-        given = TINY_RUN | keys_of(changes)
+        """Run `appa run` with `READABLE` and these changes, two underscores for a dot, and wait for its end."""
+        given = READABLE | keys_of(changes)
         given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
         command = [*APPA, "run", *(f"{key}={value}" for key, value in given.items())]
         here = self.folder / f"{name}-here"

@@ -10,17 +10,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_groups import flat, rewards_of
+from fake_groups import federated, scoring_node
 from fakes import catalogue_of
 from fastapi import HTTPException
 
 from appa_flwr.config import Config
 from appa_flwr.core.files import keep_lines
-from appa_flwr.protocol import asks
 from appa_flwr.run.run_files import SERVED
 from appa_flwr.run.served import read_runs
-from client_app.numbers import score
-from server_app.federation.ask import Replies, TooFew
+from appa_flwr.trainers import client
 from server_app.run_folder import RunFolder
 from server_app.serve import app
 from server_app.serve.rounds import Item, Rounds, ScoreRequest
@@ -30,33 +28,6 @@ TABLES = {
     "A": np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]),
     "B": np.array([[0.4, 0.6, 0.0], [0.8, 0.2, 0.0], [0.5, 0.3, 0.2]]),
 }
-
-
-class Groups:
-    """Both groups in this process, by the groups' own scoring.
-
-    Attributes:
-        requests: what they were asked.
-        silent: groups that do not answer.
-        gate: closed, they take their time.
-    """
-
-    names = ("A", "B")
-
-    def __init__(self):
-        self.requests, self.silent, self.gate = [], set(), threading.Event()
-        self.gate.set()
-
-    def ask(self, ask, *, meanwhile=None):
-        request, numbers = asks.ScoreRequest.of(ask), asks.numbers_of(ask, CATALOGUE)
-        self.requests.append(request)
-        assert self.gate.wait(10)
-        there = tuple(name for name in self.names if name not in self.silent)
-        if not there:
-            raise TooFew("only 0 of 2 groups (none) could give rewards")
-        scored = [score(request, TABLES[name], CATALOGUE.option_QK)["wasserstein"] for name in there]
-        rows = [flat(rewards_of(("wasserstein", asks.TARGET_SIDE), reward_J), numbers) for reward_J in scored]
-        return Replies(there, numbers, np.stack(rows))
 
 
 class Folder:
@@ -70,16 +41,17 @@ class Folder:
 
 
 class Served:
-    """A service over the groups, with its folder."""
+    """A service over the groups on one node, with its folder."""
 
-    def __init__(self, folder, rule="average", groups=None):
-        self.folder, self.groups = folder, groups or Groups()
+    def __init__(self, folder, rule="average"):
+        self.folder, self.node = folder, scoring_node(TABLES)
         self.config = Config.load({"metric": "wasserstein", "rule": rule})
         self.open()
 
     def open(self):
         """The service, anew where there was one: what a restart does."""
-        run = SimpleNamespace(config=self.config, folder=Folder(self.folder), groups=self.groups, catalogue=CATALOGUE)
+        groups = federated({1: self.node}, CATALOGUE)
+        run = SimpleNamespace(config=self.config, folder=Folder(self.folder), groups=groups, catalogue=CATALOGUE)
         self.rounds = Rounds(run, closed=lambda name, record: None)
 
     async def score(self, *answers, number=None, **fields):
@@ -103,14 +75,16 @@ def rounds_of(folder, run):
 
 @contextmanager
 def serving(folder):
-    """A service that answers over HTTP from a thread of this process; gives its groups, URL and token."""
+    """A service that answers over HTTP from a thread of this process, where its clients look for it; gives it."""
     served, end = Served(folder), threading.Event()
-    with app.listening("127.0.0.1", 0) as listener:
+    with app.listening("127.0.0.1", 0) as listener, pytest.MonkeyPatch.context() as patched:
+        patched.setenv(client.URL, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        patched.setenv(client.TOKEN, "a-token")
         answers = app.until(end.is_set, served.rounds, None, "a-token", listener)
         thread = threading.Thread(target=asyncio.run, args=(answers,))
         thread.start()
         try:
-            yield served.groups, f"http://127.0.0.1:{listener.getsockname()[1]}", "a-token"
+            yield served
         finally:
             end.set()
             thread.join()

@@ -1,24 +1,19 @@
-"""The smallest parts that a run can have, as config keys."""
+"""The two smallest runs, as config keys: in this process, and by the command."""
 
 from collections.abc import Mapping
 
-SMALL_PREDICTOR = {
+SMALLEST: dict[str, object] = {
+    "data.num-questions": 24,
+    "data.num-groups": 3,
+    "data.extra-questions": "",  # what every owner allows, on the questions that were answered
+    "sft.target": "smoothed-votes",
     "pluralllm.num-context-questions": 4,
+    "pluralllm.rounds": 2,
     "pluralllm.local-steps": 2,
     "pluralllm.learning-rate": 3e-3,
-}
-
-VOTES = {"sft.target": "smoothed-votes", "data.extra-questions": ""}
-"""What every owner allows, on the questions that were answered."""
-
-SMALLEST = {
-    "data.num-groups": 3,
-    "run.min-groups": 3,
-    **SMALL_PREDICTOR,
-    "pluralllm.rounds": 2,
-    **VOTES,
-    "eval.ceilings": False,
     "baseline-rules": "",
+    "eval.ceilings": False,
+    "sft.steps": 3,
     "sft.batch-size": 4,
     "ppo.num-iterations": 2,
     "ppo.batch-size": 8,
@@ -27,10 +22,23 @@ SMALLEST = {
 }
 """A run as small as all its parts can be; tests change what they are about."""
 
-VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
+READABLE: dict[str, object] = {
+    "data.num-questions": 60,
+    "data.num-groups": 4,
+    "run.min-groups": 4,
+    "pluralllm.rounds": 4,
+    "pluralllm.local-steps": 2,
+    "baseline-rules": "",
+    "sft.steps": 60,
+    "sft.batch-size": 16,
+    "ppo.num-iterations": 3,
+    "ppo.batch-size": 32,
+    "ppo.num-mini-batches": 4,
+    "ppo.response-length": 48,
+}
+"""As small as a run can be that still writes answers which can be read, and whose groups differ."""
 
-AS_OWNERS_ASK = {"pluralllm.local-steps": 16}
-"""How a deployed node trains PluralLLM where there is no owner's policy."""
+VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
 
 CHOSEN = {"sft.learning-rate": 1e-3}
 """Beside a model that is not the tiny one: its step size is chosen, so the config does not refuse it."""

@@ -9,26 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
-from small import SMALLEST, VALUE_MODEL
+from small import SMALLEST
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from server_app import main
 from server_app import run as server
 from server_app.federation import answers
-
-SMALL = {
-    **SMALLEST,
-    **VALUE_MODEL,
-    "data.num-questions": 12,
-    "data.test-fraction": 0.25,
-    "pluralllm.rounds": 1,
-    "policy.prompt-style": "full",
-    "policy.tuning": "lora",
-    "sft.steps": 3,
-    "sft.learning-rate": 1e-2,
-    "ppo.learning-rate": 1e-2,
-}
 
 
 def read_every_answer(patched):
@@ -67,9 +54,9 @@ def run_server(grid, config):
         main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
 
 
-def looped(config, num_nodes, *, reported=False):
-    """The loop of this config with the groups' real ClientApp on so many nodes; the grid between them."""
-    grid = SimulatedGrid(simulated(config, num_nodes))
+def looped(config, nodes, *, reported=False):
+    """The loop of this config with the groups' real ClientApp on so many nodes, or in a grid; the grid between them."""
+    grid = SimulatedGrid(simulated(config, nodes)) if isinstance(nodes, int) else nodes
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         if not reported:  # seconds of plots
@@ -81,7 +68,7 @@ def looped(config, num_nodes, *, reported=False):
 def run_of(folder, **keys):
     """The whole loop on two nodes; its config."""
     places = {"run.output-dir": str(folder / "runs"), "run-name": "r"}
-    config = Config.load({**SMALL, **places, **keys})
+    config = Config.load({**SMALLEST, **places, **keys})
     looped(config, 2)
     return config
 

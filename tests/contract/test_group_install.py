@@ -11,17 +11,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from audit import KINDS, TINY, talk
+from audit import KINDS, talk
 from group_life import installed
-from in_process import InProcessGrid, deployed
+from in_process import InProcessGrid, at_home, deployed
 from packaging.requirements import Requirement
 from real_run import SHORT_WAITS
+from small import SMALLEST
 
 from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare
 from appa_flwr.protocol import messages
 from appa_flwr.survey.generate import generate
-from appa_flwr.survey.store import write_split
+from server_app.questions import run_survey
 
 REPO = Path(__file__).resolve().parents[2]
 LIST = REPO / "requirements-group.txt"
@@ -37,15 +38,15 @@ def requirements() -> list[str]:
 def record(tmp_path_factory) -> Path:
     """A run's messages and replies, with everything installed."""
     folder = tmp_path_factory.mktemp("talk")
-    written = write_split(generate(num_questions=32, num_groups=3, seed=0), folder)
-    config = Config.load({**TINY, "survey": str(written.questions)})
-    grid = InProcessGrid(deployed(config, written.groups))
+    config = Config.load(SMALLEST)
+    config, files = at_home(run_survey(config), folder, config)
+    grid = InProcessGrid(deployed(config, files))
     talk(grid, config)
     for memory in folder.rglob("*.memory"):  # the same messages meet nodes that have not had them
         shutil.rmtree(memory)
     crossed = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]
     path = folder / "talk.pickle"
-    path.write_bytes(pickle.dumps({"config": config.flat(), "files": dict(written.groups), "messages": crossed}))
+    path.write_bytes(pickle.dumps({"config": config.flat(), "files": dict(files), "messages": crossed}))
     return path
 
 
@@ -89,7 +90,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={}, bundle="")  # where nobody listens
     questions = record.with_name("questions.jsonl")
     parts = {
-        f"group check {data} --questions {questions}": "of 32.* EXIT 0",
+        f"group check {data} --questions {questions}": "of 24.* EXIT 0",
         "group policy": "may-leave = .* EXIT 0",
         f"group audit {data.with_suffix('.ledger.sqlite')}": "rewards.* EXIT 0",
         f"doctor {sites.group(survey.groups[0])}": "has start.sh been run at the server.* EXIT 1",

@@ -1,7 +1,6 @@
 """`appa serve` as a user starts it: killed, resumed, and stopped by Ctrl-C, while a trainer goes on."""
 
 import asyncio
-import json
 import signal
 import subprocess
 import time
@@ -9,11 +8,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from real_run import APPA, TINY_RUN, belonging_to, kill_all, small_environment, temporary_folder
+from real_run import APPA, belonging_to, kill_all, small_environment, temporary_folder
 from served import rounds_of
+from small import READABLE
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
+from appa_flwr.run.run_files import PROGRESS
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.questions import build_catalogue
 
@@ -25,8 +26,8 @@ LIMIT_SECONDS = 300.0
 @contextmanager
 def served(folder, *arguments):
     """A process of `appa serve`; gives it, with where it listens, once it does."""
-    progress = folder / "runs" / "r" / "progress.jsonl"
-    already = len(progress.read_text().splitlines()) if progress.exists() else 0
+    run = folder / "runs" / "r"
+    already = len(PROGRESS.read(run) or ())
     with temporary_folder() as temporary, (folder / "out").open("ab") as out:
         environment = small_environment() | {"TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
         command = [*APPA, "serve", *arguments]
@@ -36,8 +37,7 @@ def served(folder, *arguments):
         try:
             deadline = time.monotonic() + LIMIT_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
-                lines = progress.read_text().splitlines()[already:] if progress.exists() else []
-                messages = [json.loads(line)["message"] for line in lines]
+                messages = [line.message for line in (PROGRESS.read(run) or ())[already:]]
                 if at := [text for text in messages if text.startswith("at http")]:
                     url = at[-1].split()[1].rstrip(",")
                     yield SimpleNamespace(process=process, url=url, temporary=temporary)
@@ -58,7 +58,7 @@ def ask(rewards, questions, step):
 
 
 def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
-    keys = TINY_RUN | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
+    keys = READABLE | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
     flags = [f"{key}={value}" for key, value in keys.items()]
     folder = tmp_path / "runs" / "r"
     questions = build_catalogue(Config.load(keys)).questions

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deployment import REPO, TINY_LOOP, Deployment, deployed
-from real_run import APPA, TINY_RUN, kill_all, small_environment
+from deployment import REPO, Deployment, deployed
+from real_run import APPA, kill_all, small_environment
+from small import SMALLEST
 
 from appa_flwr.core.ports import free_port
 from appa_flwr.launch.bundle import bundle_hash
@@ -128,7 +129,7 @@ def test_an_impostor_an_unregistered_node_and_a_second_node_of_one_key(tmp_path)
         impostor, unregistered = (node_of_a(name, tmp_path / name) for name in ("impostor", "unregistered"))
         for name in SURVEY.groups:
             started.start_node(name)
-        deployment.submit(groups=";".join(SURVEY.groups))
+        deployment.submit(**ALL, ppo__num_iterations=4)
         deployment.wait(lambda: bool(deployment.iterations))
         second = node_of_a("second", sites.group(A) / "node.key")
         ended(deployment)
@@ -203,29 +204,25 @@ def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_pat
         assert len(deployment.iterations) == 4
 
 
-SMALL = {
-    **TINY_RUN,
-    **TINY_LOOP,
+KEYS = {
+    **SMALLEST,
     "run.min-groups": 2,
     "data.num-questions": 40,
-    "data.num-groups": 3,
-    "data.extra-questions": "",  # a deployment has the questions that its groups answered
     "policy.prompt-style": "compact",  # its survey is a file, for which "auto" has another style
     "seed": 1,
-    "pluralllm.rounds": 3,
-    # in more and longer rounds the order in which nodes are added up shows
-    "pluralllm.local-steps": 2,
-    "pluralllm.learning-rate": 3e-3,
+    "pluralllm.rounds": 3,  # in more and longer rounds the order in which nodes are added up shows
     "sft.steps": 60,
+    "sft.batch-size": 16,
+    "ppo.num-iterations": 4,
 }
 KILLS = 3
 
 
 def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(tmp_path, appa_run):
     """By the command, `kill -9` of all its processes each time; which moments these are is printed."""
-    simulated = appa_run("simulated", **{key: json.dumps(value) for key, value in SMALL.items()})
+    simulated = appa_run("simulated", **{key: json.dumps(value) for key, value in KEYS.items()})
     assert simulated.code == 0, simulated.err
-    keys = [f"{key}={json.dumps(value)}" for key, value in (SMALL | {"run-name": "r"}).items()]
+    keys = [f"{key}={json.dumps(value)}" for key, value in (KEYS | {"run-name": "r"}).items()]
     rng = random.Random(time.time_ns())
     folder, temporary = tmp_path / "trial", tmp_path / "temporary"
     temporary.mkdir()
@@ -249,7 +246,7 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     (run,) = (folder / "server" / "runs").iterdir()
     ours = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     theirs = simulated.lines("metrics.jsonl")
-    assert len(ours) == len(theirs) == SMALL["ppo.num-iterations"]
+    assert len(ours) == len(theirs) == KEYS["ppo.num-iterations"]
     for one, other in zip(ours, theirs, strict=True):
         assert one["rewards"] == pytest.approx(other["rewards"], abs=1e-6), one["iteration"]
         assert one["group_reward"] == pytest.approx(other["group_reward"], abs=1e-6), one["iteration"]

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 from audit import asked_for
 from in_process import InProcessGrid
-from small import SMALL_PREDICTOR, VOTES
+from small import SMALLEST
 from whole_loop import looped
 
 from appa_flwr.config import Config
@@ -21,23 +21,16 @@ from appa_flwr.report.page import missing
 from appa_flwr.run.read import read_run
 from appa_flwr.run.run_files import PROGRESS
 from pluralllm.residual import SHARES, SHARES_KEY
+from server_app.questions import run_survey
 
-SMALL = {
-    "data.num-questions": 60,
-    "data.num-groups": 4,
-    **SMALL_PREDICTOR,
-    **VOTES,
-    "pluralllm.rounds": 3,
-    "run.phases": "pluralllm",
-}
-GROUPS = ("Avaria", "Belmora", "Castria", "Dorvane")
 FILE = "pluralllm.safetensors"
 
 
 def run(
-    folder: Path, name: str, *, num_nodes: int = 4, reported: bool = False, **keys: object
+    folder: Path, name: str, *, num_nodes: int = 3, reported: bool = False, **keys: object
 ) -> tuple[Config, InProcessGrid]:
-    config = Config.load({**SMALL, "run.output-dir": str(folder), "run-name": name, **keys})
+    places = {"run.phases": "pluralllm", "run.output-dir": str(folder), "run-name": name}
+    config = Config.load(SMALLEST | places | keys)
     return config, looped(config, num_nodes, reported=reported)
 
 
@@ -70,9 +63,9 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     assert not (config.run_folder / "policy").exists()
     found_card, found = card(config), read_run(config.run_folder)
     assert [*missing(found)] == []
-    assert len(found.pluralllm.losses) == 3
+    assert len(found.pluralllm.losses) == config.pluralllm.rounds
     assert found.pluralllm.scores.keys() == {"pluralllm", "uniform", "nearest-question"}
-    assert found_card["survey"]["groups"].keys() == found_card["groups"].keys() == set(GROUPS)
+    assert found_card["survey"]["groups"].keys() == found_card["groups"].keys() == set(run_survey(config).groups)
 
 
 def test_who_shares_a_node_moves_not_a_bit(alone, together):
@@ -100,7 +93,7 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone, tmp_path):
     path = alone[0].run_folder / FILE
-    with pytest.raises(UserError, match="was trained on another table of 60 questions, and this run has 60"):
+    with pytest.raises(UserError, match="was trained on another table of 24 questions, and this run has 24"):
         run(tmp_path, "refused", **{"pluralllm.checkpoint": str(path), "seed": 1})
     assert str(path) in (tmp_path / "refused" / "error.txt").read_text()
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()

@@ -29,10 +29,10 @@ from in_process import flower_task, simulated
 
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue
-from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app.memory import KEPT_SECONDS
 from client_app.party import Party
+from server_app.questions import run_survey
 
 
 def deployed_node(**node_config):
@@ -58,7 +58,7 @@ def groups_of(node, survey=""):
 def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
     config = config_of(data__num_groups=5)
     groups_by_node = [groups_of(Node(context)) for context in simulated(config, num_nodes).values()]
-    everyone = generate(num_questions=24, num_groups=5, seed=0).groups
+    everyone = run_survey(config).groups
     assert sorted(name for names in groups_by_node for name in names) == sorted(everyone)
     if num_nodes == 2:
         assert groups_by_node == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]

@@ -9,8 +9,8 @@ from client_node import prepared_node, uniform_request
 
 from appa_flwr.protocol import asks, rewards
 from appa_flwr.protocol.asks import Ask, ScoreRequest
-from appa_flwr.survey.generate import generate
 from client_app.numbers import score
+from server_app.questions import run_survey
 
 SIZES = (2, 5, 3, 4)
 OPTION_QK = np.arange(max(SIZES))[None] < np.array(SIZES)[:, None]
@@ -65,7 +65,7 @@ def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_re
 def test_rewards_come_from_each_groups_own_table():
     """Answering with one group's own table earns that group, and no other, all of the reward."""
     node, catalogue = prepared_node()
-    everyone = generate(num_questions=24, num_groups=4, seed=0).groups
+    everyone = run_survey(node.config).groups
     for group in everyone:
         asked = uniform_request(catalogue, prediction_JK=node.targets(group))
         for name, own in node.numbers(asked.ask()).items():
@@ -92,7 +92,7 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
 def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(task):
     node, catalogue = prepared_node(task=task)
     votes = {name: own["votes"] for name, own in node.numbers(Ask(asks.VOTES)).items()}
-    survey = generate(num_questions=24, num_groups=4, seed=0)
+    survey = run_survey(node.config)
     assert set(votes) == set(survey.groups)
     for group, vote_QK in votes.items():
         table_QK = node.targets(group)

@@ -24,7 +24,6 @@ from pluralllm.training import build
 from server_app.questions import build_catalogue, run_survey
 
 CONFIG = config_of(
-    data__num_groups=3,
     pluralllm__local_steps=Config.load({}).pluralllm.local_steps,
     pluralllm__rounds=100,  # from round 5 on steps no longer rise, and they do not fall yet
     pluralllm__learning_rate=0.01,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from public_questions import public_questions
+from fakes import catalogue_of
 
 from appa_flwr.protocol.asks import Catalogue
 from pluralllm import data as sizes
@@ -21,7 +21,7 @@ def table() -> Catalogue:
     option_QK = np.arange(K) < rng.integers(2, K + 1, size=(Q, 1))
     value_QKE = (rng.normal(size=(Q, K, sizes.EMBEDDING_DIM)) * option_QK[..., None]).astype(np.float32)
     value_QKE[..., sizes.QUESTION_PART] = value_QKE[:, :1, sizes.QUESTION_PART] * option_QK[..., None]
-    return public_questions(value_QKE, option_QK, train_Q=np.arange(Q) < 25)
+    return catalogue_of(option_QK.sum(1), train=np.arange(Q) < 25, embedding_QKE=value_QKE)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from public_questions import public_questions
+from fakes import catalogue_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -60,8 +60,8 @@ def test_text_without_a_word_is_embedded_as_zero_not_nan():
 
 
 def test_group_data_pads_in_the_order_of_the_table():
-    public = public_questions(np.zeros((3, 3, 1)), embed_questions(QUESTIONS)[1], ("tax", "heat", "tax2"))
-    answers = {"tax2": np.array([0.2, 0.3, 0.5]), "tax": np.array([0.6, 0.4]), "none": np.array([1.0, 0.0, 0.0])}
+    public = catalogue_of([2, 3, 3])
+    answers = {"Q2": np.array([0.2, 0.3, 0.5]), "Q0": np.array([0.6, 0.4]), "none": np.array([1.0, 0.0, 0.0])}
     data = group_data("Here", answers, public=public)
     assert data.question_N.tolist() == [0, 2]
     np.testing.assert_allclose(data.answer_NK, [[0.6, 0.4, 0.0], [0.2, 0.3, 0.5]])

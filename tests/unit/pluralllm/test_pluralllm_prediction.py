@@ -69,7 +69,7 @@ def test_context_depends_on_seed_group_and_draw_and_on_no_process(attention, tab
         of(attention, table, 8, seed=1).context_order(data).tolist(),
     ]
     assert len({tuple(sorted(order)) for order in orders}) == len(orders)
-    assert orders[0] == [3, 1, 11, 5, 7, 13, 15, 6, 2]
+    assert orders[0] == [18, 8, 9, 13, 7, 5, 19, 16, 6]
 
 
 def test_order_of_questions_changes_nothing(attention, data, table):

@@ -5,7 +5,7 @@ Axis letters: Q questions, K options, N answered questions.
 
 import numpy as np
 import pytest
-from public_questions import public_questions
+from fakes import catalogue_of
 from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
@@ -16,9 +16,7 @@ from pluralllm.scores import local_sums, nearest_question
 def test_a_groups_sums_are_those_of_scipy():
     """Twelve questions of 3 options and one of 1; the group knows eight of them and is asked about the rest."""
     rng = np.random.default_rng(0)
-    option_QK = np.ones((13, 3), dtype=bool)
-    option_QK[12, 1:] = False
-    public = public_questions(rng.normal(size=(13, 3, 4)), option_QK)
+    public = catalogue_of([3] * 12 + [1], embedding_QKE=rng.normal(size=(13, 3, 4)))
     answer_QK = rng.dirichlet(np.ones(3), size=13).astype(np.float32)
     table_QK = rng.dirichlet(np.ones(3), size=13)
     answer_QK[12] = table_QK[12] = [1.0, 0.0, 0.0]
@@ -50,8 +48,7 @@ def test_the_nearest_question_by_hand():
     """Questions a, b, c of two options; b is nearer to a than to c, d has three options and so is like none."""
     value_QKE = np.zeros((4, 3, 1), np.float32)
     value_QKE[:, :2, 0] = np.array([[0.0], [1.0], [3.0], [0.0]])
-    option_QK = np.array([[True, True, False]] * 3 + [[True] * 3])
-    table = public_questions(value_QKE, option_QK)
+    table = catalogue_of([2, 2, 2, 3], embedding_QKE=value_QKE)
     known = GroupData("New", np.array([0, 2]), np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], dtype=np.float32))
     third = 1 / 3
     expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]

@@ -5,7 +5,7 @@ Axis letters: Q questions, K options.
 
 import numpy as np
 import pytest
-from fake_groups import FakeGroups, simulated_groups
+from fake_groups import FakeGroups, federated
 from fakes import catalogue_of
 
 from appa_flwr.config import Config
@@ -21,10 +21,9 @@ MAJORITY = [[1, 0, 0], [0, 1, 0]]
 
 def voted(**keys):
     """The result of the votes, and the kinds of numbers that were asked for."""
-    config = Config.load({"run.min-groups": 1, **keys})
     node = FakeGroups([*MODES], lambda ask, name: {"votes": (MODES if ask.kind == asks.VOTES else SHARES)[name]})
-    groups = simulated_groups(node, config, CATALOGUE)
-    return ask_votes(RunInputs(config, None, groups, CATALOGUE)), [ask.kind for ask in node.asked]
+    run = RunInputs(Config.load(keys), None, federated({1: node}, CATALOGUE), CATALOGUE)
+    return ask_votes(run), [ask.kind for ask in node.asked]
 
 
 @pytest.mark.parametrize(

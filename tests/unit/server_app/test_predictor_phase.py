@@ -5,10 +5,9 @@ Axis letters: L sums, Q questions, N answered questions.
 
 import numpy as np
 import pytest
-from fake_groups import FakeGroups, simulated_groups
+from fake_groups import FakeGroups, federated
 from fakes import catalogue_of
 
-from appa_flwr.config import Config
 from appa_flwr.protocol.asks import SCORES
 from pluralllm.scores import summed
 from server_app.predictor_phase import fault, scores
@@ -37,8 +36,7 @@ BY_GROUP = {
 
 def scored(by_group):
     node = FakeGroups([*by_group], lambda ask, name: {"scores": by_group[name]})
-    config = Config.load({"run.min-groups": 1})
-    found = scores(simulated_groups(node, config, CATALOGUE), CATALOGUE)
+    found = scores(federated({1: node}, CATALOGUE), CATALOGUE)
     assert [ask.kind for ask in node.asked] == [SCORES]
     return found
 

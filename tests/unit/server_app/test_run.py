@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from fakes import catalogue_of
 from in_process import SimulatedGrid, simulated
-from whole_loop import SMALL, run_server
+from small import SMALLEST
+from whole_loop import run_server
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -69,7 +70,7 @@ def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run.base_models, "prepare", prepare)
     monkeypatch.setattr(run.predictor_phase, "train", train)
-    config = Config.load({**SMALL, "run.output-dir": str(tmp_path), "run-name": "r"})
+    config = Config.load({**SMALLEST, "run.output-dir": str(tmp_path), "run-name": "r"})
     with pytest.raises(UserError, match="no group trained"):
         run_server(SimulatedGrid(simulated(config, 2)), config)
     assert len(steps) < 500

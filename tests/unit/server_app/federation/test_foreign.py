@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_groups import WEIGHTS, failing, gathered, replying
+from fake_groups import WEIGHTS, failing, federated, gathered, replying
 from fakes import CATALOGUE, GOOD, REQUEST
 
 from appa_flwr.config import Config
@@ -83,8 +83,7 @@ def test_a_node_that_says_too_many_names_is_not_read(more, joined):
 
 def test_many_groups_that_are_missing_for_one_reason_are_one_line(run_log):
     many = replying(*(f"G{n}" for n in range(500)))
-    groups = gathered({1: replying("A"), 2: many})
-    groups.send_catalogue(CATALOGUE)
+    groups = federated({1: replying("A"), 2: many})
     groups.grid._grid.nodes[2] = failing(refusals.FAILED, "gone")
     groups.ask(REQUEST.ask())
     assert len(run_log()) == 2

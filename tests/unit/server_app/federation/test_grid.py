@@ -225,7 +225,7 @@ def test_nodes_are_greeted_until_all_are_there(timed):
 
 
 def working(grid):
-    return at_work(gathered(grid, ("A", "B"), patience=10.0, run__reply_timeout=TIMEOUT))
+    return at_work(grid, ("A", "B"), patience=10.0, run__reply_timeout=TIMEOUT)
 
 
 def test_a_node_that_hung_while_the_others_were_set_up_is_set_up_before_it_is_asked(timed):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import GONE, WEIGHTS, failing, gathered, replying, scorer
+from fake_groups import GONE, WEIGHTS, failing, federated, gathered, replying, scorer
 from fakes import CATALOGUE, GOOD, KEY, REQUEST
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -29,9 +29,7 @@ def answering(name, answer):
 def three(bad_node, *, min_groups=2):
     """Groups A, B and C on nodes 11, 12 and 13; A and C behave, B's node answers requests for numbers by `bad_node`."""
     nodes = {13: scorer("C", GOOD / 3), 12: bad_node, 11: scorer("A", GOOD)}
-    groups = gathered(nodes, ("A", "B", "C"), run__min_groups=min_groups)
-    groups.send_catalogue(CATALOGUE)
-    return groups
+    return federated(nodes, CATALOGUE, ("A", "B", "C"), run__min_groups=min_groups)
 
 
 def rewards(groups, request=REQUEST, key=KEY):
@@ -87,8 +85,7 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
     prediction_JK = np.array([[0.5, 0.5, np.nan], [np.nan] * 3, [0.2, 0.3, 0.5]])
     request = ScoreRequest(REQUEST.question_J, prediction_JK, ("js",))
     for lie in (0.0, 0.1):
-        groups = gathered({11: scorer("A", [0.5, 0.0, 1.0]), 12: scorer("B", [1.0, lie, 1.0])}, ("A", "B"))
-        groups.send_catalogue(CATALOGUE)
+        groups = federated({11: scorer("A", [0.5, 0.0, 1.0]), 12: scorer("B", [1.0, lie, 1.0])})
         reward_GJ = rewards(groups, request)
         np.testing.assert_array_equal(reward_GJ[0], [0.5, 0.0, 1.0])
         assert np.isnan(reward_GJ[1]).all() == (lie > 0)
@@ -122,8 +119,7 @@ def test_the_same_request_is_asked_once(tmp_path):
     node = scorer("A")
     computed = []
     for _ in range(2):  # a resumed run too
-        groups = gathered({1: node}, answers=tmp_path / "answers")
-        groups.send_catalogue(CATALOGUE)
+        groups = federated({1: node}, answers=tmp_path / "answers")
         for _ in range(2):
             answer = groups.ask(REQUEST.ask(), meanwhile=lambda: computed.append(1))
             np.testing.assert_array_equal(answer.each("js targets reward"), [GOOD])

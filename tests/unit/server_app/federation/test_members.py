@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_groups import GONE, at_work, failing, gathered, new_request, replying, scorer
+from fake_groups import GONE, at_work, failing, federated, gathered, new_request, replying, scorer
 from fakes import CATALOGUE, GOOD
 
 from appa_flwr.core.errors import UserError
@@ -25,10 +25,9 @@ def test_groups_that_no_run_can_begin_with(nodes, expected, min_groups, message)
 
 
 def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):
-    groups = gathered({1: replying("C"), 2: replying("A"), 3: replying("X")}, ("C", "B", "A"))
+    groups = federated({1: replying("C"), 2: replying("A"), 3: replying("X")}, CATALOGUE, ("C", "B", "A"))
     assert groups.present == ("C", "A")  # in the order they were asked for
     assert [text for text in warnings() if "did not join: B" in text]
-    groups.send_catalogue(CATALOGUE)
     assert groups.without("truth") == ()
 
 
@@ -57,7 +56,7 @@ def again(groups):
 
 
 def working(nodes, expected=("A", "B")):
-    groups = at_work(gathered(nodes, expected))
+    groups = at_work(nodes, expected)
     return groups, groups.grid._grid
 
 

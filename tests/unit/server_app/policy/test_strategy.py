@@ -72,7 +72,7 @@ def scoring_nodes():
 
 
 def build(*, done=0, order=None, **keys):
-    groups = federated(scoring_nodes(), CATALOGUE, min_groups=2)
+    groups = federated(scoring_nodes(), CATALOGUE, run__min_groups=2)
     config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
     strategy = AppaStrategy(

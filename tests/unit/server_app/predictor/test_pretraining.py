@@ -5,52 +5,36 @@ Axis letters: G groups, V choices of what views count, P weights.
 
 import numpy as np
 import pytest
+from fake_groups import FakeGroups, federated
+from fakes import catalogue_of
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import strategy_utils
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import UPDATE, VALIDATION, Number, flatten
+from appa_flwr.protocol.asks import UPDATE, VALIDATION
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
-from server_app.federation.ask import Replies
 from server_app.predictor.pretraining import pretrain
 
+CATALOGUE = catalogue_of([2] * 150, train=[True] * 100 + [False] * 50)  # more than all answers here
 STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round
 COUNTS = (30, 10)
 LOSSES = (0.5, 0.25, 0.125, 0.75, 0.3)
 
 
-class Training:
-    """Groups that change the weights by their steps, resting on so many answers each, and report these errors.
+def training(steps_G, counts_G, errors_G):
+    """Groups that change the weights by their steps, resting on so many answers each, and report these errors."""
 
-    Attributes:
-        asked: every request for numbers.
-    """
-
-    def __init__(self, steps_G, counts_G, errors_G):
-        self.asked = []
-        self.names = tuple("ABCDE"[: len(steps_G)])
-        self._steps_G, self._counts_G, self._errors_G = steps_G, counts_G, errors_G
-
-    def ask(self, ask):
-        self.asked.append(ask)
-        one = Number((1,), -np.inf, np.inf)
+    def numbers(ask, name):
+        g = "ABCDE".index(name)
         if ask.kind == UPDATE:
-            shape = ask.array("weights", np.float32, axes=1).shape
-            numbers = {"step": Number(shape, -np.inf, np.inf), "answers": one, "loss": one}
-            rows = [
-                {"step": n * np.array(step), "answers": [n], "loss": [n * loss]}
-                for step, n, loss in zip(self._steps_G, self._counts_G, LOSSES, strict=False)
-            ]
-        else:
-            size = ask.count("size")
-            numbers = {"answers": one, "error": Number((size,), -np.inf, np.inf)}
-            rows = [
-                {"answers": [n], "error": n * np.array([*error_V, *[0.7] * size][:size])}
-                for n, error_V in self._errors_G
-            ]
-        return Replies(self.names, numbers, np.stack([flatten(row, numbers) for row in rows]))
+            n = counts_G[g]
+            return {"step": n * np.array(steps_G[g]), "answers": n, "loss": n * LOSSES[g]}
+        (n, error_V), size = errors_G[g], ask.count("size")
+        return {"answers": n, "error": n * np.array([*error_V, *[0.7] * size][:size])}
+
+    return FakeGroups("ABCDE"[: len(steps_G)], numbers)
 
 
 def record(**arrays):
@@ -61,10 +45,10 @@ def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, **c
     """What weights at 0 become, the mean losses of the rounds, and the groups' requests."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in {"rounds": 2, **changes}.items()}
     config = Config.load(keys)
-    groups = Training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
+    node = training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
     start = start or record(w=np.zeros(len(steps_G[0])))
-    weights, losses = pretrain(groups, config, start, progress=lambda *_: None)
-    return weights, losses, groups.asked
+    weights, losses = pretrain(federated({1: node}, CATALOGUE), config, start, progress=lambda *_: None)
+    return weights, losses, node.asked
 
 
 def test_groups_weigh_as_many_answers_as_they_trained_on():
@@ -105,7 +89,7 @@ HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))
         # 5 is the median's length, so 50 is the longest: (30, -40); the mean of four (3, 4) and this
         ((*HONEST, (36, -48)), [42 / 5, -24 / 5], "E"),
         # of two the shorter step is the measure
-        (((0.3, 0.4), (3000.0, 4000.0)), [3.3 / 2, 4.4 / 2], "B"),
+        (((0.3, 0.4), (30.0, 40.0)), [3.3 / 2, 4.4 / 2], "B"),
         # ten times is let through, and where nobody moves a group that does is no mistake
         ((*HONEST, (30, 40)), [42 / 5, 56 / 5], ""),
         (((0, 0), (0, 0), (3, 4)), [1, 4 / 3], ""),

@@ -68,7 +68,7 @@ def test_a_bad_request_gets_one_clear_answer(client, served, sent, status, says)
     assert given.status_code == status
     assert says in str(given.json()["detail"])
     assert len(given.content) < 2000
-    assert served.groups.requests == []
+    assert served.node.asked == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_without_the_token_there_is_nothing(client, served, headers, caplog):
     for given in (client.post("/v1/score", content=b"{"), client.get("/v1/held-out"), client.get("/other")):
         assert given.status_code == 401
         assert given.headers["www-authenticate"] == "Bearer"
-    assert served.groups.requests == []
+    assert served.node.asked == []
     assert TOKEN not in "".join(r.getMessage() for r in caplog.records if r.name.startswith(("appa", "uvicorn")))
 
 

@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Groups, Served, refused, two
+from fake_groups import scoring_node
+from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Served, refused, two
 
 from appa_flwr.run.run_files import SERVED
 from server_app import run_folder
@@ -25,7 +26,7 @@ async def test_a_whole_round_is_one_message_and_one_line(tmp_path, rule, expecte
     assert line.fairness_index == pytest.approx((64 / 65 + 25 / 26) / 2)
     assert line.rewards == pytest.approx({"A": 0.75, "B": 0.8})
     assert served.history() == pytest.approx(HISTORY)
-    assert len(served.groups.requests) == 1
+    assert len(served.node.asked) == 1
 
 
 async def test_what_has_no_round_is_gathered_into_one(served, monkeypatch):
@@ -42,16 +43,16 @@ async def test_what_has_no_round_is_gathered_into_one(served, monkeypatch):
 
 @pytest.mark.parametrize("number", [None, 1])
 async def test_an_id_is_scored_once_and_stands_for_one_text(served, number):
-    served.groups.gate.clear()
+    served.node.gate.clear()
     calls = [asyncio.create_task(served.score(ONE, number=number)) for _ in range(3)]
     await asyncio.sleep(0.1)
     calls[0].cancel()
     assert (await refused(served.score(OTHER, number=number))).status_code == 409
-    served.groups.gate.set()
+    served.node.gate.set()
     found = [*await asyncio.gather(*calls[1:]), await served.score(ONE, number=number)]
     assert found == [pytest.approx(MEAN_OF_TWO[:1])] * 3
     assert (await refused(served.score(OTHER, number=number))).status_code == 409
-    assert len(served.groups.requests) == len(served.lines()) == 1
+    assert len(served.node.asked) == len(served.lines()) == 1
 
 
 async def test_what_cannot_be_of_a_round_is_refused_at_once_and_the_round_goes_on(served):
@@ -77,7 +78,7 @@ async def test_a_trainer_that_goes_away_before_its_round_is_whole_leaves_nothing
     second = asyncio.create_task(served.score(*two()[1:], number=1, size=2))
     await asyncio.sleep(0.05)
     assert [*await served.score(*two()[:1], number=1, size=2), *await second] == pytest.approx(MEAN_OF_TWO)
-    assert len(served.groups.requests) == 1
+    assert len(served.node.asked) == 1
 
 
 async def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
@@ -89,7 +90,7 @@ async def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
     for _ in range(2):  # its retry too
         assert len(await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)) == 2
     await served.score(*two(3, ["0.50,0.50"] * 2), number=3)
-    assert len(served.groups.requests) == 5
+    assert len(served.node.asked) == 5
     # "0.50,0.50": A has 0.9 and 1.0, B 0.9 and 0.7, so the means are 0.95 and 0.8
     later = 1 - 0.8**2
     expected = [0.8**2 * 0.2 * 0.75 + later * 0.95, 0.8**2 * 0.2 * 0.8 + later * 0.8]
@@ -109,14 +110,14 @@ async def test_equal_answers_to_an_older_round_take_the_state_back_too(served):
 
 @pytest.mark.parametrize("asked", [False, True])
 async def test_a_trainer_that_begins_anew_takes_the_place_of_one_that_hangs(served, asked):
-    served.groups.gate.clear()
+    served.node.gate.clear()
     hangs = asyncio.create_task(served.score(OTHER, number=1, size=1 if asked else 2))
     await asyncio.sleep(0.05)
     if asked:  # the groups are at it, so the new one has to come again
         assert (await refused(served.score(*two(), number=1, resumed=True))).status_code == 503
-        served.groups.gate.set()
+        served.node.gate.set()
         await hangs
-    served.groups.gate.set()
+    served.node.gate.set()
     new = await asyncio.gather(*(served.score(answer, number=1, size=2, resumed=True) for answer in two()))
     assert [reward for (reward,) in new] == pytest.approx(MEAN_OF_TWO)
     assert served.history() == pytest.approx(HISTORY)
@@ -136,14 +137,14 @@ async def test_held_out_questions_are_scored_and_leave_no_trace(served):
 
 
 async def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
-    served.groups.silent = {"A", "B"}
+    served.node.silent = {"A", "B"}
     for number in (1, None):
         failed = await refused(served.score(*two(), number=number))
         assert failed.status_code == 503
         assert int(failed.headers["Retry-After"]) > 0
-    served.groups.silent = set()
+    served.node.silent = set()
     await served.score(*two(), number=1)
-    served.groups.silent = {"B"}
+    served.node.silent = {"B"}
     assert await served.score(*two(2), number=2) == pytest.approx([0.915, 0.66])
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, HISTORY[1]])
     last = served.lines()[-1]
@@ -162,17 +163,17 @@ async def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch)
     await served.score(("third", "Q0", TWO[0]), number=1, size=3, run="other")
     assert await waits == pytest.approx(MEAN_OF_TWO)
     assert await served.score(*two(), number=1) == pytest.approx(MEAN_OF_TWO)
-    assert [request.question_J.size for request in served.groups.requests] == [3, 2]
+    assert [ask.arrays["question"].size for ask in served.node.asked] == [3, 2]
 
 
 async def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(served):
     await served.score(ONE)
-    served.groups.gate.clear()
+    served.node.gate.clear()
     other = asyncio.create_task(served.score(("o", "Q1", TWO[1])))
     await asyncio.sleep(0.1)  # the groups are asked, and the first answer is long delivered
     twins = [asyncio.create_task(served.score((name, "Q0", TWO[0]))) for name in "ab"]
     await asyncio.sleep(0.05)
-    served.groups.gate.set()
+    served.node.gate.set()
     await asyncio.gather(other, *twins)
     assert sum(line.size for line in served.lines()) == 4
 
@@ -189,7 +190,7 @@ async def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_
     assert path.read_bytes() == before  # a report does not write
     served.open()
     assert await served.score(*two(), number=1) == given
-    assert len(served.groups.requests) == 1
+    assert len(served.node.asked) == 1
     await served.score(*two(2), number=2)
     assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, (1 - 0.8**2) * 0.8])
 
@@ -205,17 +206,16 @@ async def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_
     assert [line.round for line in served.lines()] == [1, 2, 3]
 
 
-async def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):
+async def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served):
     await served.score(*two(), number=1)
-    monkeypatch.setitem(TABLES, "C", TABLES["A"])
-    monkeypatch.setattr(Groups, "names", ("A", "B", "C"))
+    served.node = scoring_node(TABLES | {"C": TABLES["A"]})
     served.open()
     await served.score(*two(2), number=2)
     assert served.history()[2] == pytest.approx(0.8 * np.mean(HISTORY) + 0.2 * 0.75)
 
 
 async def test_the_end_refuses_who_waits_and_leaves_the_event_loop_free(served):
-    served.groups.gate.clear()
+    served.node.gate.clear()
     scored = asyncio.create_task(served.score(*two(), number=1))
     await asyncio.sleep(0.05)
     waits = asyncio.create_task(served.score(("x", "Q0", TWO[0]), number=1, size=2, run="other"))
@@ -223,7 +223,7 @@ async def test_the_end_refuses_who_waits_and_leaves_the_event_loop_free(served):
     closing = asyncio.create_task(served.rounds.close())
     await asyncio.sleep(0.05)  # would last as long as the groups take
     assert not closing.done()
-    served.groups.gate.set()
+    served.node.gate.set()
     async with asyncio.timeout(5.0):
         await closing
         assert await scored == pytest.approx(MEAN_OF_TWO)

@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord
 from flwr.common.serde import message_to_proto, recorddict_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, at_home, deployed, flower_task
@@ -80,13 +80,8 @@ def make_world(folder: Path, **changes: object) -> World:
     return World(config, dict(files), answers, tuple(texts))
 
 
-FIELDS: Mapping[str, Mapping[str, type]] = {
-    messages.HELLO: {},
-    messages.CATALOGUE: {"answered": list, "may": list},
-    messages.TARGETS: {},
-    messages.ASK: {},
-}
-"""What each kind of reply may hold beside the group's name and numbers."""
+FIELDS = {messages.CATALOGUE: {"answered": int, "may": str}}
+"""What each kind of reply holds beside the group's name and numbers: lists of these types."""
 
 
 def asked_for(asked: Crossed) -> str:
@@ -147,37 +142,28 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) 
         if not plain if error.code == refusals.FAILED else refusals.REFUSALS.get(error.code) != error.reason:
             yield f"an error in its own words: {error.reason}"
         return
-    content = reply.message.content
-    types = {"head": ConfigRecord} | ({"arrays": ArrayRecord} if asked.kind == messages.ASK else {})
-    if {name: type(record) for name, record in content.items()} != types:
-        yield f"records {', '.join(content)}"
-        return
-    head = dict(content.config_records["head"])
-    if head.pop("groups") != [group]:
-        yield "more than the group's name"
-    if {name: type(value) for name, value in head.items()} != FIELDS[asked.kind]:
-        yield f"fields {', '.join(head)}"
-    if asked.kind == messages.CATALOGUE and not set(head.get("may", ())) <= {*refusals.MAY_NOT_LEAVE, asks.TRUTH_SIDE}:
-        yield f"fields {head['may']}"
+    content, numbers, fields = reply.message.content, None, {}
     if asked.kind == messages.ASK:
-        yield from numbers_in(asked, content.array_records["arrays"], public)
+        numbers = content.array_records["arrays"]["numbers"].numpy()
+        yield from numbers_in(asked, numbers, public)
+    for name, kind in FIELDS.get(asked.kind, {}).items():
+        fields[name] = asks.typed(content.config_records["head"][name], (kind,))
+    if not {*fields.get("may", ())} <= {*refusals.MAY_NOT_LEAVE, asks.TRUTH_SIDE}:
+        yield "words that are none of the policy's"
+    if content != messages.pack_reply([group], numbers, **fields):
+        yield "more than was asked for"
 
 
-def numbers_in(asked: Crossed, record: ArrayRecord, public: Catalogue) -> Iterator[str]:
+def numbers_in(asked: Crossed, numbers: np.ndarray, public: Catalogue) -> Iterator[str]:
     """Other numbers than were asked for."""
     ask, _ = messages.unpack_ask(asked.message.content)
     shapes = asks.numbers_of(ask, public)
-    size = sum(int(np.prod(number.shape)) for number in shapes.values())
-    if {name: (array.dtype, tuple(array.shape)) for name, array in record.items()} != {
-        "numbers": ("float64", (1, size))
-    }:
-        yield "numbers that were not asked for"
-        return
-    own = asks.split(record["numbers"].numpy()[0], shapes)
     try:
+        own = {name: array[0] for name, array in asks.split(numbers, shapes).items()}
         asks.flatten(own, shapes)
     except ValueError as error:
         yield str(error)
+        return
     if ask.kind == asks.VOTES and not np.isin(own["votes"], np.arange(public.option_QK.shape[1] + 1)).all():
         yield "a vote that is none"
 

@@ -18,6 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.files import keep_lines
 from appa_flwr.run.run_files import SERVED
 from appa_flwr.run.served import read_runs
+from appa_flwr.trainers import client
 from server_app.run_folder import RunFolder
 from server_app.serve import app
 from server_app.serve.rounds import Item, Rounds, ScoreRequest
@@ -74,14 +75,16 @@ def rounds_of(folder, run):
 
 @contextmanager
 def serving(folder):
-    """A service that answers over HTTP from a thread of this process; gives its groups' node, URL and token."""
+    """A service that answers over HTTP from a thread of this process, where its clients look for it; gives it."""
     served, end = Served(folder), threading.Event()
-    with app.listening("127.0.0.1", 0) as listener:
+    with app.listening("127.0.0.1", 0) as listener, pytest.MonkeyPatch.context() as patched:
+        patched.setenv(client.URL, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        patched.setenv(client.TOKEN, "a-token")
         answers = app.until(end.is_set, served.rounds, None, "a-token", listener)
         thread = threading.Thread(target=asyncio.run, args=(answers,))
         thread.start()
         try:
-            yield served.node, f"http://127.0.0.1:{listener.getsockname()[1]}", "a-token"
+            yield served
         finally:
             end.set()
             thread.join()

@@ -54,9 +54,9 @@ def run_server(grid, config):
         main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
 
 
-def looped(config, num_nodes, *, reported=False):
-    """The loop of this config with the groups' real ClientApp on so many nodes; the grid between them."""
-    grid = SimulatedGrid(simulated(config, num_nodes))
+def looped(config, nodes, *, reported=False):
+    """The loop of this config with the groups' real ClientApp on so many nodes, or in a grid; the grid between them."""
+    grid = SimulatedGrid(simulated(config, nodes)) if isinstance(nodes, int) else nodes
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         if not reported:  # seconds of plots

@@ -1,7 +1,6 @@
 """`appa serve` as a user starts it: killed, resumed, and stopped by Ctrl-C, while a trainer goes on."""
 
 import asyncio
-import json
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from small import READABLE
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
+from appa_flwr.run.run_files import PROGRESS
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.questions import build_catalogue
 
@@ -26,8 +26,8 @@ LIMIT_SECONDS = 300.0
 @contextmanager
 def served(folder, *arguments):
     """A process of `appa serve`; gives it, with where it listens, once it does."""
-    progress = folder / "runs" / "r" / "progress.jsonl"
-    already = len(progress.read_text().splitlines()) if progress.exists() else 0
+    run = folder / "runs" / "r"
+    already = len(PROGRESS.read(run) or ())
     with temporary_folder() as temporary, (folder / "out").open("ab") as out:
         environment = small_environment() | {"TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
         command = [*APPA, "serve", *arguments]
@@ -37,8 +37,7 @@ def served(folder, *arguments):
         try:
             deadline = time.monotonic() + LIMIT_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
-                lines = progress.read_text().splitlines()[already:] if progress.exists() else []
-                messages = [json.loads(line)["message"] for line in lines]
+                messages = [line.message for line in (PROGRESS.read(run) or ())[already:]]
                 if at := [text for text in messages if text.startswith("at http")]:
                     url = at[-1].split()[1].rstrip(",")
                     yield SimpleNamespace(process=process, url=url, temporary=temporary)

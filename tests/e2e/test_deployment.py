@@ -6,7 +6,6 @@ one, by an address of its own that is no loopback.
 
 import http.client
 import json
-import math
 import re
 import socket
 import ssl
@@ -28,6 +27,7 @@ from appa_flwr.launch import deploy, doctor
 from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.sites import CONNECTION, Sites
 from appa_flwr.launch.terminal import RunFailed
+from appa_flwr.run.run_files import CARD
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
@@ -98,9 +98,9 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
     }
 
 
-def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deployment, survey):
+def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deployment, survey):
     names = survey.groups
-    deployment.submit(groups=";".join(names), ppo__num_iterations=1)
+    deployment.submit(groups=";".join(names), run__phases="pluralllm")
     deployment.wait(lambda: "pluralllm" in deployment.phases(), seconds=400)  # each node has answered
     nodes = deployment.processes("flower-supernode")
     assert len(nodes) >= len(names)
@@ -116,20 +116,10 @@ def test_processes_with_a_file_each_align_a_policy_and_keep_their_answers(deploy
         )
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             bystander.AcquireTask(AcquireTaskRequest(supported_task_types=["clientapp"]))
-    deployment.wait(lambda: "report" in deployment.phases(), seconds=500)
-    deployment.wait(lambda: deployment.status() == COMPLETED, seconds=60)
+    deployment.wait(lambda: deployment.status() == COMPLETED, seconds=500)
 
-    (line,) = deployment.iterations
-    assert line["missing_groups"] == []
-    assert set(line["rewards"]) == set(names)
-    assert all(0 <= reward <= 1 for reward in line["rewards"].values())
-    rows = json.loads((deployment.run / "summary.json").read_text())
-    assert {row["method"] for row in rows} == {"base", "sft", "ppo", "uniform", "majority"}
-    for row in rows:
-        assert set(row["per_group"]) == set(names)
-        assert not any(map(math.isnan, row["per_group"].values())), row
+    assert set(CARD.read(deployment.run).groups) == set(names)
     assert (deployment.run / "report.html").exists()
-
     # The search does find a group's answers where they are, and nowhere at the others.
     sites = deployment.sites
     for name in names:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from served import MEAN_OF_TWO, TWO, rounds_of, serving
 
-from appa_flwr.trainers import client, engines
+from appa_flwr.trainers import engines
 
 ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
 pytestmark = [
@@ -26,10 +26,8 @@ PROMPT = "<|im_start|>What about topic 0? scores:"
 
 
 @pytest.fixture
-def service(tmp_path, monkeypatch):
-    with serving(tmp_path) as (_, url, token):
-        monkeypatch.setenv(client.URL, url)
-        monkeypatch.setenv(client.TOKEN, token)
+def service(tmp_path):
+    with serving(tmp_path):
         yield tmp_path
 
 

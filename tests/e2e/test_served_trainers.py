@@ -8,7 +8,6 @@ from served import CATALOGUE, rounds_of, serving
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr.trainers import client
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
@@ -31,14 +30,12 @@ class Dressed(RemoteGroupRewards):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     recipe = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
     built, tokenizer = tiny.build(recipe, CATALOGUE.questions)
     built.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with serving(tmp_path) as (_, url, token):
-        monkeypatch.setenv(client.URL, url)
-        monkeypatch.setenv(client.TOKEN, token)
+    with serving(tmp_path):
         yield tmp_path
 
 

@@ -13,7 +13,7 @@ from pretended_cuda import pretended_cuda
 from safetensors.torch import load_file
 from small import SMALLEST, VALUE_MODEL
 from transformers import AutoTokenizer
-from whole_loop import InLine, Killed, lines_of, looped, read_every_answer, run_of, run_server
+from whole_loop import Killed, lines_of, looped, read_every_answer, run_of
 
 from appa_flwr.config import Config
 from appa_flwr.owner.owner_policy import Leaving
@@ -22,7 +22,6 @@ from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 from server_app import evaluation
-from server_app import run as server
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import build_catalogue
 
@@ -134,10 +133,7 @@ def test_a_deployment_gives_the_simulation_s_numbers_digit_for_digit(tmp_path, m
     deployment = Config.load({**keys, "survey": str(written.questions), "run-name": "deployed"})
     looped(simulation, 2)
     everything = f"may-leave = {json.dumps(get_args(Leaving))}"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "ThreadPoolExecutor", InLine)
-        patched.setattr(server.report, "build", lambda path: path / "report.html")
-        run_server(InProcessGrid(deployed(deployment, written.groups, owner_policy=everything)), deployment)
+    looped(deployment, InProcessGrid(deployed(deployment, written.groups, owner_policy=everything)))
     ours, theirs = (numbers_of(config.run_folder) for config in (deployment, simulation))
     assert ours[:2] == theirs[:2]
     assert len({line["reward"] for line in ours[0]}) == SMALLEST["ppo.num-iterations"]

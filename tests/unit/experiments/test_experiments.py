@@ -92,9 +92,8 @@ def test_trials_share_their_predictor_and_are_named_by_all_that_decides_their_nu
     assert {one.config.rules for one in planned(tmp_path, TEXT.replace('"average", ', ""))} == {("appa",)}
     assert {one.config.ppo.num_iterations for one in planned(tmp_path, last={"ppo.num-iterations": 9})} == {9}
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
-    for name, count in {"tiny": 2, "default": 5, "blocs": 10, "paper": 12}.items():
-        file = Path(plan.__file__).parents[1] / f"{name}.toml"
-        assert len(plan.trials(plan.read_grid(file), tmp_path / "out", here=tmp_path)) == count
+    for file in Path(plan.__file__).parents[1].glob("*.toml"):
+        assert plan.trials(plan.read_grid(file), tmp_path / "out", here=tmp_path), file
 
 
 def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, capsys):

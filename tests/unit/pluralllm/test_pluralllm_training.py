@@ -13,21 +13,12 @@ from fakes import catalogue_of
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import Catalogue
 from pluralllm import training
 from pluralllm.attention import soft_cross_entropy
-from pluralllm.data import EMBEDDING_DIM, GroupData
+from pluralllm.data import GroupData
 from pluralllm.network import Episodes, Questions
 from pluralllm.training import MAX_GRADIENT_NORM, build, local_update, sample_episodes, step_size_factor
-
-Q, K = 30, 3
-VALUE_QKE = np.random.default_rng(0).normal(size=(Q, K, EMBEDDING_DIM)).astype(np.float32)
-TABLE = catalogue_of([K] * Q, embedding_QKE=VALUE_QKE)
-
-
-def random_group(num_answers: int) -> GroupData:
-    rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(Q)[:num_answers]).astype(np.int64)
-    return GroupData("Here", rows, rng.dirichlet(np.ones(K), size=num_answers).astype(np.float32))
 
 
 def settings(architecture="attention", num_context=6, **keys):
@@ -35,42 +26,48 @@ def settings(architecture="attention", num_context=6, **keys):
     return Config.load({f"pluralllm.{key.replace('_', '-')}": value for key, value in keys.items()}).pluralllm
 
 
-def drawn(data: GroupData, seed: int = 0, **keys: object) -> Episodes:
-    return sample_episodes(data, TABLE, settings(**keys), generator=torch.Generator().manual_seed(seed))
+@pytest.fixture
+def drawn(data, table):
+    """Draws a step's episodes from a group's first answers."""
+
+    def draw(seed: int = 0, answers: int = 20, **keys: object) -> Episodes:
+        generator = torch.Generator().manual_seed(seed)
+        return sample_episodes(data.first(answers), table, settings(**keys), generator=generator)
+
+    return draw
 
 
-def rows_of(part: Questions) -> list[list[int]]:
+def rows_of(part: Questions, table: Catalogue) -> list[list[int]]:
     """Rows of the table, by their features."""
-    first = VALUE_QKE[:, 0]
+    first = table.embedding_QKE[:, 0]
     return [[int((first == question).all(axis=1).argmax()) for question in row[:, 0].numpy()] for row in part.embedding]
 
 
-def test_context_and_targets_are_disjoint_distinct_and_the_groups_own():
-    data = random_group(20)
+def test_context_and_targets_are_disjoint_distinct_and_the_groups_own(drawn, data, table):
     answer_of = dict(zip(data.question_N.tolist(), data.answer_NK, strict=True))
     both: tuple[set[int], set[int]] = (set(), set())
     for seed in range(12):
-        batch = drawn(data, seed)
-        assert (batch.context.options.shape, batch.target.options.shape) == ((4, 6, K), (4, 14, K))
-        parts = (batch.context, rows_of(batch.context)), (batch.target, rows_of(batch.target))
+        batch = drawn(seed)
+        assert (batch.context.options.shape, batch.target.options.shape) == ((4, 6, 4), (4, 14, 4))
+        parts = [(part, rows_of(part, table)) for part in (batch.context, batch.target)]
         assert all(len({*known, *asked}) == 20 for known, asked in zip(parts[0][1], parts[1][1], strict=True))
         # answers and features belong to the question they are drawn with, and stay as they are
         for seen, (part, rows) in zip(both, parts, strict=True):
             seen.update(np.ravel(rows))
-            np.testing.assert_array_equal(part.embedding, VALUE_QKE[np.array(rows)])
+            np.testing.assert_array_equal(part.embedding, table.embedding_QKE[np.array(rows)])
             np.testing.assert_array_equal(part.answer, [[answer_of[q] for q in row] for row in rows])
     assert both == (set(data.question_N),) * 2  # each takes both parts
 
 
 @torch.no_grad()
-def test_noise_moves_all_options_of_a_question_alike_and_the_loss_sees_it(attention):
+def test_noise_moves_all_options_of_a_question_alike_and_the_loss_sees_it(attention, drawn):
     """Features moved the other way and then by the noise are where they were."""
-    batch = drawn(random_group(20))
+    batch = drawn()
     batch = batch._replace(noise=(7 * batch.noise[0], 7 * batch.noise[1]))
     still = (torch.zeros_like(batch.noise[0]), torch.zeros_like(batch.noise[1]))
     plain = float(attention.loss(batch._replace(noise=still)))
     context, target = (
-        part._replace(embedding=part.embedding - torch.stack([noise] * K, dim=2))
+        part._replace(embedding=part.embedding - noise[:, :, None])
         for part, noise in zip((batch.context, batch.target), batch.noise, strict=True)
     )
     assert float(attention.loss(batch._replace(context=context, target=target))) == pytest.approx(plain, abs=1e-5)
@@ -82,22 +79,21 @@ def test_noise_moves_all_options_of_a_question_alike_and_the_loss_sees_it(attent
     ("architecture", "num_context", "least", "most", "num_episodes"),
     [("attention", 6, 6, 6, 4), ("residual", 512, 8, 10, 1), ("residual", 9, 8, 9, 1), ("residual", 4, 4, 4, 1)],
 )
-def test_each_batch_draws_its_number_of_context_questions(architecture, num_context, least, most, num_episodes):
+def test_each_batch_draws_its_number_of_context_questions(drawn, architecture, num_context, least, most, num_episodes):
     """At most half of the 20 answers, 10."""
     shapes = [
-        drawn(random_group(20), seed, architecture=architecture, num_context=num_context).context.options.shape
-        for seed in range(60)
+        drawn(seed, architecture=architecture, num_context=num_context).context.options.shape for seed in range(60)
     ]
     assert {shape[:2] for shape in shapes} <= {(num_episodes, size) for size in range(least, most + 1)}
     assert {shape[1] for shape in shapes} >= {most}
 
 
-def test_a_small_group_keeps_targets():
+def test_a_small_group_keeps_targets(drawn):
     for size, parts in ((5, (2, 3)), (1, (0, 1))):
-        batch = drawn(random_group(size))
+        batch = drawn(answers=size)
         assert (batch.context.options.shape[1], batch.target.options.shape[1]) == parts
     with pytest.raises(UserError, match="'Here' has no answered training question"):
-        drawn(random_group(0))
+        drawn(answers=0)
 
 
 def test_the_cross_entropy_by_hand_where_padding_neither_adds_nor_divides():
@@ -121,18 +117,18 @@ def test_steps_rise_and_then_fall_to_nothing():
 
 
 @pytest.mark.parametrize("architecture", ["attention", "residual"])
-def test_a_local_update_is_adam_on_the_drawn_episodes_with_clipped_gradients(architecture):
+def test_a_local_update_is_adam_on_the_drawn_episodes_with_clipped_gradients(architecture, data, table):
     """With half the learning rate: of the last four rounds, in which it falls, two are left."""
     keys = settings(architecture, 4, local_steps=4, rounds=12, learning_rate=0.01)
     torch.manual_seed(0)
     ours = build(architecture)
     slow, start = copy.deepcopy(ours), copy.deepcopy(ours)
-    local_update(ours, random_group(20), TABLE, keys, round_number=11, generator=torch.Generator().manual_seed(7))
+    local_update(ours, data, table, keys, round_number=11, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(7)
     weights = [*slow.parameters()]
     adam = torch.optim.Adam(weights, lr=0.005)
     for _ in range(keys.local_steps):
-        batch = sample_episodes(random_group(20), TABLE, keys, generator=generator)
+        batch = sample_episodes(data, table, keys, generator=generator)
         gradients = torch.autograd.grad(slow.loss(batch), weights, allow_unused=True)
         length = math.sqrt(sum(float((g**2).sum()) for g in gradients if g is not None))
         for weight, g in zip(weights, gradients, strict=True):
@@ -144,15 +140,15 @@ def test_a_local_update_is_adam_on_the_drawn_episodes_with_clipped_gradients(arc
     assert any((a - b).abs().max() > 1e-2 for a, b in zip(ours.parameters(), start.parameters(), strict=True))
 
 
-def test_the_network_learns_to_read_the_group_from_its_context(monkeypatch):
+def test_the_network_learns_to_read_the_group_from_its_context(monkeypatch, table):
     """Half the groups say yes to everything with 0.9, the others no: without context the best guess is 1/2.
 
     The prior's loss is ln 2 = 0.693; knowing the group gives H(0.9) = -0.9 ln 0.9 - 0.1 ln 0.1 = 0.325.
     """
     yes = np.array([0.9, 0.1], dtype=np.float32)
-    table = catalogue_of([2] * Q, embedding_QKE=VALUE_QKE[:, :2])
+    table = catalogue_of([2] * 30, embedding_QKE=table.embedding_QKE[:, :2])
     table.embedding_QKE[:, 0, 0], table.embedding_QKE[:, 1, 0] = 2.0, -2.0  # says which option is "yes"
-    rows = np.arange(Q, dtype=np.int64)
+    rows = np.arange(30, dtype=np.int64)
     groups = [GroupData(f"g{g}", rows[:20], np.tile(yes if g % 2 else yes[::-1], (20, 1))) for g in range(4)]
     torch.manual_seed(0)
     model, keys, generator = build("attention"), settings(num_context=4), torch.Generator().manual_seed(0)

@@ -10,7 +10,6 @@ import families
 import numpy as np
 import pytest
 import torch
-from fakes import catalogue_of
 from peft import LoraConfig, get_peft_model
 from small import CHOSEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,10 +26,6 @@ from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
 from pluralllm.data import group_data
-from server_app import evaluation
-from server_app.inputs import PolicyInputs, RunInputs
-from server_app.loaded import LocalModel
-from server_app.policy import base as base_models
 from server_app.predictor.checkpoint import new_card, save
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -151,16 +146,3 @@ def test_answers_that_do_not_fit_and_a_run_without_a_predictor_are_said(predicti
             predictor.predict(answers)
     with pytest.raises(appa_flwr.UserError, match=r"has no pluralllm\.safetensors"):
         appa_flwr.load_run(run).predictor()
-
-
-def test_a_folder_s_model_answers_as_in_a_run(base):
-    catalogue = catalogue_of([2, 3, 4, 2, 5], train=[False] * 5)
-    config = Config.load({**CHOSEN, "model": str(base), "ppo.response-length": 12})
-    found = base_models.prepare(config, [])
-    all_J = np.arange(5)
-    inputs = PolicyInputs(found, [found.prompt_ids(config, question) for question in catalogue.questions], all_J, all_J)
-    model, run = base_models.load_model(config, found.source, quantized=False), RunInputs(config, None, None, catalogue)
-    expected = evaluation.greedy_answers(run, model, inputs, all_J).texts
-    asked = LocalModel(str(base))
-    prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
-    assert tuple(asked.answers(prompts, answer_tokens=12)) == expected

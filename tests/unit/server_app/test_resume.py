@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from in_process import InProcessGrid, SimulatedGrid, simulated
 from safetensors.torch import load_file
 from small import CHOSEN, SMALLEST, VALUE_MODEL
-from whole_loop import Killed, read_every_answer, run_server
+from whole_loop import Killed, lines_of, looped, read_every_answer
 
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores
+from appa_flwr.run.run_files import PROGRESS
 from server_app import checkpoint, ppo_phase
 from server_app import run as server
 from server_app.policy import models
@@ -63,9 +63,8 @@ def config_of(folder: Path, name: str, **changes: object) -> Config:
     return Config.load({**TINY, **CHOSEN, **places, **changes})
 
 
-def session(config: Config) -> InProcessGrid:
+def session(config: Config) -> None:
     """One life of the server, in which nobody knows where the global random numbers stand."""
-    grid = SimulatedGrid(simulated(config, 2))
     load_model = server.base_models.load_model
 
     def loaded(*args, **kwargs):
@@ -76,15 +75,13 @@ def session(config: Config) -> InProcessGrid:
         read_every_answer(patched)
         for user in (server.base_models, models):
             patched.setattr(user, "load_model", loaded)
-        patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
-        run_server(grid, config)
-    return grid
+        looped(config, 2)
 
 
 def results(folder: Path) -> dict[str, object]:
     """Everything with numbers that a run leaves, but for seconds."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found: dict[str, object] = {"metrics": [{k: v for k, v in line.items() if k != "seconds"} for line in lines]}
+    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in lines_of(folder)]
+    found: dict[str, object] = {"metrics": lines}
     for name in ("summary.json", "pluralllm.json"):
         found[name] = json.loads((folder / name).read_text())
     for name in ("policy/adapter_model.safetensors", "sft-model/adapter_model.safetensors"):
@@ -181,12 +178,12 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
                     session(begins)
         if kill is by_baseline:  # else the main rule's scores would be shown as those of this one
             assert {*pair_scores.read(folder / "average")["method"]} & {"sft", "ppo"} == {"sft"}
-        progress = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][lines_before:]
+        progress = PROGRESS.read(folder)[lines_before:]
         lines_before += len(progress)
         kept, pretrains, tunes = left
-        done = [line["step"] for line in progress if line["phase"] == "ppo" and "reward" in line["message"]]
+        done = [line.step for line in progress if line.phase == "ppo" and "reward" in line.message]
         assert done == list(range(kept + 1, kept + 1 + len(done)))
-        messages = [f"{line['phase']}: {line['message']}" for line in progress]
+        messages = [f"{line.phase}: {line.message}" for line in progress]
         assert (f"ppo: resumed at iteration {kept}" in messages) == (kept > 0 and "ppo: begins" in messages)
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
@@ -195,7 +192,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         full = f"{folder / 'checkpoint.pt'}: cannot be written (No space left on device)\n"
         assert reason == (full if kill is full_disk else None)
         left = tuple(leaves)
-    assert progress[-1]["phase"] == "report"
+    assert progress[-1].phase == "report"
     assert results(folder) == expected
     assert results(folder / "average") == results(unbroken / "average")
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]

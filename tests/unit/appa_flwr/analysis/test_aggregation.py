@@ -56,18 +56,6 @@ def gradient_GJ(aggregate, reward_GJ, step=1e-6):
     return np.array([(aggregate(reward_GJ + b) - aggregate(reward_GJ - b)) / (2 * step) for b in bumps])
 
 
-def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight():
-    # Equation 22 for two groups, alpha_g exp(alpha_g r_g) / sum exp(alpha r): at r = (0, log 16) and alpha = (3/4, 1/4)
-    # the powers are 1 and 2, which gives (3/4) / 3 and (1/4) 2 / 3
-    found_GJ = gradient_GJ(
-        lambda reward_GJ: equations.adaptive_aggregate(
-            reward_GJ, np.array([0.75, 0.25]), fairness=0.0, fairness_threshold=1.0
-        ),
-        [[0.0], [math.log(16)]],
-    )
-    np.testing.assert_allclose(found_GJ, [[1 / 4], [1 / 6]], atol=1e-8)
-
-
 @pytest.mark.parametrize("alpha", [-30.0, -1.0, -1e-7, 1e-7, 2.0, 30.0])
 def test_alpha_weights_are_the_gradient(alpha):
     reward_GJ = np.random.default_rng(2).random((4, 6))

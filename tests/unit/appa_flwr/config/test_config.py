@@ -44,9 +44,7 @@ def test_flat_and_toml_round_trip_every_key_with_its_type():
     assert Config.load(back).flat() == flat
 
 
-def test_there_are_few_keys_and_each_has_a_one_line_doc():
-    assert len(KEYS) <= 74
-    assert len(SECTIONS) <= 9
+def test_each_key_and_section_has_a_one_line_doc():
     for doc in (*(field.description for field in KEYS.values()), *(section.__doc__ for section in SECTIONS.values())):
         assert doc
         assert "\n" not in doc

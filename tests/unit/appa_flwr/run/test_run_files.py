@@ -8,7 +8,7 @@ from report_runs import CONFIG, COUNTRIES, fake_run, line, row, write_run
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files
-from appa_flwr.run.run_files import CARD, METRICS, QUESTIONS, SUMMARY
+from appa_flwr.run.run_files import CARD, METRICS, QUESTIONS, SCHEMA, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
 FILES = {"metrics": METRICS, "summary": SUMMARY, "pluralllm": CARD, "questions": QUESTIONS}
@@ -38,8 +38,8 @@ def test_what_is_not_there_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 14)"),
-        ({"schema": 14, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
+        ({"schema": SCHEMA - 1}, "{folder}: another version of appa-flwr wrote this run"),
+        ({"schema": SCHEMA, "task": "x"}, '{folder}/config.json: task = "x" is not valid: '),
     ],
 )
 def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, says):
@@ -53,17 +53,12 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        (
-            "summary",
-            [PPO, PPO | {"method": "gpt"}],
-            "summary.json: 1.method: String should match pattern '^(base|sft|ppo|",
-        ),
-        ("summary", [PPO | {"fi": "0.5"}], "summary.json: 0.fi: Input should be a valid number"),
-        ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2: kl: Input should be a valid number"),
-        ("summary", [PPO | {"ab": 2}], "summary.json: 0.ab: Extra inputs"),
-        ("pluralllm", {"format": 1}, "pluralllm.json: format: Input should be 11"),
-        ("metrics", b'\n\n{"iteration": 2, "num_it\n{"iteration', "metrics.jsonl: line 3: Invalid JSON: EOF"),
-        ("questions", b'{\n  "training": }', "questions.json: Invalid JSON: expected value at line 2 column 15"),
+        ("summary", [PPO, PPO | {"method": "gpt"}], "summary.json: 1.method: "),
+        ("summary", [PPO | {"fi": "0.5"}], "summary.json: 0.fi: "),
+        ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2: kl: "),
+        ("summary", [PPO | {"ab": 2}], "summary.json: 0.ab: "),
+        ("metrics", b'\n\n{"iteration": 2, "num_it\n{"iteration', "metrics.jsonl: line 3: "),
+        ("questions", b'{\n  "training": }', "questions.json: Invalid JSON"),
     ],
 )
 def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, name, content, says):

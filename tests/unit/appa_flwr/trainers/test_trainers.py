@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, rounds_of, serving
+from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.trainers import client, engines
@@ -19,15 +19,9 @@ from server_app.serve import rounds
 @pytest.fixture
 def service(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
-    with serving(tmp_path) as (node, url, token):
-        monkeypatch.setenv(client.URL, url)
-        monkeypatch.setenv(client.TOKEN, token)
-        monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
-        yield SimpleNamespace(node=node, folder=tmp_path, url=url, token=token)
-
-
-def kept(service, run="trl"):
-    return rounds_of(service.folder, run)
+    monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
+    with serving(tmp_path) as served:
+        yield served
 
 
 async def asked(rewards, texts=TWO, questions=TWO_QUESTIONS, *, step=0, **columns):
@@ -62,11 +56,11 @@ def test_engines_that_ask_for_one_answer(service, monkeypatch):
     assert openrlhf == {"rewards": reward, "scores": reward, "extra_logs": parts}
     with pytest.raises(UserError, match="does not contain its prompt"):
         engines.reward_func([TWO[0]], [prompt], ["Q0"])
-    sizes = {run: [line.size for line in kept(service, run)] for run in ("slime", "openrlhf", "mine")}
+    sizes = {run: [line.size for line in service.lines(run)] for run in ("slime", "openrlhf", "mine")}
     assert sizes == {"slime": [1], "openrlhf": [], "mine": [1]}
-    assert sum(line.size for line in kept(service, "verl")) == 3
+    assert sum(line.size for line in service.lines("verl")) == 3
     # The mean rewards of A and B are 0.9 and 0.7, and no run stands on another's
-    assert list(kept(service, "mine")[0].history.values()) == pytest.approx([0.2 * 0.9, 0.2 * 0.7])
+    assert list(service.lines("mine")[0].history.values()) == pytest.approx([0.2 * 0.9, 0.2 * 0.7])
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("", 3.0), ("nan", 3.0), ("-1", 3.0), ("Wed, 21 Oct", 3.0)])
@@ -97,7 +91,7 @@ def test_a_call_is_a_round(service, completions):
     assert logged["group_reward/fairness_index"] == pytest.approx((64 / 65 + 25 / 26) / 2)
     assert "group_reward/fell_back" not in logged  # average has no threshold
     assert extra == {"alignment": pytest.approx([0.8, 0.75]), "format": [1.0, 1.0]}
-    assert list(kept(service)[-1].history.values()) == pytest.approx(HISTORY)
+    assert list(service.lines("trl")[-1].history.values()) == pytest.approx(HISTORY)
     assert inspect.iscoroutinefunction(RemoteGroupRewards.group_reward)
 
 
@@ -108,11 +102,11 @@ def test_a_trainer_that_is_resumed_goes_on_and_one_that_goes_back_takes_the_stat
     call(first, step=2)
     call(first, ["0.20,0.30,0.50"], ["Q2"], step=2)  # an evaluation at the same step
     call(RemoteGroupRewards(), step=3)  # resumed at its last checkpoint
-    assert [line.round for line in kept(service)] == [1, 1001, 2001, 2002, 3001]
+    assert [line.round for line in service.lines("trl")] == [1, 1001, 2001, 2002, 3001]
     call(RemoteGroupRewards(), TWO[::-1], TWO_QUESTIONS[::-1], step=1)  # killed, and resumed from an older one
-    assert [line.round for line in kept(service)] == [1, 1001]
+    assert [line.round for line in service.lines("trl")] == [1, 1001]
     h = 1 - 0.8**2
-    assert list(kept(service)[-1].history.values()) == pytest.approx([h * 0.75, h * 0.8])
+    assert list(service.lines("trl")[-1].history.values()) == pytest.approx([h * 0.75, h * 0.8])
 
 
 def test_processes_get_what_one_process_gets_bit_for_bit(service, monkeypatch):
@@ -134,7 +128,7 @@ def test_processes_get_what_one_process_gets_bit_for_bit(service, monkeypatch):
     one = asyncio.run(two_steps("one", texts))
     assert one == asyncio.run(two_steps("two", texts[:half], texts[half:]))
     assert len(set(one[0])) > half
-    assert kept(service, "one")[-1].history == kept(service, "two")[-1].history
+    assert service.lines("one")[-1].history == service.lines("two")[-1].history
 
 
 def test_a_process_that_waits_for_the_others_asks_again_at_once(service, monkeypatch):

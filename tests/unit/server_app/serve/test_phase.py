@@ -1,7 +1,6 @@
 """A run that serves: the groups' real ClientApp in this process, the service on a loopback port, end and resume."""
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -9,20 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 from fakes import raising
-from in_process import SimulatedGrid, simulated
 from served import rounds_of
 from small import SMALLEST
-from whole_loop import run_server
+from whole_loop import looped
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
 from appa_flwr.report import build
 from appa_flwr.run.resume import finished
+from appa_flwr.run.run_files import PROGRESS
 from appa_flwr.trainers.client import Served
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app import loaded
-from server_app import run as phases
 from server_app.federation.groups import Groups
 from server_app.questions import build_catalogue
 
@@ -45,19 +43,17 @@ class Running:
 
     def _run(self):
         try:
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(phases.report, "build", lambda path: path / "report.html")
-                run_server(SimulatedGrid(simulated(self.config, 2)), self.config)
+            looped(self.config, 2)
         except BaseException as error:
             self.error = error
 
     def __enter__(self):
-        already = len(self._lines())
+        already = len(PROGRESS.read(self.folder) or ())
         self.thread.start()
         while self.thread.is_alive():
-            for line in self._lines()[already:]:
-                if line["phase"] == "serve" and line["message"].startswith("at "):
-                    self.url = line["message"].split()[1].rstrip(",")
+            for line in (PROGRESS.read(self.folder) or ())[already:]:
+                if line.phase == "serve" and line.message.startswith("at "):
+                    self.url = line.message.split()[1].rstrip(",")
                     self.token = (self.folder / "token").read_text().strip()
                     return self
             time.sleep(0.05)
@@ -69,10 +65,6 @@ class Running:
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
-
-    def _lines(self):
-        path = self.folder / "progress.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def asked(running, step):

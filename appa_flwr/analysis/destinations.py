@@ -112,7 +112,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     The second table has a row for each rule: Avg AS and Min AS of its destination, Min AS minus that of `average` as
     an `Interval`, and the share of plain means (see `Destination`). If the metric has ceilings, rows "ceiling-average"
     and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is the most that a
-    rule can win.
+    rule can win. Free answers are fitted to the very questions that score them (see `Interval.uncorrected`).
 
     Raises:
         UserError: no question was answered by two groups.
@@ -135,7 +135,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     rows = []
     for name, reward_GQ in rewards.items():
         scores, over = alignment.alignment_scores(reward_GQ), bootstrap([(reward_GQ, rewards["average"])])["Min AS"]
-        rows.append((name, scores.avg_as, scores.min_as, over, ends[name].fell_back))
+        rows.append((name, scores.avg_as, scores.min_as, over.uncorrected(), ends[name].fell_back))
     counts = {"Questions": len(compared_Q), "of two groups or more": int(compared_Q.sum()), "tried": len(drawn)}
     columns = ["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"]
     return pd.DataFrame([counts]), pd.DataFrame(rows, columns=columns)

@@ -33,6 +33,8 @@ NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
 MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Most pairs of a group and a question in `diagnose`, but no fewer questions than this: a rule takes 1 to 2 seconds."""
+LEAST_GAIN = 0.005
+"""With less to win in Min AS, rules cannot differ on a survey."""
 
 
 def rules(config: Config) -> dict[str, Rule]:
@@ -139,3 +141,14 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     counts = {"Questions": len(compared_Q), "of two groups or more": int(compared_Q.sum()), "tried": len(drawn)}
     columns = ["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"]
     return pd.DataFrame([counts]), pd.DataFrame(rows, columns=columns)
+
+
+def verdict(table: pd.DataFrame, *, rule: str) -> str:
+    """One line on the second table of `diagnose`: the most to gain in Min AS over `average`, and what a rule gains."""
+    least = table.set_index("Rule")["Min AS"].to_dict()
+    best = least.get("ceiling-min", max(least.values()))
+    most, reached = best - least["average"], least[rule] - least["average"]
+    # Free answers end short of the best for the average, which is no difference of rules.
+    if (apart := min(most, best - least.get("ceiling-average", 0.0))) < LEAST_GAIN:
+        return f"rules {'cannot' if 'ceiling-min' in least else 'do not'} differ here: at most {apart:+.3f} in Min AS"
+    return f"rules can differ here: in Min AS up to {most:+.3f} over average, of which {rule} reaches {reached:+.3f}"

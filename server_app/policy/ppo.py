@@ -25,7 +25,7 @@ from server_app.policy.logprobs import (
     shared_prefix,
 )
 from server_app.policy.models import PolicyModels
-from server_app.policy.sample import Decoding, Rollout, sample
+from server_app.policy.sample import ANSWERS, Decoding, Rollout, sample
 from server_app.policy.sequences import Sequences
 
 DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
@@ -69,6 +69,7 @@ class PPOEngine:
     ) -> None:
         self.models, self.settings = models, settings
         self._budget = Budget(TOKENS, settings.micro_batch_tokens)
+        self._sampled = Budget(ANSWERS, settings.batch_size, fewest=1)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
         self._generator = torch.Generator(models.policy.device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])
@@ -85,7 +86,7 @@ class PPOEngine:
 
     def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
         """Sample one answer per prompt at the training temperature."""
-        return sample(self.models.policy, prompts, self._decoding, generator=self._generator)
+        return sample(self.models.policy, prompts, self._decoding, generator=self._generator, budget=self._sampled)
 
     @torch.no_grad()
     def reference_pass(self, sequences: Sequences) -> ReferencePass:
@@ -222,6 +223,7 @@ class PPOEngine:
             "device": self._generator.device.type,
             "generator": self._generator.get_state(),
             "shuffle": json.dumps(self._shuffle.bit_generator.state),
+            "sampled": self._sampled.size,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -243,3 +245,4 @@ class PPOEngine:
         self._schedule.load_state_dict(state["schedule"])
         self._generator.set_state(state["generator"].cpu())
         self._shuffle.bit_generator.state = json.loads(state["shuffle"])
+        self._sampled.size = state["sampled"]

@@ -146,8 +146,12 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
         return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
-    model = base_models.load_model(run.config, inputs.base.source, quantized=False)
+    packed = run.config.policy.tuning == "qlora"
+    model = base_models.load_model(run.config, inputs.base.source, quantized=packed)
     rows = evaluate(run, "base", model, inputs, earlier=[])
+    if packed:  # every row is scored on the same base, but SFT trains its adapter on the base as it is
+        del model
+        model = base_models.load_model(run.config, inputs.base.source, quantized=False)
     texts = sft.passes_of_texts(run.config, votes.sft_QK, run.catalogue.option_QK, inputs.train_J)
     phase = run.folder.phase("sft")
     with replaced_folder(folder) as beside:

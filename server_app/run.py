@@ -18,7 +18,7 @@ from threading import Event
 import torch
 
 from appa_flwr import report
-from appa_flwr.analysis.rules import check_rules
+from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening

@@ -30,7 +30,7 @@ THREADS = "APPA_THREADS"
 OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
 """MODULE:CLASS of a user's code."""
 RuleName = Literal["appa", "average", "min", "alpha", "mix", "appa-printed"] | OwnName
-"""A built-in rule, or MODULE:CLASS of a user's rule (`analysis.rules.find`)."""
+"""A built-in rule, or MODULE:CLASS of a user's rule (`analysis.rule_choice.find`)."""
 MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import report_runs
 from public_questions import public_questions
 
-from appa_flwr.analysis.rules import make
+from appa_flwr.analysis.rule_choice import make
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch.terminal import RUN_FAILED, RunFailed

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.analysis import equations
-from appa_flwr.analysis import rules as agg
-from appa_flwr.analysis.rules import MAX_LOG_WEIGHT_GAP, RULES, State, make
+from appa_flwr.analysis.rule_choice import configured, find, make
+from appa_flwr.analysis.rules import MAX_LOG_WEIGHT_GAP, RULES, State
 from appa_flwr.config import Config
 from appa_flwr.config.sections import kebab
 from appa_flwr.core import own_code
@@ -181,7 +181,7 @@ def test_a_missing_group_keeps_its_lead_and_a_late_one_starts_at_the_others_mean
 def test_every_rule_is_made_with_its_own_keys(rule):
     other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "worst_share": 0.5}
     config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
-    made = agg.configured(config.rule, config.appa)
+    made = configured(config.rule, config.appa)
     assert made.model_dump() == {name: other[name] for name in RULES[rule].model_fields}
 
 
@@ -199,11 +199,11 @@ def here(tmp_path, monkeypatch):
 
 def test_a_rule_of_ones_own_takes_the_config_s_parameters_and_its_own_defaults(here):
     config = Config.load({"rule": "own_rules:Median", "appa.ema-decay": 0.5})
-    rule = agg.configured(config.rule, config.appa)
+    rule = configured(config.rule, config.appa)
     assert rule.model_dump() == {"ema_decay": 0.5, "margin": 0.0}
     np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, [0.3, 0.5])
 
 
 def test_a_module_that_ends_the_process_is_one_line(here):
     with pytest.raises(UserError, match=r"own_script cannot be imported \(SystemExit: usage: x\)$"):
-        agg.find("own_script:Median")
+        find("own_script:Median")

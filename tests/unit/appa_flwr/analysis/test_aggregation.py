@@ -191,17 +191,49 @@ GUIDE = Path(__file__).parents[4] / "docs" / "scores.md"
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with modules of somebody's own, in which the run was started."""
-    (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python"))
+    (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python") + MORE_RULES)
     (tmp_path / "own_script.py").write_text("import sys\nsys.exit('usage:\\nx')")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv(own_code.FOLDER, str(tmp_path))
 
 
-def test_a_rule_of_ones_own_takes_the_config_s_parameters_and_its_own_defaults(here):
-    config = Config.load({"rule": "own_rules:Median", "appa.ema-decay": 0.5})
+MORE_RULES = """
+
+class Warm(Median):
+    temperature: float = 0.1
+
+
+slow = Warm(ema_decay=0.9)
+wrong = Warm.model_construct(temperature="hot")
+number = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Median", {"ema_decay": 0.5, "margin": 0.0}),
+        ("wide", {"ema_decay": 0.5, "margin": 0.2}),
+        ("Warm", {"ema_decay": 0.5, "margin": 0.0, "temperature": 0.1}),  # its own, though [appa] has one too
+        ("slow", {"ema_decay": 0.9, "margin": 0.0, "temperature": 0.1}),
+    ],
+)
+def test_a_rule_of_ones_own_takes_the_config_s_decay_and_its_own_values(name, values, here):
+    config = Config.load({"rule": f"own_rules:{name}", "appa.ema-decay": 0.5, "appa.temperature": 0.7})
     rule = configured(config.rule, config.appa)
-    assert rule.model_dump() == {"ema_decay": 0.5, "margin": 0.0}
-    np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, [0.3, 0.5])
+    assert rule.model_dump() == values
+    expected_J = np.array([0.3, 0.5]) + values["margin"]
+    np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, expected_J)
+
+
+def test_parameters_of_an_instance_can_be_changed_and_are_checked(here):
+    assert make("own_rules:wide", margin=0.4).model_dump() == {"ema_decay": 0.8, "margin": 0.4}
+    assert make("own_rules:wide").margin == 0.2
+    for name, params in (("wide", {"margin": "much"}), ("wide", {"width": 1.0}), ("wrong", {})):
+        with pytest.raises(UserError, match=rf"rule 'own_rules:{name}': (margin|width|temperature): "):
+            make(f"own_rules:{name}", **params)
+    with pytest.raises(UserError, match=r"own_rules has no class number"):
+        find("own_rules:number")
 
 
 def test_a_module_that_ends_the_process_is_one_line(here):

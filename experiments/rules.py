@@ -28,7 +28,8 @@ from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.analysis.destinations import destination
 from appa_flwr.analysis.intervals import Measure, bootstrap
-from appa_flwr.analysis.rules import Rule, make
+from appa_flwr.analysis.rule_choice import make
+from appa_flwr.analysis.rules import Rule
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import ground_truth

@@ -54,6 +54,7 @@ def state_of(engine: PPOEngine) -> dict[str, Any]:
         "device": engine.generator.device.type,
         "generator": engine.generator.get_state(),
         "shuffle": json.dumps(engine.shuffle.bit_generator.state),
+        "sampled": engine.sampled.size,
     }
 
 
@@ -76,3 +77,4 @@ def restore(engine: PPOEngine, state: Mapping[str, Any]) -> None:
     engine.schedule.load_state_dict(state["schedule"])
     engine.generator.set_state(state["generator"].cpu())
     engine.shuffle.bit_generator.state = json.loads(state["shuffle"])
+    engine.sampled.size = state["sampled"]

@@ -74,7 +74,7 @@ class LoadedPolicy:
     def __init__(self, run_folder: Path, config: Config) -> None:
         folder = run_folder / POLICY
         if not folder.is_dir():
-            raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
+            raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has finished PPO leaves one")
         self._config, self._model = config, LocalModel(str(folder))
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ArrayRecord
@@ -13,7 +14,7 @@ from appa_flwr import report
 from appa_flwr.analysis.rules import State
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.run import pair_scores, run_files
 from appa_flwr.run.records import PPO, Iteration, SummaryRow
@@ -30,10 +31,11 @@ from server_app.policy.ppo import PPOEngine
 from server_app.run_folder import RunFolder
 from server_app.strategy import AppaStrategy, QuestionOrder
 
+MODEL_CARD = "README.md"
 CHECKPOINT_EVERY = 10  # iterations
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # Files that the policies of all rules share, and that the report of each policy shows.
-_SHARED = (WEIGHTS_FILE, run_files.CARD.name, run_files.QUESTIONS.name)
+_SHARED = (WEIGHTS_FILE, run_files.CARD.name, run_files.QUESTIONS.name, run_files.RULE_VALUES.name)
 
 
 @contextmanager
@@ -63,13 +65,18 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
 
 
 def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequence[SummaryRow]) -> None:
-    """Align the SFT model by the run's rule; the policy, and scores after the earlier `rows`, go into its folder."""
+    """Align the SFT model by the run's rule; the policy, and scores after the earlier `rows`, go into its folder.
+
+    The policy is saved before it is scored, so that it is not lost if too few groups answer then.
+    """
     train_policy(run, models, inputs)
-    rows = evaluation.evaluate(run, PPO, models.policy, inputs, earlier=rows)
-    with replaced_folder(run.folder.path / POLICY) as beside:
+    card = partial(model_card, run.config, groups=run.groups.names, survey=run.survey)
+    with replaced_folder(folder := run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)
-        (beside / "README.md").write_text(model_card(run.config, rows, run.groups.names, survey=run.survey))
+        (beside / MODEL_CARD).write_text(card(rows=rows))
+    rows = evaluation.evaluate(run, PPO, models.policy, inputs, earlier=rows)
+    replace_file(folder / MODEL_CARD, card(rows=rows).encode())
 
 
 def baseline_config(config: Config, rule: str, path: Path) -> Config:

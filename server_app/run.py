@@ -19,13 +19,13 @@ from threading import Event
 import torch
 
 from appa_flwr import report
-from appa_flwr.analysis.rules import check_rules
+from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
 from appa_flwr.run.records import SummaryRow
-from appa_flwr.run.resume import LAST_PHASE
-from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, SFT_MODEL, SUMMARY, SURVEY_FILE
+from appa_flwr.run.resume import LAST_PHASE, rule_values
+from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, RULE_VALUES, SFT_MODEL, SUMMARY, SURVEY_FILE
 from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
@@ -47,7 +47,7 @@ from server_app.run_folder import RunFolder
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """Run all phases of the config, from the greeting of the groups to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
-    check_rules(config, survey.groups or config.group_names)
+    rules = check_rules(config, survey.groups or config.group_names)
     groups = Groups(
         grid,
         config,
@@ -57,6 +57,9 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     )
     folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
+    if config.run.phases != "pluralllm":
+        folder.write(RULE_VALUES, values := rule_values(rules))
+        folder.progress("rules", 1, 1, "; ".join(f"{name}: {rule.sentence()}" for name, rule in values.items()), None)
     if serving := config.run.phases == "serve":
         listening(config.serve.host, config.serve.port).close()
     # Check the base model before the questions are embedded, which may take minutes.
@@ -148,8 +151,12 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
         return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
-    model = base_models.load_model(run.config, inputs.base.source, quantized=False)
+    packed = run.config.policy.tuning == "qlora"
+    model = base_models.load_model(run.config, inputs.base.source, quantized=packed)
     rows = evaluate(run, "base", model, inputs, earlier=[])
+    if packed:  # every row is scored on the same base, but SFT trains its adapter on the base as it is
+        del model
+        model = base_models.load_model(run.config, inputs.base.source, quantized=False)
     texts = sft.passes_of_texts(run.config, votes.sft_QK, run.catalogue.option_QK, inputs.train_J)
     phase = run.folder.phase("sft")
     with replaced_folder(folder) as beside:

@@ -17,7 +17,8 @@ from scipy.special import softmax
 from appa_flwr.analysis import alignment
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.analysis.intervals import bootstrap
-from appa_flwr.analysis.rules import RULES, Rule, configured
+from appa_flwr.analysis.rule_choice import configured
+from appa_flwr.analysis.rules import RULES, Rule
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError

@@ -28,9 +28,9 @@ THREADS = "APPA_THREADS"
 """Environment variable by which the launcher passes on the user's OMP_NUM_THREADS; empty if the user has set none."""
 
 OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
-"""MODULE:CLASS of a user's code."""
+"""MODULE:NAME in a user's code."""
 RuleName = Literal["appa", "average", "min", "alpha", "mix", "appa-printed"] | OwnName
-"""A built-in rule, or MODULE:CLASS of a user's rule (`analysis.rules.find`)."""
+"""A built-in rule, or MODULE:NAME of a user's rule (`analysis.rule_choice.find`)."""
 MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"]
 
 
@@ -47,7 +47,7 @@ class Config(Section):
         "base model: tiny (built here), smollm2 (from a package), a folder, or a hub id (SFT table)",
         min_length=1,
     )
-    rule: RuleName = key("appa", "rule that combines the groups' rewards; MODULE:CLASS = a rule of your own")
+    rule: RuleName = key("appa", "rule that combines the groups' rewards; MODULE:NAME = a rule of your own")
     baseline_rules: str = key(
         "average", "rules to compare with, separated by commas; each trains a policy from the same SFT model"
     )

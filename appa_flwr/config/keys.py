@@ -15,7 +15,7 @@ def valid(field: FieldInfo) -> str:
     """Valid values of a key: its choices or its type."""
     kind = field.annotation
     choices = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
-    own = ["MODULE:CLASS"] if get_origin(kind) is Union else []
+    own = ["MODULE:NAME"] if get_origin(kind) is Union else []
     return ", ".join([*choices, *own]) or _KINDS[kind]
 
 

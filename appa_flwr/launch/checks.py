@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from appa_flwr.analysis.rules import check_rules
+from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache

@@ -108,14 +108,13 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
 
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     """The command that repeats the run, the version that made it, and facts on its training."""
-    config, appa = run.config, run.config.appa
+    config = run.config
     yield "Command", command(config)
     if run.made_by:
         yield "Made by", run.made_by
     own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
     yield from ((name, str(value)) for name, value in own.items())
-    if "appa" in config.rules:
-        yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold}"
+    yield from ((f"Parameters of {name}", values.sentence()) for name, values in run.rules.items())
     if not run.iterations.empty:
         last, parts = run.iterations.iloc[-1], run.iterations.filter(like="seconds/").sum()
         yield "Iterations", f"{last['iteration']} of {last['num_iterations']}"

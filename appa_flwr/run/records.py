@@ -88,6 +88,16 @@ class Card(Record):
     groups: dict[str, PredictorScores] = {}
 
 
+class RuleValues(Record):
+    """A rule of rules.json: its `parameters`, as texts, since a user's rule may have parameters of any type."""
+
+    parameters: dict[str, str]
+
+    def sentence(self) -> str:
+        """Text for log and report."""
+        return ", ".join(f"{name} = {value}" for name, value in self.parameters.items())
+
+
 class RuleRound(Record):
     """Result of a rule for one batch of answers; `reward` and `format_score` are means over the batch.
 

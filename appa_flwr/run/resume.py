@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from filelock import FileLock
+from pydantic import BaseModel
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, writing
 from appa_flwr.run import run_files as files
+from appa_flwr.run.records import RuleValues
 from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
@@ -68,6 +70,11 @@ def claim(config: Config) -> FileLock:
         for name in (files.ERROR_FILE, files.SUPERLINK_LOG):
             (folder / name).unlink(missing_ok=True)
     return held
+
+
+def rule_values(rules: Mapping[str, BaseModel]) -> dict[str, RuleValues]:
+    """Content of rules.json for these rules."""
+    return {name: RuleValues(parameters={key: str(value) for key, value in rule}) for name, rule in rules.items()}
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

@@ -8,6 +8,7 @@ answers/               the groups' numbers, by the hash of the request
 pluralllm.json         the card of PluralLLM's weights: its training and its scores
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          one line per PPO iteration
+rules.json             the values of each rule's parameters
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer; summary.json has their means
@@ -90,12 +91,13 @@ PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)
 CARD = JsonFile("pluralllm.json", records.Card)
+RULE_VALUES = JsonFile("rules.json", dict[str, records.RuleValues])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 
 
 def rule_folder(rule: str) -> str:
-    """Subfolder of a run's folder for one of `baseline-rules`; the name of a user's rule is MODULE:CLASS."""
+    """Subfolder of a run's folder for one of `baseline-rules`; the name of a user's rule is MODULE:NAME."""
     return rule.replace(":", "-")
 
 

@@ -16,6 +16,7 @@ from appa_flwr.run.pair_scores import PREDICTIONS, aligned
 from appa_flwr.run.read import BY, read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
+from appa_flwr.run.run_files import RULE_VALUES
 from experiments.grid import pictures
 from experiments.grid.plan import Grid, Trial
 
@@ -46,9 +47,21 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         metric = own["metric"].iloc[0]
         png = pictures.trade_off(own[own["metric"] == metric], grid.rules, metric=metric, title=", ".join(names))
         replace_file(output / "plots" / f"{'-'.join(names)}-trade-off.png", png, parents=True)
+    if not (used := _parameters(ended)).empty:
+        sections.append(f"## Parameters of the rules\n\n{markdown(used)}\n")
     path = output / "results.md"
     replace_file(path, "\n".join(sections).encode())
     return path
+
+
+def _parameters(trials: Sequence[Trial]) -> pd.DataFrame:
+    """A row for each setting and rule: the values of the rule's parameters, which are the same for every seed."""
+    rows = [
+        (trial.dataset, trial.task, trial.model, name, values.sentence())
+        for trial in trials
+        for name, values in (RULE_VALUES.read(trial.folder) or {}).items()
+    ]
+    return pd.DataFrame(rows, columns=[*SETTING, "rule", "parameters"]).drop_duplicates()
 
 
 def _frames(trials: Sequence[Trial]) -> list[pd.DataFrame]:

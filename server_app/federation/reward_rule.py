@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from appa_flwr.analysis import rules
 from appa_flwr.analysis.equations import training_reward
-from appa_flwr.analysis.rules import State
+from appa_flwr.analysis.rule_choice import configured
+from appa_flwr.analysis.rules import Rule, State
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks
@@ -31,8 +31,8 @@ class RewardRule:
     config: Config
 
     @property
-    def _rule(self) -> rules.Rule:
-        return rules.configured(self.config.rule, self.config.appa)
+    def _rule(self) -> Rule:
+        return configured(self.config.rule, self.config.appa)
 
     def first(self) -> State:
         """The state before any iteration."""

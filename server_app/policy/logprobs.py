@@ -120,6 +120,9 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
 
     Rows are padded on the right, where causal attention hides the padding: no mask and no positions are needed.
     """
+    length = prefix[0][0].shape[-2] if prefix else 0
+    if length != len(sequences.prefix_C):
+        raise ValueError(f"the rows have a common prefix of {len(sequences.prefix_C)} tokens, `prefix` has {length}")
     cache = None
     if prefix:
         cache = DynamicCache(prefix, config=trunk.config)
@@ -149,6 +152,9 @@ def response_logprobs(
     """Log-probabilities of the response tokens (J, T), 0 outside the mask, at a temperature above 0.
 
     Logits are computed for these tokens only, block by block. `prefix` comes from `shared_prefix`.
+
+    Raises:
+        ValueError: `prefix` is not as long as the rows' common prefix.
     """
     hidden_SH = _response_states(model.base_model, sequences, prefix)
     token_S = sequences.response_JT[sequences.mask_JT]
@@ -169,7 +175,10 @@ def response_logprobs(
 
 
 def response_values(trunk: nn.Module, head: nn.Linear, sequences: Sequences, *, prefix: Layers = ()) -> Tensor:
-    """V(s) before each response token: the head on the trunk's last hidden states; (J, T), 0 outside the mask."""
+    """V(s) before each response token: the head on the trunk's last hidden states; (J, T), 0 outside the mask.
+
+    `prefix` as in `response_logprobs`.
+    """
     hidden_SH = _response_states(trunk, sequences, prefix)
     return _spread(head(hidden_SH.to(head.weight.dtype)).squeeze(-1), sequences.mask_JT)
 

@@ -24,7 +24,7 @@ from server_app.policy.logprobs import (
     shared_prefix,
 )
 from server_app.policy.models import PolicyModels
-from server_app.policy.sample import Decoding, Rollout, sample
+from server_app.policy.sample import ANSWERS, Decoding, Rollout, sample
 from server_app.policy.sequences import Sequences
 
 DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
@@ -68,6 +68,7 @@ class PPOEngine:
     ) -> None:
         self.models, self.settings = models, settings
         self._budget = Budget(TOKENS, settings.micro_batch_tokens)
+        self.sampled = Budget(ANSWERS, settings.batch_size, fewest=1)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
         self.generator = torch.Generator(models.policy.device).manual_seed(seed)
         self.shuffle = np.random.default_rng([seed, 1])
@@ -82,7 +83,7 @@ class PPOEngine:
 
     def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
         """Sample one answer per prompt at the training temperature."""
-        return sample(self.models.policy, prompts, self._decoding, generator=self.generator)
+        return sample(self.models.policy, prompts, self._decoding, generator=self.generator, budget=self.sampled)
 
     @torch.no_grad()
     def reference_pass(self, sequences: Sequences) -> ReferencePass:

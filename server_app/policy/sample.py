@@ -16,6 +16,7 @@ from server_app.policy.logprobs import Budget, computing_only, logits, shared_pr
 from server_app.policy.sequences import Sequences, split_prompts
 
 COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
+ANSWERS = "answers"
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two checks for finished rows: a check waits for the GPU
 
 Prompts = tuple[Tensor, Tensor, Tensor]  # see `split_prompts`
@@ -71,22 +72,27 @@ def sample(
     decoding: Decoding,
     *,
     generator: torch.Generator | None = None,
+    budget: Budget | None = None,
 ) -> Rollout:
     """Sample one answer to each of J prompts under softmax(logits / temperature), or decode greedily (temperature 1).
 
-    `generator` is on the model's device, and None only for greedy decoding. A batch that does not fit into memory is
-    sampled in halves, with other random numbers than the whole batch.
+    `generator` is on the model's device, and None only for greedy decoding. `budget` has the most rows of a pass, for
+    later batches too; without it, all rows are one pass. A batch that does not fit into memory is sampled again in
+    halves. Its random numbers depend on the size of the passes, but not on when memory ran out.
 
     Raises:
         UserError: a prompt and its answer may be longer than the model's `longest_row`.
     """
     prefix_C, prompt_JP, prompt_mask_JP = split_prompts(model, prompts, response_length=decoding.max_new_tokens)
+    first = None if generator is None else generator.get_state()
 
     def passes(rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        if generator is not None and first is not None:
+            generator.set_state(first)
         parts = zip(prompt_JP.split(rows), prompt_mask_JP.split(rows), strict=True)
         return [_decode(model, (prefix_C, *part), decoding, generator) for part in parts]
 
-    parts = Budget("answers", len(prompts), fewest=1).run(passes)
+    parts = (budget or Budget(ANSWERS, len(prompts), fewest=1)).run(passes)
     response_JT, mask_JT, logprob_JT = (torch.cat(part) for part in zip(*parts, strict=True))
     width = int(mask_JT.any(0).sum())
     sequences = Sequences(prefix_C, prompt_JP, prompt_mask_JP, response_JT[:, :width], mask_JT[:, :width])

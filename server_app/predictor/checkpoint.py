@@ -103,20 +103,23 @@ def _read_card(weights: Path) -> Card:
 
 
 def _check_fit(card: Card, weights: Path, config: Config, catalogue: Catalogue) -> None:
-    """Check that the features are those of the training, and that no held-out question was trained on."""
+    """Check that features and training questions are those of the training, and no held-out question was trained on."""
     if _table_hash(catalogue.questions) != card.survey.table:
         raise UserError(
             f"{weights}: was trained on another table of {card.survey.num_questions} questions, and this run has "
             f"{len(catalogue.questions)}; the features of a question depend on all of them, so use the same survey"
         )
-    held_out = [catalogue.questions[q] for q in np.flatnonzero(catalogue.held_out_Q)]
-    leaked = [question for question in held_out if _question_hash(question) in card.survey.training]
-    if leaked:
-        raise UserError(
-            f"{weights}: was trained on {len(leaked)} of this run's {len(held_out)} held-out questions, such as "
-            f"'{leaked[0].question_id}'; use its seed = {card.survey.split_seed} and "
-            f"data.test-fraction = {card.survey.test_fraction}"
-        )
+    trained_Q = np.array([_question_hash(question) in card.survey.training for question in catalogue.questions])
+    for part, verb, part_Q, wrong_Q in (
+        ("held-out", "was", catalogue.held_out_Q, catalogue.held_out_Q & trained_Q),
+        ("training", "was not", catalogue.train_Q, catalogue.train_Q & ~trained_Q),
+    ):
+        if wrong_Q.any():
+            raise UserError(
+                f"{weights}: {verb} trained on {wrong_Q.sum()} of this run's {part_Q.sum()} {part} questions, such as "
+                f"'{catalogue.questions[wrong_Q.argmax()].question_id}'; use its groups, its seed = "
+                f"{card.survey.split_seed} and its data.test-fraction = {card.survey.test_fraction}"
+            )
     if not np.allclose(_probe(catalogue), card.embedding.probe, atol=PROBE_TOLERANCE):
         raise UserError(
             f"{weights}: the features of its questions are others than this run's, which has pluralllm.encoder = "

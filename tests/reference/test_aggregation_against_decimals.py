@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.rules import make
+from appa_flwr.analysis.rule_choice import make
 
 DIGITS = 50
 

@@ -10,7 +10,7 @@ import report_runs
 from fakes import catalogue_of
 
 from appa_flwr.analysis.intervals import bootstrap
-from appa_flwr.analysis.rules import make
+from appa_flwr.analysis.rule_choice import make
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
@@ -51,7 +51,9 @@ def write_run(config) -> None:
         reward_GQ[:, 10:] = [[0.9], [np.nan]]
         scores.append(as_rows(method, "js", pair_scores.SURVEY, reward_GQ))
     pair_scores.put(folder, pd.concat(scores))
-    report_runs.write_run(folder, summary=[report_runs.row(name, at - 0.05, at - 0.1) for name, at in values.items()])
+    rules = {rule: {"parameters": {"margin": "0.25"}} for rule in config.rules}
+    summary = [report_runs.row(name, at - 0.05, at - 0.1) for name, at in values.items()]
+    report_runs.write_run(folder, summary=summary, rules=rules)
     for rule in config.rules[1:]:
         write_run(baseline_config(config, rule, folder / rule))
 
@@ -140,8 +142,11 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
         ("appa", "uniform", "predictions", "Min AS"): (0.10, 0.10, 0.10),
     }.items():
         assert tuple(found.loc[at]) == pytest.approx(numbers), at
-    assert "0.610\xa0±0.014 (0.600\xa0to\xa00.620)" in (out / "results.md").read_text()  # .6, .62: sd .02 / sqrt(2)
-    assert "| 2 | 0.839 | 0.9" in (out / "results.md").read_text()  # AVERAGE in the paper's table
+    page = (out / "results.md").read_text()
+    assert "| 2 | 0.839 | 0.9" in page  # AVERAGE in the paper's table
+    lines = [line for line in page.splitlines() if line.endswith("| margin = 0.25 |")]
+    assert len(lines) == 2 * 2  # models and rules
+    assert "0.610\xa0±0.014 (0.600\xa0to\xa00.620)" in page  # .6, .62: sd .02 / sqrt(2)
     assert len(list((out / "plots").iterdir())) == 2
 
 

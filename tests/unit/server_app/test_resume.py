@@ -143,6 +143,7 @@ full_disk = before(files.os, "replace", is_checkpoint, OSError(errno.ENOSPC, os.
 # the next line after the second checkpoint of this session
 after_checkpoint = at_step("ppo", 5)
 saving_policy = before(files.os, "rename", lambda _, target: Path(target).name == "policy")
+scoring_policy = at_step("evaluate ppo", 0)
 by_baseline = at_step("ppo by average", 3)
 saving_baseline = before(files.os, "rename", lambda _, target: Path(target).parts[-2:] == ("average", "policy"))
 
@@ -156,6 +157,7 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     (full_disk, 2, False, False),
     (after_checkpoint, 4, False, False),
     (saving_policy, 5, False, False),
+    (scoring_policy, 5, False, False),
     (by_baseline, 5, False, False),
     (saving_baseline, 5, False, False),
 ]
@@ -176,6 +178,8 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
                 kill(patched)
                 with pytest.raises(UserError if kill is full_disk else Killed):
                     session(begins)
+        if kill in (saving_policy, scoring_policy):
+            assert (folder / "policy" / "README.md").exists() == (kill is scoring_policy)
         if kill is by_baseline:  # else the main rule's scores would be shown as those of this one
             assert {*pair_scores.read(folder / "average")["method"]} & {"sft", "ppo"} == {"sft"}
         progress = PROGRESS.read(folder)[lines_before:]
@@ -194,5 +198,6 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         left = tuple(leaves)
     assert progress[-1].phase == "report"
     assert results(folder) == expected
+    assert "| ppo | 0." in (folder / "policy" / "README.md").read_text()
     assert results(folder / "average") == results(unbroken / "average")
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]

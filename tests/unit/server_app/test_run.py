@@ -14,6 +14,7 @@ from appa_flwr.core.errors import UserError
 from server_app import run
 from server_app.inputs import answer_tokens
 from server_app.questions import fitting_questions
+from server_app.run_folder import RunFolder
 
 LENGTHS = Config.load({"policy.max-sequence-length": 30, "ppo.response-length": 10})
 CATALOGUE = catalogue_of([2, 2, 2, 2], train=[True, False, True, False])
@@ -75,3 +76,22 @@ def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):
         run_server(SimulatedGrid(simulated(config, 2)), config)
     assert len(steps) < 500
     assert (tmp_path / "r" / "error.txt").read_text() == "no group trained\n"
+
+
+@pytest.mark.parametrize(("tuning", "packed"), [("full", False), ("lora", False), ("qlora", True)])
+def test_the_base_is_scored_in_as_many_bits_as_its_policies_and_sft_trains_on_all(
+    tuning, packed, tmp_path, monkeypatch
+):
+    """A model is here whether it is quantized."""
+    config = Config.load({"policy.tuning": tuning, "run.output-dir": str(tmp_path), "run-name": "r"})
+    scored, trained = {}, []
+    monkeypatch.setattr(run.base_models, "load_model", lambda config, source, *, quantized: quantized)
+    monkeypatch.setattr(run, "evaluate", lambda _, name, model, *rest, **keys: scored.update({name: model}))
+    monkeypatch.setattr(run.sft, "passes_of_texts", lambda *_: [])
+    monkeypatch.setattr(run.sft, "fine_tune", lambda model, *_, **__: trained.append(model))
+    inputs = SimpleNamespace(base=SimpleNamespace(source=""), prompts=[], train_J=[])
+    with RunFolder(config) as folder:
+        phases = SimpleNamespace(config=config, folder=folder, catalogue=CATALOGUE)
+        run.start_policy(phases, inputs, SimpleNamespace(sft_QK=None))
+    assert scored == {"base": packed}
+    assert trained == [False]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.analysis import equations
-from appa_flwr.analysis import rules as agg
-from appa_flwr.analysis.rules import MAX_LOG_WEIGHT_GAP, RULES, State, make
+from appa_flwr.analysis.rule_choice import configured, find, make
+from appa_flwr.analysis.rules import MAX_LOG_WEIGHT_GAP, RULES, State
 from appa_flwr.config import Config
 from appa_flwr.config.sections import kebab
 from appa_flwr.core import own_code
@@ -169,7 +169,7 @@ def test_a_missing_group_keeps_its_lead_and_a_late_one_starts_at_the_others_mean
 def test_every_rule_is_made_with_its_own_keys(rule):
     other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "worst_share": 0.5}
     config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
-    made = agg.configured(config.rule, config.appa)
+    made = configured(config.rule, config.appa)
     assert made.model_dump() == {name: other[name] for name in RULES[rule].model_fields}
 
 
@@ -179,19 +179,51 @@ GUIDE = Path(__file__).parents[4] / "docs" / "scores.md"
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with modules of somebody's own, in which the run was started."""
-    (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python"))
+    (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python") + MORE_RULES)
     (tmp_path / "own_script.py").write_text("import sys\nsys.exit('usage:\\nx')")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv(own_code.FOLDER, str(tmp_path))
 
 
-def test_a_rule_of_ones_own_takes_the_config_s_parameters_and_its_own_defaults(here):
-    config = Config.load({"rule": "own_rules:Median", "appa.ema-decay": 0.5})
-    rule = agg.configured(config.rule, config.appa)
-    assert rule.model_dump() == {"ema_decay": 0.5, "margin": 0.0}
-    np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, [0.3, 0.5])
+MORE_RULES = """
+
+class Warm(Median):
+    temperature: float = 0.1
+
+
+slow = Warm(ema_decay=0.9)
+wrong = Warm.model_construct(temperature="hot")
+number = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Median", {"ema_decay": 0.5, "margin": 0.0}),
+        ("wide", {"ema_decay": 0.5, "margin": 0.2}),
+        ("Warm", {"ema_decay": 0.5, "margin": 0.0, "temperature": 0.1}),  # its own, though [appa] has one too
+        ("slow", {"ema_decay": 0.9, "margin": 0.0, "temperature": 0.1}),
+    ],
+)
+def test_a_rule_of_ones_own_takes_the_config_s_decay_and_its_own_values(name, values, here):
+    config = Config.load({"rule": f"own_rules:{name}", "appa.ema-decay": 0.5, "appa.temperature": 0.7})
+    rule = configured(config.rule, config.appa)
+    assert rule.model_dump() == values
+    expected_J = np.array([0.3, 0.5]) + values["margin"]
+    np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, expected_J)
+
+
+def test_parameters_of_an_instance_can_be_changed_and_are_checked(here):
+    assert make("own_rules:wide", margin=0.4).model_dump() == {"ema_decay": 0.8, "margin": 0.4}
+    assert make("own_rules:wide").margin == 0.2
+    for name, params in (("wide", {"margin": "much"}), ("wide", {"width": 1.0}), ("wrong", {})):
+        with pytest.raises(UserError, match=rf"rule 'own_rules:{name}': (margin|width|temperature): "):
+            make(f"own_rules:{name}", **params)
+    with pytest.raises(UserError, match=r"own_rules has no class number"):
+        find("own_rules:number")
 
 
 def test_a_module_that_ends_the_process_is_one_line(here):
     with pytest.raises(UserError, match=r"own_script cannot be imported \(SystemExit: usage: x\)$"):
-        agg.find("own_script:Median")
+        find("own_script:Median")

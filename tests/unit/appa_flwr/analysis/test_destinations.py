@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from appa_flwr.analysis.destinations import destination, diagnose, rules, verdict
-from appa_flwr.analysis.rules import make
+from appa_flwr.analysis.rule_choice import make
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question, Survey
 

@@ -51,6 +51,18 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     assert "<dt>Command</dt><dd>appa run metric=js seed=7 appa.fairness-threshold=0.99</dd>" in page
 
 
+def test_the_values_of_every_rule_s_parameters_are_shown(tmp_path):
+    values = {"appa": {"temperature": "0.02"}, "average": {}, "own:wide": {"margin": "0.2", "ema_decay": "0.8"}}
+    rules = {name: {"parameters": parameters} for name, parameters in values.items()}
+    config = CONFIG | {"rule": "own:wide", "baseline-rules": "appa"}
+    facts = dict(provenance(made.read(tmp_path, config=config, rules=rules)))
+    shown = {name: text for name, text in facts.items() if name.startswith("Parameters of ")}
+    assert shown == {
+        "Parameters of appa": "temperature = 0.02",
+        "Parameters of own:wide": "margin = 0.2, ema_decay = 0.8",
+    }
+
+
 def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
     summary = [
         made.row(method, avg, low, metric=metric)

@@ -3,6 +3,8 @@
 Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, L tokens of a row in one pass.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from fakes import (
@@ -138,6 +140,19 @@ def test_memory_that_holds_no_pass_at_all_ends_the_run():
     with pytest.raises(torch.OutOfMemoryError):
         budget.run(raising(torch.OutOfMemoryError("CUDA out of memory")))
     assert 64 <= budget.size < 128  # fewer were not tried
+
+
+@pytest.mark.parametrize("length", [0, len(PREFIX) - 1])
+def test_rows_are_never_scored_without_their_common_prefix(length):
+    rows, model = answer_rows(shared=len(PREFIX)), tiny_causal_lm()
+    head = value_head(32, torch.device("cpu"))
+    with torch.no_grad(), shared_prefix(model.base_model, rows.prefix_C[:length]) as prefix:
+        for score in (
+            partial(response_logprobs, model, temperature=1.0),
+            partial(response_values, model.base_model, head),
+        ):
+            with pytest.raises(ValueError, match=f"{len(PREFIX)} tokens, `prefix` has {length}"):
+                score(rows, prefix=prefix)
 
 
 def test_keys_and_values_that_training_drops_are_an_error():

@@ -5,12 +5,14 @@ Axis letters: J rollouts, P prompt tokens, T response tokens.
 
 import pytest
 import torch
-from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, ROUNDING, tiny_causal_lm
+from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, ROUNDING, ppo_models, tiny_causal_lm
 from transformers import GenerationConfig
 
+from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.errors import UserError
 from server_app.policy import sample as sampling
 from server_app.policy.logprobs import response_logprobs, shared_prefix
+from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Decoding
 
 STOPS = tuple(range(1, 12))  # a random model stops within a few tokens
@@ -159,20 +161,54 @@ def test_a_seed_fixes_the_answers_and_leaves_the_global_generator_alone(model):
     assert not torch.equal(first.logprob_JT, other.logprob_JT)
 
 
-def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog):
-    """More rows than two fail at the second token."""
-    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)  # so that rows stay in the batch
-    whole = draw(model, LONG_PROMPTS, temperature=0.0)
-    real, calls = sampling.logits, []
+def without_memory(monkeypatch, *, token, more_than):
+    """Logits of more rows than these are out of memory from this token on; the sizes of all batches of logits."""
+    real, sizes = sampling.logits, []
 
     def full(head, hidden_AH):
-        calls.append(len(hidden_AH))
-        if len(hidden_AH) > 2 and calls[-2:] == [len(hidden_AH)] * 2:
+        sizes.append(len(hidden_AH))
+        if len(hidden_AH) > more_than and sizes[-token:] == [len(hidden_AH)] * token:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(head, hidden_AH)
 
     monkeypatch.setattr(sampling, "logits", full)
+    return sizes
+
+
+def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog):
+    """More rows than two fail at the second token."""
+    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)  # so that rows stay in the batch
+    whole = draw(model, LONG_PROMPTS, temperature=0.0)
+    without_memory(monkeypatch, token=2, more_than=2)
     greedy = draw(model, LONG_PROMPTS, temperature=0.0)
     assert "passes have 2 answers" in caplog.text
     assert torch.equal(greedy.sequences.response_JT, whole.sequences.response_JT)
     torch.testing.assert_close(greedy.logprob_JT, whole.logprob_JT, **ROUNDING)
+
+
+def test_random_numbers_do_not_depend_on_when_memory_ran_out(model, monkeypatch):
+    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)
+    found = {}
+    for token in (1, 2, 4):
+        with monkeypatch.context() as patched:
+            without_memory(patched, token=token, more_than=2)
+            found[token] = draw(model, LONG_PROMPTS).sequences.response_JT
+    assert torch.equal(found[1], found[2])
+    assert torch.equal(found[1], found[4])
+
+
+def test_an_engine_s_rollouts_run_out_of_memory_once_and_a_restored_one_s_never(monkeypatch):
+    settings = PPOSection(batch_size=4, num_mini_batches=1, answers_per_question=1, response_length=9)
+
+    def make(seed):
+        return PPOEngine(ppo_models("lora", tiny_causal_lm()), settings, num_iterations=3, stop_ids=STOPS, seed=seed)
+
+    sizes, engine = without_memory(monkeypatch, token=1, more_than=2), make(seed=3)
+    engine.rollout(LONG_PROMPTS)
+    assert sizes.count(4) == 1
+    state = engine.state()
+    second = engine.rollout(LONG_PROMPTS)
+    other = make(seed=4)
+    other.restore(state)
+    assert torch.equal(other.rollout(LONG_PROMPTS).sequences.response_JT, second.sequences.response_JT)
+    assert sizes.count(4) == 1

@@ -63,6 +63,7 @@ def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     card_of(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature
     card_of(weights, by([*range(6)], embedding_QKE=CATALOGUE.embedding_QKE + 1e-4))  # another machine
     card_of(weights, **{"pluralllm.encoder": "/elsewhere/the/same/model"})
+    card_of(weights, by([*range(6)], train_Q=np.arange(6) < 3, unanswered_Q=np.arange(6) == 3))  # one unanswered here
 
 
 def test_weights_of_another_network_and_damaged_ones_are_refused(weights):
@@ -87,6 +88,8 @@ OTHER_ID = tuple(replace(question, question_id=f"new {question.question_id}") fo
         (by([*range(5)]), {}, "another table of 6 questions, and this run has 5"),
         (by([*range(6)], train_Q=np.arange(6) < 3), {}, "1 of this run's 3 held-out questions, such as 'Q3'; .*= 7"),
         (replace(CATALOGUE, questions=OTHER_ID, train_Q=np.arange(6) > 0), {}, "such as 'new Q0'"),
+        # of a run with a larger test fraction, and of groups that answered one question less
+        (by([*range(6)], train_Q=np.arange(6) < 5), {}, "not trained on 1 of this run's 5 training .*'Q4'; .*= 0.3"),
     ],
 )
 def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, catalogue, keys, says):

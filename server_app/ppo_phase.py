@@ -28,8 +28,9 @@ from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
 from server_app.policy.models import PolicyModels
 from server_app.policy.ppo import PPOEngine
+from server_app.questions import QuestionOrder
 from server_app.run_folder import RunFolder
-from server_app.strategy import AppaStrategy, QuestionOrder
+from server_app.strategy import AppaStrategy
 
 MODEL_CARD = "README.md"
 CHECKPOINT_EVERY = 10  # iterations

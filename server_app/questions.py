@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from appa_flwr.config import Config
+from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.arrays import IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
@@ -105,3 +106,28 @@ def fitting_questions(
         too_long=int((answerable_Q & ~fits_Q).sum()),
     )
     return train_J, test_J, counts
+
+
+class QuestionOrder:
+    """Endless shuffled passes over the training questions; `num_taken` counts the questions taken so far."""
+
+    def __init__(self, questions: IntArray, seed: int) -> None:
+        self._questions, self._rng = questions, np.random.default_rng(seed)
+        self._left: list[int] = []
+        self.num_taken = 0
+
+    def take(self, count: int) -> IntArray:
+        """The next `count` questions."""
+        self.num_taken += count
+        questions: list[int] = []
+        while len(questions) < count:
+            if not self._left:
+                self._left = self._rng.permutation(self._questions).tolist()
+            questions.append(self._left.pop())
+        return np.array(questions)
+
+
+def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
+    """Take the questions of the next batch, one per rollout; rollouts of the same question are adjacent."""
+    number = settings.answers_per_question
+    return np.repeat(order.take(settings.batch_size // number), number)

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from appa_flwr.analysis.rules import State
-from appa_flwr.config.sections import PPOSection
-from appa_flwr.core.arrays import IntArray
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.run.records import Iteration
 from server_app import evaluation
@@ -26,31 +23,7 @@ from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
-
-
-class QuestionOrder:
-    """Endless shuffled passes over the training questions; `num_taken` counts the questions taken so far."""
-
-    def __init__(self, questions: IntArray, seed: int) -> None:
-        self._questions, self._rng = questions, np.random.default_rng(seed)
-        self._left: list[int] = []
-        self.num_taken = 0
-
-    def take(self, count: int) -> IntArray:
-        """The next `count` questions."""
-        self.num_taken += count
-        questions: list[int] = []
-        while len(questions) < count:
-            if not self._left:
-                self._left = self._rng.permutation(self._questions).tolist()
-            questions.append(self._left.pop())
-        return np.array(questions)
-
-
-def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
-    """Take the questions of the next batch, one per rollout; rollouts of the same question are adjacent."""
-    number = settings.answers_per_question
-    return np.repeat(order.take(settings.batch_size // number), number)
+from server_app.questions import QuestionOrder, next_questions
 
 
 @dataclass

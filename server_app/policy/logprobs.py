@@ -7,58 +7,23 @@ Axis letters: C tokens that all prompts begin with, J rollouts, T response token
 S scored tokens of all rows, B scored tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
-from appa_flwr.core.errors import UserError
 from server_app.policy.sequences import Sequences
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 """Most logits in a block, by device: on a GPU 262 tokens of Gemma. With gradients a logit takes about 24 bytes."""
-TOKENS = "tokens (ppo.micro-batch-tokens)"
-FEWEST_TOKENS = 64  # smallest limit of a pass; if memory does not hold such a pass, the run ends
-PROBE_TOKENS = 6  # length of the row that `finite_logits` checks
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, (1, N, C, D) each, by layer."""
-
-_T = TypeVar("_T")
-
-log = logging.getLogger("appa.server")
-
-
-class NotFinite(UserError):
-    """Training has made losses or logits infinite or NaN; the message names the config key to lower."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"the policy's losses or logits are no longer finite; lower {key}")
-
-
-class Budget:
-    """Limit of a pass, in tokens or another unit, which is halved for good when GPU memory runs out."""
-
-    def __init__(self, unit: str, size: int, *, fewest: int = FEWEST_TOKENS) -> None:
-        self.size, self._unit, self._fewest = size, unit, fewest
-
-    def run(self, passes: Callable[[int], _T]) -> _T:
-        """Return `passes(size)`; when memory runs out, start again with half the size, down to `fewest`."""
-        while True:
-            try:
-                return passes(self.size)
-            except torch.OutOfMemoryError:
-                if self.size < 2 * self._fewest:
-                    raise
-            torch.cuda.empty_cache()
-            self.size //= 2
-            log.warning("out of memory: from here on passes have %d %s", self.size, self._unit)
 
 
 @contextmanager
@@ -185,10 +150,3 @@ def response_values(trunk: nn.Module, head: nn.Linear, sequences: Sequences, *, 
 
 def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
     return value_S.new_zeros(mask_JT.shape).masked_scatter(mask_JT, value_S)
-
-
-@torch.inference_mode()
-def finite_logits(model: PreTrainedModel) -> bool:
-    """True if the logits of a few tokens are finite under the current weights."""
-    ids_1L = torch.arange(PROBE_TOKENS, device=model.device)[None]
-    return bool(model(input_ids=ids_1L, use_cache=False).logits.logsumexp(-1).isfinite().all())

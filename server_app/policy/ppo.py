@@ -14,17 +14,10 @@ from torch import Tensor
 
 from appa_flwr.config.sections import PPOSection
 from server_app.policy import losses
-from server_app.policy.logprobs import (
-    TOKENS,
-    Budget,
-    NotFinite,
-    finite_logits,
-    response_logprobs,
-    response_values,
-    shared_prefix,
-)
+from server_app.policy.limits import ANSWERS, TOKENS, Budget, NotFinite, finite_logits
+from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import PolicyModels
-from server_app.policy.sample import ANSWERS, Decoding, Rollout, sample
+from server_app.policy.sample import Decoding, Rollout, sample
 from server_app.policy.sequences import Sequences
 
 DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from server_app.policy.logprobs import Budget, computing_only, logits, shared_prefix
+from server_app.policy.limits import ANSWERS, Budget
+from server_app.policy.logprobs import computing_only, logits, shared_prefix
 from server_app.policy.sequences import Sequences, split_prompts
 
 COMPACT_BELOW = 0.75  # share of unfinished rows; below it, finished rows are taken out of the batch
-ANSWERS = "answers"
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two checks for finished rows: a check waits for the GPU
 
 Prompts = tuple[Tensor, Tensor, Tensor]  # see `split_prompts`

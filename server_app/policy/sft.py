@@ -22,7 +22,8 @@ from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from server_app.policy.base import Base
-from server_app.policy.logprobs import TOKENS, Budget, NotFinite, finite_logits, response_logprobs, shared_prefix
+from server_app.policy.limits import TOKENS, Budget, NotFinite, finite_logits
+from server_app.policy.logprobs import response_logprobs, shared_prefix
 from server_app.policy.models import ALPHA_PER_RANK
 from server_app.policy.one_product import round_once
 from server_app.policy.sequences import Sequences, pad, split_prompts

@@ -28,7 +28,8 @@ from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
-from server_app.strategy import AppaStrategy, QuestionOrder, next_questions
+from server_app.questions import QuestionOrder, next_questions
+from server_app.strategy import AppaStrategy
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)

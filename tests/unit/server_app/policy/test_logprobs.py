@@ -22,7 +22,8 @@ from fakes import (
 )
 
 from server_app.policy import logprobs
-from server_app.policy.logprobs import Budget, computing_only, response_logprobs, response_values, shared_prefix
+from server_app.policy.limits import Budget
+from server_app.policy.logprobs import computing_only, response_logprobs, response_values, shared_prefix
 from server_app.policy.models import value_head
 from server_app.policy.sequences import MIN_TOKENS, Sequences, common_length
 

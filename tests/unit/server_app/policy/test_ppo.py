@@ -13,7 +13,7 @@ from fakes import PREFIX, PROMPTS, ppo_models, scoring, tiny_causal_lm
 from appa_flwr.config.sections import PPOSection
 from server_app.checkpoint import restore, state_of
 from server_app.policy import ppo as engine_module
-from server_app.policy.logprobs import NotFinite
+from server_app.policy.limits import NotFinite
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
 

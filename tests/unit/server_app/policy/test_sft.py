@@ -16,7 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
 from server_app.policy import sft, tiny
 from server_app.policy.base import Base
-from server_app.policy.logprobs import NotFinite
+from server_app.policy.limits import NotFinite
 from server_app.policy.tiny import TinyRecipe
 
 OPTION_QK = np.array([[True, True, True], [True, True, False]])

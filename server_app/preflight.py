@@ -19,7 +19,7 @@ from appa_flwr import __version__
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache
-from server_app import quiet
+from server_app import quiet, tracking
 from server_app.policy import base
 
 GIBIBYTE = 2**30
@@ -30,11 +30,12 @@ LARGEST_FULL_STEP = 1e-4
 
 
 def check(config: Config, *, say: Callable[[str], None]) -> None:
-    """Check that this run can use its base model; `say` reports slow steps.
+    """Check that this run can use its tracker and its base model; `say` reports slow steps.
 
     Raises:
-        UserError: the base model cannot be used, or the cache folder cannot be written.
+        UserError: one of them cannot be used, or the cache folder cannot be written.
     """
+    tracking.check(config.run.tracker)
     if config.run.phases not in WITHOUT_POLICY:
         check_cache()
         base.check(config, say=say)
@@ -51,7 +52,7 @@ def machine(folder: Path) -> str:
 
 
 def main() -> None:
-    """Check the base model, and warn of settings that make training slow or break the policy."""
+    """Check tracker and base model, and warn of settings that make training slow or break the policy."""
     warnings.simplefilter("ignore")
     quiet(bars=True)
     config = Config.load(json.load(sys.stdin))

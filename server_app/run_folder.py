@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -39,7 +39,8 @@ class RunFolder:
 
     def __init__(self, config: Config, *, above: "RunFolder | None" = None) -> None:
         self.path = config.run_folder.absolute()
-        self._above, self._rule = above, config.rule
+        self._above, self._config = above, config
+        self._tracker: Any = None  # starts with the first iteration
         self._started = time.monotonic()
         self._lock = claim(config)
         with writing(self.path):
@@ -58,14 +59,21 @@ class RunFolder:
         log.removeHandler(self._messages)
         log.setLevel(self._level)
         self._lock.release()
+        if self._tracker is not None:
+            self._tracker.finish()
 
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""
         run_files.write(self.path / file.name, content)
 
     def append(self, file: LineFile[T], line: T) -> None:
-        """Add one line to a line file."""
+        """Add one line to a line file; an iteration goes to the tracker too."""
         self._append(file.name, run_files.dumps(line))
+        if isinstance(line, records.Iteration) and self._config.run.tracker:
+            from server_app import tracking  # imports torch
+
+            self._tracker = self._tracker or tracking.start(self._config, self.path)
+            self._tracker.log(tracking.numbers(line.model_dump()), step=line.iteration)
 
     def _append(self, name: str, line: str) -> None:
         try:
@@ -121,7 +129,7 @@ class RunFolder:
         if self._above is None:
             print(text, flush=True)
         else:
-            self._above.progress(f"{phase} by {self._rule}", step, of, message, seconds_left)
+            self._above.progress(f"{phase} by {self._config.rule}", step, of, message, seconds_left)
 
     def timed(self, phase: str, message: str) -> Callable[[int, int], None]:
         """Function of (steps done, steps) that reports progress of work outside a phase, or before the phase begins."""

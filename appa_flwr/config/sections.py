@@ -92,6 +92,9 @@ class RunSection(Section):
     phases: Literal["all", "pluralllm", "serve"] = key(
         "all", "all = SFT and PPO too; pluralllm = only the predictor; serve = score the answers of other trainers"
     )
+    tracker: Literal["", "tensorboard", "wandb", "trackio"] = key(
+        "", "shows each PPO iteration while the run goes on; its package must be installed; empty = no tracker"
+    )
     resume: bool = key(False, "continue the run in the run's folder; `appa run --resume` sets this key")
     min_groups: int = key(2, "fewest groups that must reply; with fewer the run ends", ge=1)
     reply_timeout: float = key(600.0, "seconds that the server waits for groups to join, and for each reply", gt=0)

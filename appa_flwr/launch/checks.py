@@ -32,7 +32,7 @@ def read_survey(config: Config) -> Survey:
 
 
 def check_server(config: Config) -> None:
-    """Check the cache, the address of a serving run, and the model, by the server's code.
+    """Check the cache, the address of a serving run, and tracker and model, by the server's code.
 
     Raises:
         UserError: one of them cannot be used.
@@ -41,7 +41,7 @@ def check_server(config: Config) -> None:
     check_cache()
     if config.run.phases == "serve":
         listening(config.serve.host, config.serve.port).close()
-    if config.model == TINY_MODEL:
+    if config.model == TINY_MODEL and not config.run.tracker:
         return
     command = [sys.executable, "-m", "server_app.preflight"]
     # Progress, such as of a download, is shown on stderr; the message of an error comes on stdout.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from fastapi import HTTPException
@@ -86,6 +86,7 @@ class ScoreRequest(BaseModel):
         return self.size or len(self.items)
 
 
+Relation = Literal["repeated", "pending", "next", "back", "contradiction"]
 Scored = tuple[ServedRound, Mapping[str, ServedAnswer]]
 """A scored round, and scored answers by id, including those of the round."""
 
@@ -107,8 +108,39 @@ class Batch:
         """True if all answers of the request fit into this batch, which may already hold some."""
         if self.round != request.round or any(self.items.get(item.id, item) != item for item in request.items):
             return False
-        num_new = sum(item.id not in self.items for item in request.items)
-        return self.round is None or (self.size == request.total and len(self.items) + num_new <= self.size)
+        return self.round is None or self.size == request.total >= len(self.items) + self.num_new(request)
+
+    def num_new(self, request: ScoreRequest) -> int:
+        """Number of answers of the request that this batch lacks."""
+        return sum(item.id not in self.items for item in request.items)
+
+
+def relation(
+    request: ScoreRequest, kept: Mapping[str, ServedAnswer], last: int, *, asked: Batch | None, opened: Batch | None
+) -> Relation:
+    """What a request is to its trainer's run: the first row of the table that applies.
+
+    `kept` has the scored answers by id, the groups score the batch `asked` now, the batch `opened` takes more answers,
+    and no round up to number `last` does. Answers are "equal" if all were sent before with the same texts, and "new" if
+    none was. A request is "back" if it is `resumed` and has a round.
+
+    | answers                    | round                | relation      | what follows                              |
+    | -------------------------- | -------------------- | ------------- | ----------------------------------------- |
+    | equal, some in `asked`     | not back before last | pending       | wait for `asked`                          |
+    | equal                      | not back before last | repeated      | reply with the kept rewards               |
+    | new, and `opened` has room | none, or after last  | next          | add to `opened`, or open a batch          |
+    | any                        | back                 | back          | drop `opened` and this and later rounds   |
+    | any                        | any                  | contradiction | refuse, and change nothing                |
+    """
+    back = request.round if request.resumed else None
+    earlier = [(asked and asked.items.get(item.id)) or kept.get(item.id) for item in request.items]
+    equal = all(old and old.digest == item.digest for old, item in zip(earlier, request.items, strict=True))
+    if equal and (back is None or back >= last):
+        return "pending" if asked and any(item.id in asked.items for item in request.items) else "repeated"
+    follows = request.round is None or request.round > last
+    if follows and not any(earlier) and (opened is None or opened.takes(request)):
+        return "next"
+    return "contradiction" if back is None else "back"
 
 
 class Rounds:
@@ -179,26 +211,24 @@ class Rounds:
     def _batch(self, request: ScoreRequest, past: ServedRun) -> Batch | None:
         """The batch that a request waits for, with its new answers; None if all its answers have rewards."""
         asked = self._asked if self._asked and self._asked.run == request.run else None
-        current = self._open.get(request.run)
-        number = asked.round if asked and asked.round else past.number  # of the last round that takes no more answers
-        sent = [(asked and asked.items.get(item.id)) or past.kept.get(item.id) for item in request.items]
-        same = all(old and old.digest == item.digest for old, item in zip(sent, request.items, strict=True))
-        if same and not (request.resumed and request.round and request.round < number):
-            return asked if asked and any(item.id in asked.items for item in request.items) else None
-        fits = not any(sent) and (request.round is None or request.round > number)
-        fits = fits and (current is None or current.takes(request))
-        if not fits and not (request.resumed and request.round):
-            waiting = len(current.items) if current else 0
-            state = f"run '{request.run}' is at round {number}, and {waiting} answers to the next wait"
+        opened = self._open.get(request.run)
+        last = asked.round if asked and asked.round else past.number
+        kind = relation(request, past.kept, last, asked=asked, opened=opened)
+        if kind == "repeated":
+            return None
+        if kind == "pending":
+            return asked
+        if kind == "contradiction":
+            waiting = len(opened.items) if opened else 0
+            state = f"run '{request.run}' is at round {last}, and {waiting} answers to the next wait"
             raise HTTPException(409, f"{state}, which these contradict; a trainer that goes back sends resumed = true")
         batches = [*self._open.values(), *([self._asked] if self._asked else [])]
-        known = current.items if current and fits else {}
-        num_new = sum(item.id not in known for item in request.items)
+        num_new = opened.num_new(request) if opened and kind == "next" else len(request.items)
         if (waiting := sum(len(batch.items) for batch in batches)) + num_new > MOST_WAITING:
             raise _later(429, f"{waiting} answers wait already")
-        if not fits and request.round:
+        if kind == "back" and request.round:
             if asked:
-                raise _later(503, f"the groups are being asked about round {number} of run '{request.run}'")
+                raise _later(503, f"the groups are being asked about round {last} of run '{request.run}'")
             past.go_back(request.round)
             self._refuse(request.run, 409, "a trainer of this name has begun anew")
         batch = self._open.get(request.run) or self._opened(request)

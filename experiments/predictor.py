@@ -25,7 +25,7 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue, Number, flatten
+from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue, Layout, flatten
 from appa_flwr.protocol.messages import ASK, join_weights
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
@@ -134,7 +134,7 @@ class LocalGroups:
     def request(self, ask: Ask) -> SimpleNamespace:
         """See `Groups.request`."""
         rows = [self.numbers(ask, name) for name in self.names]
-        shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
+        shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
         replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))
         metadata = Metadata(0, "", 0, 0, "", "", 0.0, 1.0, ASK)
         sent: Any = Message(RecordDict(), metadata=metadata)  # type: ignore[call-overload]  # made outside a run

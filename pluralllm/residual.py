@@ -307,8 +307,8 @@ class Conditioned:
         """Mean and variance (M,) of the targets' centred residuals, without noise."""
         kernel_MN = self.model._kernel(target, self.context, self.view)
         weight_N = torch.cholesky_solve(self.difference_N[:, None], self.lower_NN)[:, 0]
-        known_MN = torch.linalg.solve_triangular(self.lower_NN, kernel_MN.T, upper=False)
-        variance_M = self.model._variance(target, self.view) - known_MN.square().sum(0)
+        known_NM = torch.linalg.solve_triangular(self.lower_NN, kernel_MN.T, upper=False)
+        variance_M = self.model._variance(target, self.view) - known_NM.square().sum(0)
         return kernel_MN @ weight_N, variance_M.clamp_min(SMALLEST_VARIANCE)
 
     def predict(self, target: Questions) -> FloatArray:

@@ -19,8 +19,8 @@ from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import CurvePoint, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
-from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.replies import Replies
+from server_app.federation.responses import Responses, parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
@@ -42,7 +42,7 @@ def greedy_answers(
     question_J: IntArray,
     *,
     progress: Callable[[int, int], None] = lambda step, of: None,
-) -> Answers:
+) -> Responses:
     """Decode one answer to each of these questions, without sampling; `progress` gets (batches done, batches)."""
     texts: list[str] = []
     batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
@@ -50,13 +50,13 @@ def greedy_answers(
         prompts = [inputs.prompts[q] for q in batch]
         texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
-    return parse_answers(run.config.task, texts, question_J, run.catalogue)
+    return parse_responses(run.config.task, texts, question_J, run.catalogue)
 
 
-def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
+def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Responses:
     """Answers from given predictions instead of a model's texts: a trivial baseline or a ceiling."""
     size = len(question_J)
-    return Answers(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
+    return Responses(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
 
 def evaluate(
@@ -151,7 +151,7 @@ def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) 
     }
 
 
-def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> list[SummaryRow]:
+def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]) -> list[SummaryRow]:
     """Let the groups score one method's answers to the held-out questions, and return a row for each metric.
 
     The single scores behind the rows' means are added to the run's scores.parquet.

@@ -25,7 +25,7 @@ from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
-from appa_flwr.run.run_files import ANSWERS_FOLDER, MACHINE, RULE_VALUES, SFT_MODEL, SUMMARY, SURVEY_FILE
+from appa_flwr.run.run_files import MACHINE, REPLIES_FOLDER, RULE_VALUES, SFT_MODEL, SUMMARY, SURVEY_FILE
 from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
@@ -53,7 +53,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         config,
         keys=read_group_keys(config.run.group_keys, expected=config.group_names),
         survey=str(survey_file),
-        answers=folder.path / ANSWERS_FOLDER,
+        replies=folder.path / REPLIES_FOLDER,
     )
     folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)

@@ -17,8 +17,8 @@ from appa_flwr.analysis.rules import State
 from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.run.records import Iteration
 from server_app import evaluation
-from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Request
+from server_app.federation.responses import Responses, parse_responses
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import PPOEngine
@@ -31,7 +31,7 @@ class Round:
     """One iteration of Algorithm 1, between Flower's calls."""
 
     rollout: Rollout
-    answers: Answers
+    answers: Responses
     request: Request  # for the rewards of the answers
     seconds: dict[str, float]  # of each part
     line: Iteration | None = None  # the round's line of metrics.jsonl, after the update
@@ -74,7 +74,7 @@ class AppaStrategy(Strategy):
             question_J = next_questions(self.order, settings.ppo)
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
-            answers = parse_answers(settings.task, texts, question_J, self.run.catalogue)
+            answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
         draw = self.done + server_round if settings.pluralllm.fresh_contexts else 0
         request = self.run.groups.request(self.rule.ask(answers, draw))
         self._round = Round(rollout, answers, request, seconds)

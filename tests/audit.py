@@ -157,7 +157,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) 
 def numbers_in(asked: Crossed, numbers: np.ndarray, public: Catalogue) -> Iterator[str]:
     """Other numbers than were asked for."""
     ask, _ = messages.unpack_ask(asked.message.content)
-    shapes = asks.numbers_of(ask, public)
+    shapes = asks.layouts_of(ask, public)
     try:
         own = {name: array[0] for name, array in asks.split(numbers, shapes).items()}
         asks.flatten(own, shapes)

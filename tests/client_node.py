@@ -62,7 +62,7 @@ class Node:
         reply = self.ask(asked)
         assert reply.has_content(), reply.error.reason
         rows = messages.unpack_reply(reply.content, numbers=True)
-        by_name = asks.split(rows.numbers, asks.numbers_of(asked, self.catalogue))
+        by_name = asks.split(rows.numbers, asks.layouts_of(asked, self.catalogue))
         return {group: {name: rows_G[g] for name, rows_G in by_name.items()} for g, group in enumerate(rows.groups)}
 
     @property

@@ -57,7 +57,7 @@ class FakeGroups:
         assert self.gate.wait(10)
         if not (names := [name for name in self.names if name not in self.silent]):
             return failing(refusals.FAILED, "silent")(message)
-        shapes = asks.numbers_of(ask, self.catalogue)
+        shapes = asks.layouts_of(ask, self.catalogue)
         rows = [flat(self.numbers(ask, name), shapes) for name in names]
         return Message(messages.pack_reply(names, np.stack(rows)), reply_to=message)
 
@@ -73,7 +73,7 @@ def failing(code: int, text: str = "") -> Node:
 GONE = failing(5, "node is gone")
 
 
-def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Number]) -> np.ndarray:
+def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Layout]) -> np.ndarray:
     """A row, whatever stands in it; 0 for arrays that are not there."""
     parts = [np.broadcast_to(arrays.get(name, 0.0), number.shape).ravel() for name, number in shapes.items()]
     return np.concatenate(parts).astype(np.float64)
@@ -140,14 +140,14 @@ def gathered(
     *,
     patience: float = 0.0,
     keys: GroupKeys | None = None,
-    answers: Path | None = None,
+    replies: Path | None = None,
     **changes: object,
 ) -> Groups:
     """The expected groups, or all at these nodes, which have joined a run with these `changes` of its config."""
     config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02, **keys_of(changes)})
     grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(nodes)
     hosted = {name for node in grid.nodes.values() for name in getattr(node, "names", ())}
-    groups = Groups(OverlapGrid(grid), config, keys=keys, answers=answers)
+    groups = Groups(OverlapGrid(grid), config, keys=keys, replies=replies)
     groups.members.gather(expected or sorted(hosted), patience=patience)
     return groups
 

@@ -15,7 +15,6 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from server_app import main
 from server_app import run as server
-from server_app.federation import answers
 
 
 def read_every_answer(patched):
@@ -26,7 +25,7 @@ def read_every_answer(patched):
         meant_K = rng.permutation(num_options) + 1.0 if task == "opa" else rng.dirichlet(np.ones(num_options))
         return formats.Parsed(meant_K, 1.0, parsed=True)
 
-    patched.setattr(answers, "formats", SimpleNamespace(parse=parse))
+    patched.setattr(responses, "formats", SimpleNamespace(parse=parse))
 
 
 class Killed(BaseException):

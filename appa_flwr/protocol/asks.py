@@ -157,7 +157,7 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True)
-class Number:
+class Layout:
     """An array of a group's numbers: its shape, and the bounds of each number."""
 
     shape: tuple[int, ...]
@@ -165,7 +165,7 @@ class Number:
     most: float
 
 
-def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
+def layouts_of(ask: Ask, catalogue: Catalogue) -> dict[str, Layout]:
     """Layout of the arrays in a reply, by name; both sides derive it from the request and the catalogue.
 
     Raises:
@@ -173,26 +173,26 @@ def numbers_of(ask: Ask, catalogue: Catalogue) -> dict[str, Number]:
     """
     training, held_out = int(catalogue.train_Q.sum()), int(catalogue.held_out_Q.sum())
     if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
-        return {"votes": Number(catalogue.option_QK.shape, 0.0, float(catalogue.option_QK.shape[1]))}
+        return {"votes": Layout(catalogue.option_QK.shape, 0.0, float(catalogue.option_QK.shape[1]))}
     if ask.kind == UPDATE:
         step = LARGEST_STEP * training
         return {
-            "step": Number(ask.array("weights", np.float32, axes=1).shape, -step, step),
-            "answers": Number((1,), 0.0, training),
-            "loss": Number((1,), -LARGEST_LOSS * training, LARGEST_LOSS * training),
+            "step": Layout(ask.array("weights", np.float32, axes=1).shape, -step, step),
+            "answers": Layout((1,), 0.0, training),
+            "loss": Layout((1,), -LARGEST_LOSS * training, LARGEST_LOSS * training),
         }
     if ask.kind in (VALIDATION, SCORES):
         size = ask.count("size", least=1, most=MOST_MEASURES)
         if ask.kind == SCORES:
-            return {"scores": Number((size,), 0.0, len(catalogue.questions))}
-        return {"answers": Number((1,), 0.0, held_out), "error": Number((size,), 0.0, LARGEST_ERROR * held_out)}
+            return {"scores": Layout((size,), 0.0, len(catalogue.questions))}
+        return {"answers": Layout((1,), 0.0, held_out), "error": Layout((size,), 0.0, LARGEST_ERROR * held_out)}
     request = ScoreRequest.of(ask)
     names = [f"{metric} {side} {what}" for metric, side in request.keys for what in ("reward", "known")]
-    return dict.fromkeys(names, Number((len(request.question_J),), 0.0, 1.0))
+    return dict.fromkeys(names, Layout((len(request.question_J),), 0.0, 1.0))
 
 
-def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number]) -> FloatArray:
-    """Flatten a group's arrays to one row (N,), in the layout of `numbers_of`.
+def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Layout]) -> FloatArray:
+    """Flatten a group's arrays to one row (N,), in the layout of `layouts_of`.
 
     Raises:
         ValueError: names or shapes differ from the layout, or a number is outside its bounds.
@@ -210,7 +210,7 @@ def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Number]) 
     return np.concatenate(parts)
 
 
-def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArray]:
+def split(flat: FloatArray, numbers: Mapping[str, Layout]) -> dict[str, FloatArray]:
     """Undo `flatten` for one row or several: (..., N) -> arrays by name, each (..., its shape).
 
     Raises:
@@ -228,7 +228,7 @@ def split(flat: FloatArray, numbers: Mapping[str, Number]) -> dict[str, FloatArr
 
 def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue) -> str | None:
     """Fault in a group's row of numbers (N,), in words; None if the row can be used."""
-    numbers, option_QK = numbers_of(ask, catalogue), catalogue.option_QK
+    numbers, option_QK = layouts_of(ask, catalogue), catalogue.option_QK
     try:
         own = split(row_N, numbers)
         flatten(own, numbers)

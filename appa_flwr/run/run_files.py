@@ -4,7 +4,7 @@ config.json            schema version of the folder, and every key of the run
 survey.jsonl           the survey as the run uses it (`appa_flwr.survey.store`)
 progress.jsonl         one line per step, for the launcher
 run.log                the same for people; its lock marks a folder in use
-answers/               the groups' numbers, by the hash of the request
+replies/               the groups' numbers, by the hash of the request
 pluralllm.json         the card of PluralLLM's weights: its training and its scores
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          one line per PPO iteration
@@ -49,7 +49,7 @@ WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
 SCORES_FILE = "scores.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
-ANSWERS_FOLDER = "answers"
+REPLIES_FOLDER = "replies"
 REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 

@@ -24,7 +24,7 @@ log = logging.getLogger("appa.server")
 
 
 class Groups:
-    """All groups of a run, and their numbers; `answers` is the folder for replies, `keys` and `survey` see `Members`.
+    """All groups of a run, and their numbers; `replies` is the folder of stored replies.
 
     Attributes:
         grid: sends messages and waits for replies.
@@ -39,9 +39,9 @@ class Groups:
         *,
         keys: GroupKeys | None = None,
         survey: str = "",
-        answers: Path | None = None,
+        replies: Path | None = None,
     ) -> None:
-        self.grid, self.config, self._folder = grid, config, answers
+        self.grid, self.config, self._folder = grid, config, replies
         self.members = Members(grid, config, keys=keys, survey=survey)
         self._catalogue: Catalogue | None = None
         self._digests = {messages.CATALOGUE: "", messages.TARGETS: ""}  # of the setup messages
@@ -96,7 +96,7 @@ class Request:
 
     def __init__(self, members: Members, ask: Ask, catalogue: Catalogue, *, digest: str, path: Path | None) -> None:
         self._members, self._ask, self._catalogue, self._path = members, ask, catalogue, path
-        self._numbers = asks.numbers_of(ask, catalogue)
+        self._numbers = asks.layouts_of(ask, catalogue)
         self._kept = path is not None and path.exists()
         self.messages: list[Message] = []
         if not self._kept:

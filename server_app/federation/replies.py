@@ -17,7 +17,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Number
+from appa_flwr.protocol.asks import Layout
 
 
 class TooFew(UserError):
@@ -29,7 +29,7 @@ class Replies:
     """The groups' replies to one request for numbers."""
 
     groups: tuple[str, ...]  # groups that replied, in the order of the run's groups
-    numbers: Mapping[str, Number]  # the arrays by name, see `appa_flwr.protocol.asks.numbers_of`
+    numbers: Mapping[str, Layout]  # the arrays by name, see `appa_flwr.protocol.asks.layouts_of`
     data_GN: FloatArray  # a row for each group
 
     def mean(self, name: str) -> FloatArray:
@@ -47,7 +47,7 @@ class Replies:
         return np.stack([array_of.get(group, missing) for group in names])
 
 
-def kept_replies(path: Path, numbers: Mapping[str, Number]) -> Replies:
+def kept_replies(path: Path, numbers: Mapping[str, Layout]) -> Replies:
     """Read the replies that `keep_replies` has written; raises a UserError if that fails."""
     try:
         with np.load(path, allow_pickle=False) as file:

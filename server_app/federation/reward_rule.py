@@ -16,7 +16,6 @@ from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
-from server_app.federation.answers import Answers
 from server_app.federation.replies import Replies
 
 _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
@@ -38,11 +37,11 @@ class RewardRule:
         """The state before any iteration."""
         return self._rule.init(len(self.names))
 
-    def ask(self, answers: Answers, draw: int) -> Ask:
+    def ask(self, answers: Responses, draw: int) -> Ask:
         """Build the request for the rewards; `draw` numbers the draw of the groups' contexts."""
         return answers.request([self.config.reward_metric], draw=draw).ask()
 
-    def result(self, state: State, answers: Answers, replies: Replies) -> tuple[FloatArray, State, dict[str, Any]]:
+    def result(self, state: State, answers: Responses, replies: Replies) -> tuple[FloatArray, State, dict[str, Any]]:
         """Compute each answer's reward from the groups' replies (Algorithm 1).
 
         Alignment rewards compare the answer with the predictions of each group's PluralLLM. A group's training reward

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from server_app.policy.base import Base, load_model
-from server_app.policy.one_product import round_once
+from server_app.policy.lora_product import round_once
 
 SFT, POLICY, VALUE = "sft", "policy", "value"  # adapter names in PEFT
 SAVED = "default"  # name of the adapter that PEFT saves and loads at the top of the folder

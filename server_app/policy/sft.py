@@ -24,8 +24,8 @@ from appa_flwr.protocol import formats
 from server_app.policy.base import Base
 from server_app.policy.limits import TOKENS, Budget, NotFinite, finite_logits
 from server_app.policy.logprobs import response_logprobs, shared_prefix
+from server_app.policy.lora_product import round_once
 from server_app.policy.models import ALPHA_PER_RANK
-from server_app.policy.one_product import round_once
 from server_app.policy.sequences import Sequences, pad, split_prompts
 
 MAX_PASS = 32  # most answers in a forward pass

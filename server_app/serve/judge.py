@@ -14,8 +14,8 @@ from appa_flwr.report import frames
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import baselines, evaluation
-from server_app.federation.answers import parse_answers
 from server_app.federation.replies import TooFew
+from server_app.federation.responses import parse_responses
 from server_app.inputs import RunInputs, ask_votes
 from server_app.serve import prompts
 
@@ -40,7 +40,7 @@ def scores(run: RunInputs, name: str, answers: Mapping[str, str]) -> dict[str, A
         problem = "not answered" if other[0] in ids else "no held-out question"
         raise HTTPException(422, f"answers: '{other[0]}' is {problem}")
     config, method = run.config, f"{MODEL}{name}"
-    parsed = parse_answers(config.task, [answers[question_id] for question_id in ids], test_J, run.catalogue)
+    parsed = parse_responses(config.task, [answers[question_id] for question_id in ids], test_J, run.catalogue)
     kept = list(SUMMARY.read(run.folder.path) or ())
     if not kept:
         majority_QK = None

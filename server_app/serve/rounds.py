@@ -26,7 +26,7 @@ from appa_flwr.protocol.asks import TARGET_SIDE
 from appa_flwr.run.records import ServedAnswer, ServedLine, ServedRound
 from appa_flwr.run.run_files import SERVED
 from appa_flwr.run.served import ServedRun, read_runs
-from server_app.federation.answers import parse_answers
+from server_app.federation.responses import parse_responses
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import RunInputs
 
@@ -284,7 +284,7 @@ class Rounds:
         config, catalogue, groups = self._inputs.config, self._inputs.catalogue, self._inputs.groups
         items = sorted(batch.items.values(), key=lambda item: item.id)  # the order of arrival must not matter
         question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
-        answers = parse_answers(config.task, [item.completion for item in items], question_J, catalogue)
+        answers = parse_responses(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
         state = self._rule.restored(vars(last)) if last else self._rule.first()
         ask = self._rule.ask(answers, self._num_asked if config.pluralllm.fresh_contexts else 0)

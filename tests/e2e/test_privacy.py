@@ -86,7 +86,7 @@ def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner
     assert any(refused for _, refused in pairs) == (not more)  # by the first the server asks for nothing in vain
     for asked, reply in zip(grid.requests, grid.replies, strict=True):
         if asked_for(asked) == asks.REWARDS:
-            shapes = asks.numbers_of(messages.unpack_ask(asked.message.content)[0], build_catalogue(world.config))
+            shapes = asks.layouts_of(messages.unpack_ask(asked.message.content)[0], build_catalogue(world.config))
             own = asks.split(messages.unpack_reply(reply.message.content, numbers=True).numbers[0], shapes)
             assert not any(array.any() for name, array in own.items() if "truth" in name)
     rows = json.loads((world.config.run_folder / "summary.json").read_text())

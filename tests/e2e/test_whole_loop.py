@@ -115,7 +115,7 @@ def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatc
     assert AutoTokenizer.from_pretrained(folder / "policy").pad_token == families.FAMILIES[name].pad
 
 
-def numbers_of(folder):
+def layouts_of(folder):
     """Everything that a run measured, without the seconds that it took."""
     lines = [{**line, "seconds": None} for line in lines_of(folder)]
     return lines, json.loads((folder / "summary.json").read_text()), pd.read_parquet(folder / "scores.parquet")
@@ -134,7 +134,7 @@ def test_a_deployment_gives_the_simulation_s_numbers_digit_for_digit(tmp_path, m
     looped(simulation, 2)
     everything = f"may-leave = {json.dumps(get_args(Leaving))}"
     looped(deployment, InProcessGrid(deployed(deployment, written.groups, owner_policy=everything)))
-    ours, theirs = (numbers_of(config.run_folder) for config in (deployment, simulation))
+    ours, theirs = (layouts_of(config.run_folder) for config in (deployment, simulation))
     assert ours[:2] == theirs[:2]
     assert len({line["reward"] for line in ours[0]}) == SMALLEST["ppo.num-iterations"]
     pd.testing.assert_frame_equal(ours[2], theirs[2], check_exact=True)

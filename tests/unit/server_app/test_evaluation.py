@@ -15,7 +15,7 @@ from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards
 from server_app import evaluation
-from server_app.federation.answers import parse_answers
+from server_app.federation.responses import parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
 
 JS_ONLY = ["js"]
@@ -26,7 +26,7 @@ def run_of(folder, nodes=NODES):
 
 
 def test_a_method_s_rows(tmp_path):
-    answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
+    answers = parse_responses("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
     rows = evaluation.score(run_of(tmp_path), "ppo", answers, metrics=["js", "cosine"])
     assert [(row.method, row.metric) for row in rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
@@ -51,7 +51,7 @@ def test_a_method_s_rows(tmp_path):
 
 
 def test_answers_that_nobody_can_read_have_no_fairness(tmp_path):
-    answers = parse_answers("dpa", ["?", "?"], np.array([0, 0]), CATALOGUE)
+    answers = parse_responses("dpa", ["?", "?"], np.array([0, 0]), CATALOGUE)
     (row,) = evaluation.score(run_of(tmp_path), "base", answers, metrics=JS_ONLY)
     assert (row.readable, row.fi, np.isnan(row.fi_readable)) == (0.0, 1.0, True)
 

@@ -22,8 +22,8 @@ from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
 from server_app import evaluation
 from server_app.federation import grid
-from server_app.federation.answers import parse_answers
 from server_app.federation.replies import TooFew
+from server_app.federation.responses import parse_responses
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import ReferencePass
@@ -202,7 +202,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
     """Three nodes: a round asks each for rewards, every second round for scores of the held-out question too."""
     strategy, groups, _, lines = build(eval__every=2)
     curve = ["0.10,0.20,0.30,0.40"]
-    answered = parse_answers("dpa", curve, np.array([2]), CATALOGUE)
+    answered = parse_responses("dpa", curve, np.array([2]), CATALOGUE)
     monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs, test_J: answered)
     strategy.engine.models = SimpleNamespace(policy=None)
     counts = []
@@ -221,7 +221,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
 
 def test_a_resumed_run_s_rounds_go_on_from_its_last_and_are_scored_by_that_number(monkeypatch):
     strategy, groups, _, lines = build(done=1, eval__every=2)
-    monkeypatch.setattr(evaluation, "greedy_answers", lambda *_: parse_answers("dpa", [""], np.array([2]), CATALOGUE))
+    monkeypatch.setattr(evaluation, "greedy_answers", lambda *_: parse_responses("dpa", [""], np.array([2]), CATALOGUE))
     strategy.engine.models = SimpleNamespace(policy=None)
     run(strategy, groups, 2)
     assert [(line.iteration, bool(line.held_out)) for line in lines] == [(2, True), (3, False)]

@@ -16,7 +16,7 @@ from in_process import cross_records
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Number, ScoreRequest
+from appa_flwr.protocol.asks import Ask, Layout, ScoreRequest
 
 PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False])
 ANSWERS = ScoreRequest(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
@@ -104,20 +104,20 @@ def test_weights_arrive_as_they_were_sent_in_one_array_in_the_order_of_their_nam
 def test_names_shapes_and_bounds_follow_from_the_request():
     # two training questions and a held-out one, of at most three options
     weights = {"weights": np.zeros(5, np.float32)}
-    assert asks.numbers_of(Ask(asks.VOTES), PUBLIC) == {"votes": Number((3, 3), 0.0, 3.0)}
-    update = asks.numbers_of(Ask(asks.UPDATE, weights), PUBLIC)
-    assert (update["step"], update["answers"]) == (Number((5,), -32.0, 32.0), Number((1,), 0.0, 2))
-    assert asks.numbers_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Number((8,), 0.0, 3.0)}
-    assert asks.numbers_of(ANSWERS.ask(), PUBLIC)["cosine targets known"] == Number((3,), 0.0, 1.0)
+    assert asks.layouts_of(Ask(asks.VOTES), PUBLIC) == {"votes": Layout((3, 3), 0.0, 3.0)}
+    update = asks.layouts_of(Ask(asks.UPDATE, weights), PUBLIC)
+    assert (update["step"], update["answers"]) == (Layout((5,), -32.0, 32.0), Layout((1,), 0.0, 2))
+    assert asks.layouts_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Layout((8,), 0.0, 3.0)}
+    assert asks.layouts_of(ANSWERS.ask(), PUBLIC)["cosine targets known"] == Layout((3,), 0.0, 1.0)
     for bad in (Ask(asks.UPDATE), Ask(asks.SCORES, {}, {"size": 10**9}), Ask(asks.REWARDS)):
         with pytest.raises(ValueError, match="must be"):
-            asks.numbers_of(bad, PUBLIC)
+            asks.layouts_of(bad, PUBLIC)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=7, max_size=7))
 def test_what_is_flattened_comes_back_or_is_out_of_bounds(values):
-    shapes = {"a": Number((2, 3), -1.0, 2.0), "b": Number((1,), 0.0, 1.0)}
+    shapes = {"a": Layout((2, 3), -1.0, 2.0), "b": Layout((1,), 0.0, 1.0)}
     arrays = {"a": np.array(values[:6]).reshape(2, 3), "b": np.array(values[6:])}
     inside = all(-1 <= x <= 2 for x in values[:6]) and 0 <= values[6] <= 1
     if inside:
@@ -129,7 +129,7 @@ def test_what_is_flattened_comes_back_or_is_out_of_bounds(values):
 
 
 def test_other_names_or_shapes_are_no_answer():
-    shapes = {"a": Number((2,), 0.0, 1.0)}
+    shapes = {"a": Layout((2,), 0.0, 1.0)}
     for values in ({}, {"b": [0, 0]}, {"a": [0]}, {"a": [0, 0], "b": [0]}):
         with pytest.raises(ValueError, match=r"numbers|shape"):
             asks.flatten(values, shapes)

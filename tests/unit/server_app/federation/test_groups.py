@@ -118,7 +118,7 @@ def test_the_same_request_is_asked_once(tmp_path):
     node = scorer("A")
     sent = []
     for _ in range(2):  # a resumed run too
-        groups = federated({1: node}, answers=tmp_path / "answers")
+        groups = federated({1: node}, replies=tmp_path / "replies")
         for _ in range(2):
             request = groups.request(REQUEST.ask())
             sent.append(len(request.messages))
@@ -129,9 +129,9 @@ def test_the_same_request_is_asked_once(tmp_path):
     groups.send_targets(WEIGHTS)  # another world
     groups.ask(REQUEST.ask())
     assert len(node.asked) == 3
-    for path in (tmp_path / "answers").iterdir():
+    for path in (tmp_path / "replies").iterdir():
         path.write_bytes(b"x")
-    with pytest.raises(UserError, match=r"answers/\w+\.npz: cannot be read"):
+    with pytest.raises(UserError, match=r"replies/\w+\.npz: cannot be read"):
         groups.ask(REQUEST.ask())
 
 

@@ -14,7 +14,7 @@ from appa_flwr.protocol.asks import TARGET_SIDE, Catalogue, ScoreRequest
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Responses:
     """Answers to questions of the catalogue."""
 
     question_J: IntArray  # positions of the questions in the catalogue
@@ -28,7 +28,7 @@ class Answers:
         return ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
 
 
-def parse_answers(task: str, texts: Sequence[str], question_J: IntArray, catalogue: Catalogue) -> Answers:
+def parse_responses(task: str, texts: Sequence[str], question_J: IntArray, catalogue: Catalogue) -> Responses:
     """Parse the policy's answers; `question_J` are the catalogue positions of their questions."""
     prediction_JK = np.full((len(texts), catalogue.option_QK.shape[1]), np.nan)
     format_score_J, parsed_J = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
@@ -39,4 +39,4 @@ def parse_answers(task: str, texts: Sequence[str], question_J: IntArray, catalog
         if parsed.prediction is not None:
             prediction_JK[j] = 0.0
             prediction_JK[j, :num_options] = parsed.prediction
-    return Answers(question_J, tuple(texts), prediction_JK, format_score_J, parsed_J)
+    return Responses(question_J, tuple(texts), prediction_JK, format_score_J, parsed_J)

@@ -7,7 +7,7 @@ import torch
 from fakes import ARCHITECTURES, tiny_causal_lm
 from peft import LoraConfig, get_peft_model
 
-from server_app.policy.one_product import round_once
+from server_app.policy.lora_product import round_once
 
 IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
 

@@ -15,6 +15,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from server_app import main
 from server_app import run as server
+from server_app.federation import responses
 
 
 def read_every_answer(patched):

@@ -17,6 +17,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from server_app.federation.replies import Replies
+from server_app.federation.responses import Responses
 
 _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
 """The fields of `State`, without the suffix _G; each is False or 0 for a group that has never answered."""

@@ -1,8 +1,11 @@
+"""What commands print and write."""
+
 import io
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 from flwr.common.config import flatten_dict
 from report_runs import predictor_card, progressed, write_run
 from surveys import row, write
@@ -10,9 +13,12 @@ from surveys import row, write
 from appa_flwr.analysis.rules import RULES
 from appa_flwr.config import SECTIONS, Config
 from appa_flwr.launch import deploy, flower
+from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
+from appa_flwr.survey import store
+from appa_flwr.survey.generate import generate
 
 
 def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finished(tmp_path, monkeypatch, appa):
@@ -92,3 +98,77 @@ def test_letters_that_stdout_lacks_are_escaped(monkeypatch, appa, tmp_path):
     appa("survey", survey)
     stdout.flush()
     assert rb"M\xe9xico" in stdout.buffer.getvalue()
+
+
+def test_the_command_shows_a_survey_and_writes_nothing_unless_asked_to(tmp_path, monkeypatch, appa):
+    monkeypatch.chdir(tmp_path)
+    options = ["Yes", "No", "Refused"]
+    rows = [
+        row("q1", "[red]Small[/red]", [0.5, 0.25, 0.25], options=options),
+        row("q1", "Large", [0.5, 0.5, 0.0], options=options, n=50),
+        row("q2", "Large", [0.5, 0.5, 0.0], options=options, n=70),
+        row("q2", "[red]Small[/red]", [0.9, 0.9, 0.9], options=options),
+    ]
+    write(tmp_path / "mine.jsonl", rows)
+    args = ["survey", "mine.jsonl", "data.refusals=drop"]
+    said = appa(*args)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
+    lines = said.splitlines()
+    (small,) = [line for line in lines if line.startswith("│ [red]Small")]
+    (large,) = [line for line in lines if line.startswith("│ Large")]
+    assert lines.index(large) < lines.index(small)
+    assert "60" in large  # the median of 50 and 70
+    assert lines[-1] == "2 questions, 2 groups"
+    assert any("row 4 ([red]Small[/red], q2)" in line for line in lines)  # what was left out
+    said = appa(*args, "--out", "split", "--write", "all.jsonl")
+    split = tmp_path / "split"
+    files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl"]
+    assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files
+    assert said.splitlines()[-1] == "public, for the server: split/questions.jsonl"
+    small = store.read(split / "groups" / "red-small-red.jsonl")
+    np.testing.assert_allclose(small.answers["[red]Small[/red]"]["q1"], [2 / 3, 1 / 3])
+    assert store.read(tmp_path / "all.jsonl").groups == ("[red]Small[/red]", "Large")
+    args = ["survey", "mine.jsonl", "--out", "o", "groups=Large", "data.min-respondents=80"]
+    assert "no usable answer" in appa(*args, code=2)
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_audit_counts_replies_by_run_and_by_the_words_of_the_policy(appa, tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger.sqlite")
+    for run, kind, numbers, refused in (
+        ("7", "rewards", 10, ""),
+        ("7", "rewards", 12, ""),
+        ("7", "votes", 0, "no"),
+        ("8", "rewards, truth", 5, ""),
+    ):
+        ledger.write(Release(0.0, run, kind, "A", numbers, "ab", refused))
+    printed = appa("group", "audit", ledger.path)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()]
+    assert [row[:5] for row in rows if row[:1] in (["7"], ["8"])] == [
+        ["7", "rewards", "2", "0", "22"],
+        ["7", "votes", "0", "1", "0"],
+        ["8", "rewards, truth", "1", "0", "5"],
+    ]
+
+
+def test_a_node_forgets_all_runs_and_never_its_ledger(appa, tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger.sqlite")
+    ledger.write(Release(0.0, "7", "votes", "A", 1, "ab", ""))
+    folder = tmp_path / "a.ledger.memory"
+    folder.mkdir()
+    for name in ("17.sqlite", "17.sqlite-journal", "18.sqlite"):
+        (folder / name).write_text("answers")
+    assert appa("group", "forget", ledger.path) == "forgotten: 17, 18\n"
+    assert list(folder.iterdir()) == []
+    assert ledger.path.exists()
+
+
+def test_a_check_names_a_key_of_an_owner_s_policy_that_is_gone(appa, tmp_path):
+    written = store.write_split(generate(num_questions=20, num_groups=3, seed=4), tmp_path)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(appa("group", "policy"))
+    check = ["group", "check", next(iter(written.groups.values())), "--questions", written.questions]
+    assert f"{policy}: can be used" in appa(*check, "--policy", policy)
+    policy.write_text("least-answers = 10\n")
+    said = appa(*check, "--policy", policy, code=2)
+    assert "policy.toml: least-answers: an owner's policy has the keys may-leave, bundle alone" in said

@@ -6,6 +6,7 @@ import pytest
 from flwr.common.config import flatten_dict
 
 from appa_flwr.config import KEYS, SECTIONS, Config, split_names
+from appa_flwr.config.keys import valid
 from appa_flwr.config.keys import to_toml_table
 from appa_flwr.core.errors import UserError
 
@@ -46,6 +47,7 @@ def test_flat_and_toml_round_trip_every_key_with_its_type():
 
 def test_there_are_few_keys_and_each_has_a_one_line_doc():
     assert len(KEYS) <= 74
+    assert valid(KEYS["run.tracker"]).split(", ") == ['""', "tensorboard", "wandb", "trackio"]
     assert len(SECTIONS) <= 9
     for doc in (*(field.description for field in KEYS.values()), *(section.__doc__ for section in SECTIONS.values())):
         assert doc

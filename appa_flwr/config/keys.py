@@ -16,7 +16,7 @@ def valid(field: FieldInfo) -> str:
     kind = field.annotation
     choices = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
     own = ["MODULE:NAME"] if get_origin(kind) is Union else []
-    return ", ".join([*choices, *own]) or _KINDS[kind]
+    return ", ".join([name or '""' for name in (*choices, *own)]) or _KINDS[kind]
 
 
 def to_toml(value: Scalar) -> str:

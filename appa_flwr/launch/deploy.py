@@ -31,7 +31,7 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
 
     Raises:
         UserError: see `checks.read_survey` and `sites.prepare`; or an existing owner's policy cannot be read, or pins
-            another app than this checkout's.
+            another app than this one.
     """
     survey, keys = read_survey(config), config.flat()
     groups = config.group_names
@@ -46,7 +46,7 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
     show(
         survey.about.sentence(),
         f"{sites.root}: a folder for each party; who gets which, and starts what: docs/deployment.md, Set up",
-        f"owners' policies pin this checkout's app, bundle {bundle}; nobody else may get authority/ca.key",
+        f"owners' policies pin this app, bundle {bundle}; nobody else may get authority/ca.key",
     )
     return sites
 

@@ -8,7 +8,7 @@ import pytest
 from flwr.common.config import flatten_dict
 
 from appa_flwr.config import KEYS, SECTIONS, Config, split_names
-from appa_flwr.config.keys import to_toml_table
+from appa_flwr.config.keys import to_toml_table, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 
@@ -48,6 +48,7 @@ def test_flat_and_toml_round_trip_every_key_with_its_type():
 
 
 def test_each_key_and_section_has_a_one_line_doc():
+    assert valid(KEYS["run.tracker"]).split(", ") == ['""', "tensorboard", "wandb", "trackio"]
     for doc in (*(field.description for field in KEYS.values()), *(section.__doc__ for section in SECTIONS.values())):
         assert doc
         assert "\n" not in doc

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
-from appa_flwr.report.frames import method_name, spans
+from appa_flwr.report.frames import TARGETS, method_name, spans
 
 MOST_MARKED_POINTS = 30
 VALUE_LOSS = "value_loss"
@@ -71,6 +71,8 @@ def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
     if VALUE_LOSS in rounds and not rounds[VALUE_LOSS].any():  # the run has no value model
         measures.remove(VALUE_LOSS)
     panels |= {HEALTH[column]: by_number[[column]] for column in measures}
+    curve = by_number.filter(regex="^held_out/.*/min_as$")  # with `eval.every`
+    panels["Min AS on held-out questions"] = curve.rename(columns=lambda column: TARGETS[column.split("/")[1]])
     return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 
 

@@ -118,10 +118,11 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
         order.take(checkpoint.questions)
         done, state = checkpoint.iteration, rule.restored(checkpoint.rule)
-    folder.keep_iterations(done)
+    made = folder.keep_iterations(done)
+    repeated = [*range(done + 1, made + 1)]
     phase = folder.phase("ppo", done=done)
-    if done:
-        phase.step(done, iterations, f"resumed at iteration {done}")
+    if made:
+        phase.step(done, iterations, f"resumed at iteration {done}" + (f"; repeats {repeated}" if repeated else ""))
 
     def keep(line: Iteration, state: State) -> None:
         folder.append(METRICS, line)

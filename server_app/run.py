@@ -58,7 +58,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if config.run.phases != "pluralllm":
-        folder.write(RULE_VALUES, values := rule_values(rules))
+        folder.write(RULE_VALUES, values := rule_values(config, rules))
         folder.progress("rules", 1, 1, "; ".join(f"{name}: {rule.sentence()}" for name, rule in values.items()), None)
     if serving := config.run.phases == "serve":
         listening(config.serve.host, config.serve.port).close()

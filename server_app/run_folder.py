@@ -85,18 +85,20 @@ class RunFolder:
                 keep_lines(self.path / name)  # removes a partly written line
             raise
 
-    def keep_iterations(self, count: int) -> None:
-        """Cut `metrics.jsonl` back to its first `count` iterations.
+    def keep_iterations(self, count: int) -> int:
+        """Cut `metrics.jsonl` back to its first `count` iterations, and return how many it had.
 
         Raises:
             UserError: the file has fewer iterations.
         """
         path = self.path / run_files.METRICS.name
+        before = keep_lines(path)
         if (left := keep_lines(path, count)) < count:
             raise UserError(
                 f"{path}: has {left} lines, but {CHECKPOINT_FILE} was written after {count}; "
                 f"without {CHECKPOINT_FILE} the run resumes before PPO"
             )
+        return before
 
     def token(self) -> str:
         """The token of the service, from a file that only its owner can read, made on first use; UserError if empty."""

@@ -20,55 +20,51 @@ from appa_flwr.core.errors import UserError, first_problem, unknown_name
 _NUM_TRIED = 16  # rollouts on which a user's rule is tried
 
 
-def find(name: str) -> type[Rule] | Rule:
-    """Find a rule by name: a class of `RULES`, or "module:name" for a class or an instance in an importable module.
+def find(name: str) -> tuple[type[Rule], dict[str, Any]]:
+    """Find a rule's class by name, and the values that a user's instance sets: an entry of `RULES`, or "module:name".
 
     Raises:
         UserError: an unknown rule, a module that cannot be imported, or no rule of that name in it.
     """
     if name in RULES:
-        return RULES[name]
+        return RULES[name], {}
     module, _, name_there = name.partition(":")
     if not name_there:
         raise unknown_name("rule", name, valid=RULES)
     rule = own_code.load(name)
-    if isinstance(rule, Rule) or (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
-        return rule
-    raise UserError(
-        f'rule "{name}": {module} has no class {name_there} that extends appa_flwr.analysis.rules.Rule and '
-        "has its `combine`, and no instance of such a class"
-    )
+    if isinstance(rule, Rule):
+        return type(rule), {key: getattr(rule, key) for key in rule.model_fields_set}
+    if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
+        raise UserError(
+            f'rule "{name}": {module} has no class {name_there} that extends appa_flwr.analysis.rules.Rule and '
+            "has its `combine`, and no instance of such a class"
+        )
+    return rule, {}
 
 
 def make(name: str, **params: Any) -> Rule:
     """Make a rule by name, for use as `state = rule.init(G)`, `result = rule.apply(state, rewards, training)`.
 
-    `params` are the fields of the rule; without them an instance keeps its values, and a class its defaults, which
-    only `alpha` of rule `alpha` lacks.
+    `params` are fields of the rule, in place of an instance's values; only `alpha` of rule `alpha` has no default.
 
     Raises:
         UserError: an unknown rule or parameter, a missing `alpha`, or a value that is no number or out of range.
     """
-    rule = find(name)
-    kind, values = (type(rule), dict(rule)) if isinstance(rule, Rule) else (rule, {})
+    rule, values = find(name)
     try:
-        return kind.model_validate({**values, **params})
+        return rule.model_validate({**values, **params})
     except ValidationError as error:
         raise UserError(f"rule {name!r}: {first_problem(error)}") from None
 
 
 def configured(name: str, settings: APPASection) -> Rule:
-    """`make` a rule with its parameters from a config's section `appa`.
+    """`make` a rule with its parameters from a config's section `appa`; a user's rule takes `ema_decay` alone.
 
-    A user's rule takes `ema_decay` alone, unless it is an instance that was made with a decay: a parameter that has the
-    name of another rule's is its own.
+    Values that an instance sets come first.
     """
-    rule = find(name)
-    if name in RULES:
-        keys = [*RULES[name].model_fields]
-    else:
-        keys = [] if isinstance(rule, Rule) and "ema_decay" in rule.model_fields_set else ["ema_decay"]
-    return make(name, **{key: getattr(settings, key) for key in keys})
+    rule, values = find(name)
+    keys = rule.model_fields if name in RULES else ("ema_decay",)
+    return make(name, **{key: getattr(settings, key) for key in keys if key not in values})
 
 
 def check_rules(config: Config, groups: Sequence[str] = ()) -> dict[str, Rule]:

@@ -1,8 +1,10 @@
 """Loading of users' code by "module:name", for aggregation rules."""
 
+import hashlib
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 from appa_flwr.core.errors import UserError
@@ -29,6 +31,12 @@ def load(name: str) -> object:
         there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
         advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
         raise UserError(f'rule "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error
+
+
+def text_hash(name: str) -> str:
+    """Hash of the file of the module of a loaded "module:name"; empty for the name of a rule of this package."""
+    file = Path(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if ":" in name and file.is_file() else ""
 
 
 def in_words(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from appa_flwr.core.files import check_cache
 from appa_flwr.core.ports import listening
 from appa_flwr.launch import bundle
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed
+from appa_flwr.run.resume import rule_values
 from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources
 from appa_flwr.survey.split import split_questions
@@ -22,11 +23,11 @@ def read_survey(config: Config) -> Survey:
 
     Raises:
         UserError: the survey cannot be read, a group has no usable answer, the source has changed since the run began,
-            there are too few questions for a split, or `check_rules` rejects the config.
+            there are too few questions for a split, or `check_rules` or `rule_values` rejects the config.
     """
     survey = sources.kept_survey(config, config.run_folder / SURVEY_FILE) if config.run.resume else None
     survey = survey or sources.read_run(config)
-    check_rules(config, survey.groups or config.group_names)
+    rule_values(config, check_rules(config, survey.groups or config.group_names))
     split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed)
     return survey
 

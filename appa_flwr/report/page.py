@@ -114,7 +114,9 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "Made by", run.made_by
     own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
     yield from ((name, str(value)) for name, value in own.items())
-    yield from ((f"Parameters of {name}", values.sentence()) for name, values in run.rules.items())
+    for name, values in (run_files.RULE_VALUES.read(run.folder) or {}).items():
+        if name in config.rules:  # the folder of one of `baseline-rules` has the values of all
+            yield f"Parameters of {name}", values.sentence()
     if not run.iterations.empty:
         last, parts = run.iterations.iloc[-1], run.iterations.filter(like="seconds/").sum()
         yield "Iterations", f"{last['iteration']} of {last['num_iterations']}"

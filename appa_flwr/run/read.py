@@ -37,7 +37,6 @@ class RunFiles:
         iterations: one row per PPO iteration, from metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: one row per method, metric, kind of target, group and held-out question, with its reward.
         served: trainer's run -> one row per round that was served to it.
-        rules: the run's rules -> the values of their parameters.
         made_by: version and machine; empty if the run has not written them.
         survey: origin of the survey, and how it was read.
     """
@@ -48,7 +47,6 @@ class RunFiles:
     iterations: pd.DataFrame
     scores: pd.DataFrame
     served: Mapping[str, pd.DataFrame]
-    rules: Mapping[str, records.RuleValues]
     pluralllm: records.Card | None
     questions: records.QuestionCounts | None
     made_by: str
@@ -93,9 +91,6 @@ def read_run(folder: Path) -> RunFiles:
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
         served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
-        rules={
-            name: values for name, values in (run_files.RULE_VALUES.read(folder) or {}).items() if name in config.rules
-        },
         pluralllm=run_files.CARD.read(folder),
         questions=run_files.QUESTIONS.read(folder),
         made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),

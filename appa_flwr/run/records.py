@@ -89,9 +89,10 @@ class Card(Record):
 
 
 class RuleValues(Record):
-    """A rule of rules.json: its `parameters`, as texts, since a user's rule may have parameters of any type."""
+    """A rule of rules.json; values are texts, since parameters of a user's rule may have any type."""
 
     parameters: dict[str, str]
+    text: str = ""  # hash of the text of a user's rule
 
     def sentence(self) -> str:
         """Text for log and report."""

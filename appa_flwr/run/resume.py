@@ -8,6 +8,7 @@ from filelock import FileLock
 from pydantic import BaseModel
 
 from appa_flwr.config import Config, Scalar
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, writing
 from appa_flwr.run import run_files as files
@@ -72,9 +73,23 @@ def claim(config: Config) -> FileLock:
     return held
 
 
-def rule_values(rules: Mapping[str, BaseModel]) -> dict[str, RuleValues]:
-    """Content of rules.json for these rules."""
-    return {name: RuleValues(parameters={key: str(value) for key, value in rule}) for name, rule in rules.items()}
+def rule_values(config: Config, rules: Mapping[str, BaseModel]) -> dict[str, RuleValues]:
+    """Content of rules.json for a run's rules.
+
+    Raises:
+        UserError: the run is resumed, and a user's rule has changed since it began.
+    """
+    values = {
+        name: RuleValues(parameters={key: str(value) for key, value in rule}, text=own_code.text_hash(name))
+        for name, rule in rules.items()
+    }
+    first = (files.RULE_VALUES.read(config.run_folder) if config.run.resume else None) or values
+    for name, now in values.items():
+        if now.text and first[name] != now:
+            raise UserError(
+                f'rule "{name}": has changed since the run began; take the change back, or begin another run'
+            )
+    return values
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

@@ -10,8 +10,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from string import Template
@@ -21,13 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.config.sources import assemble, flatten, on_its_preset
+from appa_flwr.core.code_version import code_version
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.run.resume import FREE_KEYS
 from appa_flwr.run.run_files import WEIGHTS_FILE
 
 AXES = ("datasets", "tasks", "models")
-CODE = ("appa_flwr", "client_app", "server_app", "pluralllm")
-SHOWING = ("report", "launch")
 HASH_DIGITS = 8
 TRIALS = "trials"
 CHECKPOINT = "pluralllm.checkpoint"
@@ -159,15 +156,3 @@ def _hash(config: Config, needs: Trial | None) -> str:
     keys = {key: value for key, value in config.flat().items() if key not in (*FREE_KEYS, CHECKPOINT)}
     content = json.dumps([keys, needs.name if needs else "", code_version()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
-
-
-@cache
-def code_version() -> str:
-    """Hash of the code that affects numbers: Python and TOML files of the four packages, except report and launch."""
-    code = hashlib.sha256()
-    for package in CODE:
-        root = Path(str(resources.files(package)))
-        for path in sorted(path for ending in ("*.py", "*.toml") for path in root.rglob(ending)):
-            if path.relative_to(root).parts[0] not in SHOWING:
-                code.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return code.hexdigest()[:HASH_DIGITS]

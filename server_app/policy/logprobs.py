@@ -140,10 +140,7 @@ def response_logprobs(
 
 
 def response_values(trunk: nn.Module, head: nn.Linear, sequences: Sequences, *, prefix: Layers = ()) -> Tensor:
-    """V(s) before each response token: the head on the trunk's last hidden states; (J, T), 0 outside the mask.
-
-    `prefix` as in `response_logprobs`.
-    """
+    """V(s) before each response token: the head on the trunk's last hidden states; (J, T), 0 outside the mask."""
     hidden_SH = _response_states(trunk, sequences, prefix)
     return _spread(head(hidden_SH.to(head.weight.dtype)).squeeze(-1), sequences.mask_JT)
 

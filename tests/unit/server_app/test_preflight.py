@@ -6,6 +6,7 @@ import warnings
 
 import families
 import pytest
+import report_runs
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -41,3 +42,13 @@ def test_a_damaged_model_is_named_by_the_process_that_the_launcher_starts(tmp_pa
     with pytest.raises(RunFailed, match=f"the server's code in {tmp_path} cannot be started"):
         checks.check_server(Config.load(keys))
     checks.check_server(Config.load({}))  # the tiny one is built by the run
+
+
+def test_a_run_that_another_version_began_says_so(tmp_path, monkeypatch):
+    first = preflight.machine(tmp_path)
+    report_runs.progressed(tmp_path, "machine", first)
+    assert preflight.machine(tmp_path).count("appa-flwr") == 1
+    monkeypatch.setattr(preflight, "code_version", lambda: "another")
+    later = preflight.machine(tmp_path)
+    assert later.count("appa-flwr") == 2
+    assert later.endswith(first)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores
-from appa_flwr.run.run_files import PROGRESS
+from appa_flwr.run.run_files import METRICS, PROGRESS
 from server_app import checkpoint, ppo_phase
 from server_app import run as server
 from server_app.policy import models
@@ -166,7 +167,7 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
     config = config_of(shared, "broken")
     resumed = Config.load({**config.flat(), "run.resume": True})
-    folder, lines_before = config.run_folder, 0
+    folder, lines_before, iterations_before = config.run_folder, 0, 0
     # What the session before this one has left: at first nothing.
     left = (0, True, True)
     for kill, *leaves in [*KILLS, (None, ITERATIONS, False, False)]:
@@ -188,7 +189,12 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         done = [line.step for line in progress if line.phase == "ppo" and "reward" in line.message]
         assert done == list(range(kept + 1, kept + 1 + len(done)))
         messages = [f"{line.phase}: {line.message}" for line in progress]
-        assert (f"ppo: resumed at iteration {kept}" in messages) == (kept > 0 and "ppo: begins" in messages)
+        if iterations_before and "ppo: begins" in messages:
+            (text,) = [text for text in messages if text.startswith("ppo: resumed")]
+            assert [*map(int, re.findall(r"\d+", text))] == [kept, *range(kept + 1, iterations_before + 1)]
+        else:
+            assert "ppo: resumed" not in " ".join(messages)
+        iterations_before = len(METRICS.read(folder))
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
         assert ("evaluate base: begins" in messages) <= tunes  # its scores are kept

@@ -1,21 +1,28 @@
 import math
+import sys
 from hashlib import sha256
 
 import pytest
-from surveys import refused, row, write
+from surveys import refused, row
+from surveys import write as write_survey
 
+from appa_flwr.analysis.rule_choice import check_rules
+from appa_flwr.analysis.rules import Mix
 from appa_flwr.config import Config
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
-from appa_flwr.run.resume import claim, resumable
-from appa_flwr.run.run_files import ERROR_FILE, SURVEY_FILE
+from appa_flwr.run.resume import claim, resumable, rule_values
+from appa_flwr.run.run_files import ERROR_FILE, RULE_VALUES, SURVEY_FILE, write
 from appa_flwr.survey import store
 
 
 @pytest.fixture
 def survey(tmp_path):
-    return write(tmp_path / "survey.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")])
+    return write_survey(
+        tmp_path / "survey.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")]
+    )
 
 
 def test_a_resumed_run_takes_the_survey_that_it_has_kept_unless_the_source_has_changed(survey, tmp_path):
@@ -26,10 +33,32 @@ def test_a_resumed_run_takes_the_survey_that_it_has_kept_unless_the_source_has_c
     assert checks.read_survey(config).groups == ("South",)
     source = survey.rename(tmp_path / "elsewhere.jsonl")
     assert checks.read_survey(config).groups == ("South",)
-    write(survey, [row(q, group) for q in ("q1", "q2") for group in ("North", "South", "West")])
+    write_survey(survey, [row(q, group) for q in ("q1", "q2") for group in ("North", "South", "West")])
     hashes = [sha256(file.read_bytes()).hexdigest()[:12] for file in (survey, source)]
     refused(".*".join(hashes), checks.read_survey, config)
     assert len(checks.read_survey(begun).groups) == 3
+
+
+def test_a_resumed_run_keeps_the_text_and_the_values_of_a_rule_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(own_code.FOLDER, str(tmp_path))
+    text = "from appa_flwr.analysis.rules import Mix\nhalf = Mix(worst_share=0.5)\n"
+    (tmp_path / "kept_rules.py").write_text(text)
+    keys = {"rule": "kept_rules:half", "data.num-questions": 20, "run.output-dir": str(tmp_path), "run-name": "mine"}
+    begun, config = Config.load(keys), Config.load({**keys, "run.resume": True})
+    claim(begun).release()
+    checks.read_survey(config)  # stopped before its server began
+    values = rule_values(begun, check_rules(begun))
+    write(tmp_path / "mine" / RULE_VALUES.name, values)
+    assert values["kept_rules:half"].parameters == {"ema_decay": "0.8", "worst_share": "0.5"}
+    assert (values["kept_rules:half"].text, values["average"].text) == (sha256(text.encode()).hexdigest(), "")
+    checks.read_survey(config)
+    (tmp_path / "kept_rules.py").write_text(text + "\n")
+    refused('rule "kept_rules:half": ', checks.read_survey, config)
+    checks.read_survey(begun)  # a new run may
+    (tmp_path / "kept_rules.py").write_text(text)
+    monkeypatch.setattr(sys.modules["kept_rules"], "half", Mix(worst_share=0.4))
+    refused('rule "kept_rules:half": ', checks.read_survey, config)
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_path):

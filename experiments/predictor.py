@@ -2,7 +2,7 @@
 
     python -m experiments.predictor
 
-Groups are seen (they train) or unseen (they provide only context); both are scored on questions that are held out from
+The predictors are trained by each of Flower's strategies. Groups are seen (they train) or unseen (they provide only context); both are scored on questions that are held out from
 all training. Prints Markdown tables of the mean over seeds with the lowest and highest number.
 
 Axis letters: G groups, Q questions, K options.
@@ -55,8 +55,17 @@ OPINIONQA_FOLDS = 3
 UNSEEN, SEEN = "unseen", "seen"
 SIZES = (1, 4, 16, 64, 128)
 """Further numbers of context questions with which the first row is scored."""
-ROWS: Mapping[str, tuple[str, ...]] = {"residual": (), "attention": PAPER}
-"""Name of a predictor -> its config keys."""
+ADAPTIVE = {
+    "FedProx": ("pluralllm.strategy=fedprox",),
+    "FedAdam": ("pluralllm.strategy=fedadam", "pluralllm.learning-rate=0.1"),
+    "FedYogi": ("pluralllm.strategy=fedyogi", "pluralllm.learning-rate=0.1"),
+}
+ROWS: Mapping[str, tuple[str, ...]] = {
+    row + (f", {strategy}" if strategy else ""): (*keys, *more)
+    for row, keys in {"residual": (), "attention": PAPER}.items()
+    for strategy, more in {"": (), **ADAPTIVE}.items()
+}
+"""Name of a predictor, with its strategy unless that is FedAvg -> its config keys."""
 ATTENTION_DRAWS = 4
 """Number of contexts over which the attention network's predictions are averaged; a run redraws them per iteration."""
 

@@ -2,8 +2,9 @@
 
     python -m experiments.predictor
 
-The predictors are trained by each of Flower's strategies. Groups are seen (they train) or unseen (they provide only context); both are scored on questions that are held out from
-all training. Prints Markdown tables of the mean over seeds with the lowest and highest number.
+Each architecture is trained by each of Flower's strategies. Groups are seen (they train) or unseen (they provide only
+context); both are scored on questions that are held out from all training. Prints Markdown tables of the mean over
+seeds with the lowest and highest number.
 
 Axis letters: G groups, Q questions, K options.
 """

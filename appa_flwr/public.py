@@ -60,7 +60,8 @@ class Run(RunFiles):
     def intervals(self) -> pd.DataFrame:
         """Levels of all methods and PPO's differences to them, by the training metric, with 95 % intervals.
 
-        One row per method, `less` ("" for its level), kind of target and measure: `value`, `low`, `high`.
+        One row per method, `less` ("" for its level), kind of target and measure: `value`, the estimate, with `low` and
+        `high`, and `sample`, the sample's own number.
         """
         return frames.of_run(self)
 

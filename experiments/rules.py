@@ -27,19 +27,22 @@ import typer
 from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.analysis.destinations import destination
+from appa_flwr.analysis.intervals import Measure, bootstrap
 from appa_flwr.analysis.rules import Rule, make
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import ground_truth
 from experiments import entry, study
 
+Rewards = Mapping[study.Setting, FloatArray]
+"""Setting and seed -> rewards (G, Q)."""
 QUESTIONS, GROUPS = 60, 8  # of a population
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 """Distances of the groups from their mean, as a multiple of the default population's distance."""
 RULES: Mapping[str, Rule] = {name: make(name) for name in ("average", "min", "appa-printed", "appa", "mix")}
 BEST = "best possible"
-TITLES = {"avg_as": "Avg AS", "min_as": "Min AS"}
+TITLES: Mapping[str, Measure] = {"avg_as": "Avg AS", "min_as": "Min AS"}
 
 STRETCH = 3.0
 HONEST = "nobody"
@@ -51,8 +54,8 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 """Rewards (J,) that the liar sends: its true rewards; half of them; their distance from the mean times three."""
 
 
-def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> dict[str, float]:
-    """True scores of a rule's destination, including the liar's score and the mean of the others.
+def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> tuple[dict[str, float], FloatArray]:
+    """True scores of a rule's destination, including the liar's score and the mean of the others; and rewards (G, Q).
 
     Rule `BEST` gives Min AS of the shared answers that are best for the worst group.
     """
@@ -60,7 +63,8 @@ def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> dic
     target_GQK, option_QK = as_arrays(*ground_truth(**size, disagreement=disagreement, seed=seed))
     if rule == BEST:
         best_QK = shared_answer(target_GQK, option_QK, metric="js", objective="min")
-        return {"min_as": js(best_QK, target_GQK, option_QK).mean(axis=1).min()}
+        reward_GQ = js(best_QK, target_GQK, option_QK)
+        return {"min_as": reward_GQ.mean(axis=1).min()}, reward_GQ
     liar = int(np.argmin(js(target_GQK.mean(0), target_GQK, option_QK).mean(axis=1)))
 
     def sent(reward_GJ: FloatArray) -> FloatArray:
@@ -69,15 +73,26 @@ def ends(disagreement: float, rule: str, seed: int, *, lie: str = HONEST) -> dic
         return changed_GJ
 
     end = destination(RULES[rule], target_GQK, option_QK, metric="js", seed=seed, sent=sent)
-    score_G = js(end.answer_QK, target_GQK, option_QK).mean(axis=1)
+    reward_GQ = js(end.answer_QK, target_GQK, option_QK)
+    score_G = reward_GQ.mean(axis=1)
     scores = {"avg_as": score_G.mean(), "min_as": score_G.min()}
-    return scores | {"liar": score_G[liar], "others": np.delete(score_G, liar).mean()}
+    return scores | {"liar": score_G[liar], "others": np.delete(score_G, liar).mean()}, reward_GQ
 
 
-def rule_columns(numbers: pd.DataFrame) -> study.Columns:
+def gain(rewards: Rewards, measure: Measure, pairs: "pd.Series[float]") -> str:
+    """Format a rule's mean difference to `average` with its interval, empty if a number is NaN."""
+    if pairs.isna().any():
+        return ""
+    at = pairs.index.to_frame()[["disagreement", "rule", "seed"]].itertuples(index=False, name=None)
+    found = bootstrap([(rewards[far, rule, seed], rewards[far, "average", seed]) for far, rule, seed in at])[measure]
+    over = found.uncorrected()
+    return study.interval(over.value, over.low, over.high)
+
+
+def rule_columns(numbers: pd.DataFrame, *, rewards: Rewards) -> study.Columns:
     """Each rule's scores, and their differences to those of rule `average`."""
     return {title: (numbers[name], study.spread) for name, title in TITLES.items()} | {
-        f"{title} less average's": (study.less(numbers[name], "rule", "average"), study.difference)
+        f"{title} less average's": (study.less(numbers[name], "rule", "average"), partial(gain, rewards, title))
         for name, title in TITLES.items()
     }
 
@@ -101,10 +116,14 @@ def main(
     name, parts = ("liars", ("rule", "lie")) if liars else ("rules", ("disagreement", "rule"))
     both: tuple[Iterable[object], ...] = (RULES, LIES) if liars else (DISAGREEMENT, (*RULES, BEST))
 
-    def measure(setting: study.Setting, seed: int) -> dict[str, float]:
-        return ends(seed=seed, **{"disagreement": 1.0, **dict(zip(parts, setting, strict=True))})
+    rewards: dict[study.Setting, FloatArray] = {}
 
-    columns = lie_columns if liars else rule_columns
+    def measure(setting: study.Setting, seed: int) -> dict[str, float]:
+        keys = {"disagreement": 1.0, **dict(zip(parts, setting, strict=True))}
+        scores, rewards[*setting, seed] = ends(seed=seed, **keys)
+        return scores
+
+    columns = lie_columns if liars else partial(rule_columns, rewards=rewards)
     study.study(name, parts, itertools.product(*both), range(seeds), measure, columns, output=output)
 
 

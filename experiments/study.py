@@ -42,8 +42,12 @@ def difference(pairs: "pd.Series[float]") -> str:
     """Format the mean of paired differences and its interval by Student's t, bold if the interval excludes 0."""
     if pairs.isna().any() or len(pairs) < 2:
         return ""
-    low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL)
-    text = f"{pairs.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+    return interval(pairs.mean(), *stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL))
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """Format a difference and its interval, bold if the interval excludes 0."""
+    text = f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 

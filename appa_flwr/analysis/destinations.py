@@ -33,6 +33,8 @@ NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
 MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Most pairs of a group and a question in `diagnose`, but no fewer questions than this: a rule takes 1 to 2 seconds."""
+LEAST_GAIN = 0.005
+"""With less to win in Min AS, rules cannot differ on a survey."""
 
 
 def rules(config: Config) -> dict[str, Rule]:
@@ -112,7 +114,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     The second table has a row for each rule: Avg AS and Min AS of its destination, Min AS minus that of `average` as
     an `Interval`, and the share of plain means (see `Destination`). If the metric has ceilings, rows "ceiling-average"
     and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is the most that a
-    rule can win.
+    rule can win. Free answers are fitted to the very questions that score them (see `Interval.uncorrected`).
 
     Raises:
         UserError: no question was answered by two groups.
@@ -135,7 +137,18 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     rows = []
     for name, reward_GQ in rewards.items():
         scores, over = alignment.alignment_scores(reward_GQ), bootstrap([(reward_GQ, rewards["average"])])["Min AS"]
-        rows.append((name, scores.avg_as, scores.min_as, over, ends[name].fell_back))
+        rows.append((name, scores.avg_as, scores.min_as, over.uncorrected(), ends[name].fell_back))
     counts = {"Questions": len(compared_Q), "of two groups or more": int(compared_Q.sum()), "tried": len(drawn)}
     columns = ["Rule", "Avg AS", "Min AS", "Min AS minus average's", "Plain mean taken"]
     return pd.DataFrame([counts]), pd.DataFrame(rows, columns=columns)
+
+
+def verdict(table: pd.DataFrame, *, rule: str) -> str:
+    """One line on the second table of `diagnose`: the most to gain in Min AS over `average`, and what a rule gains."""
+    least = table.set_index("Rule")["Min AS"].to_dict()
+    best = least.get("ceiling-min", max(least.values()))
+    most, reached = best - least["average"], least[rule] - least["average"]
+    # Free answers end short of the best for the average, which is no difference of rules.
+    if (apart := min(most, best - least.get("ceiling-average", 0.0))) < LEAST_GAIN:
+        return f"rules {'cannot' if 'ceiling-min' in least else 'do not'} differ here: at most {apart:+.3f} in Min AS"
+    return f"rules can differ here: in Min AS up to {most:+.3f} over average, of which {rule} reaches {reached:+.3f}"

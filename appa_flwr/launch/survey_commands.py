@@ -53,14 +53,15 @@ def survey(
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
-    diagnosis = []
+    diagnosis: list[Table | str] = []
     if diagnose:
         from appa_flwr.analysis import destinations
         from appa_flwr.report import tables
 
         rules = destinations.rules(config)
         frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
-        diagnosis = [tables.show(frame, sign=True) for frame in frames]
+        rule = "appa" if config.rule == "average" else config.rule
+        diagnosis = [*(tables.show(frame, sign=True) for frame in frames), destinations.verdict(frames[1], rule=rule)]
     show(
         _table(survey),
         *survey.about.notes,

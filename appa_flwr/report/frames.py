@@ -1,7 +1,7 @@
 """The frames behind every table and picture of a report: intervals of scores, and selections of them.
 
 A frame of intervals has one row per method, subtracted method (`less`, "" for the method's own level), metric, kind of
-target (`against`) and measure, with `value`, `low` and `high`, a 95 % bootstrap over held-out questions. If single
+target (`against`) and measure, with the numbers of an `Interval`, a 95 % bootstrap over held-out questions. If single
 scores are not known, as with secure sums, values are from summary.json, without bounds.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from appa_flwr.analysis.intervals import MEASURES, Interval, bootstrap
+from appa_flwr.analysis.intervals import MEASURES, NUMBERS, Interval, bootstrap
 from appa_flwr.config import GENERATED_SURVEY
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
@@ -23,7 +23,7 @@ from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey.generate import population
 from appa_flwr.survey.store import read_about
 
-COLUMNS = ("method", "less", "metric", "against", "measure", "value", "low", "high")
+COLUMNS = ("method", "less", "metric", "against", "measure", *NUMBERS)
 TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
 FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable"}
 """Measure -> column of a run's summary."""
@@ -57,7 +57,9 @@ def intervals(
             both = aligned(rewards[name], rewards[less or name])
             if both is None:  # single scores are not known
                 values = value_of.loc[name] - (value_of.loc[less] if less else 0.0)
-                measured = {measure: Interval(values[FIELDS[measure]], np.nan, np.nan) for measure in MEASURES}
+                measured = {
+                    measure: Interval(own, np.nan, np.nan, own) for measure, own in zip(MEASURES, values, strict=True)
+                }
             else:
                 measured = bootstrap([both if less else both[:1]])
             rows += [{**at, "measure": measure, **vars(measured[measure])} for measure in MEASURES]
@@ -93,7 +95,7 @@ def method_name(method: str, rule: str = "") -> str:
 
 def spans(intervals: pd.DataFrame, index: list[str], columns: Sequence[str] = ("against", "measure")) -> pd.DataFrame:
     """`Interval`s with one row and one column per value of these columns, in their order."""
-    cells: list[Any] = [Interval(*three) for three in intervals[["value", "low", "high"]].astype(float).to_numpy()]
+    cells: list[Any] = [Interval(*row) for row in intervals[[*NUMBERS]].astype(float).to_numpy()]
     wide = intervals.assign(cell=cells).pivot(index=index, columns=[*columns], values="cell")
     order = [[*dict.fromkeys(intervals.set_index([*names]).index)] for names in (index, columns)]
     return wide.loc[order[0], order[1]].rename(columns=TARGETS)

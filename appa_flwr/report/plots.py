@@ -6,7 +6,6 @@ Axis letters: I iterations, G groups.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -32,7 +31,10 @@ HEALTH = {
 
 @style.picture
 def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
-    """Min AS of every method, one panel per kind of target; without bounds only the point is drawn."""
+    """Min AS of every method, one panel per kind of target: the sample's as a point, and the estimate's interval.
+
+    The sample's Min AS can lie below the interval (see `bootstrap`). Without bounds only the point is drawn.
+    """
     levels = intervals[(intervals["less"] == "") & (intervals["measure"] == "Min AS")]
     shown = spans(levels, ["method"]).rename(index=lambda method: method_name(method, rule))
     figure = Figure((style.WIDTH, 1.2 + 0.34 * len(shown)))
@@ -41,16 +43,17 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
         for row, span in enumerate(column):
             if not isinstance(span, Interval):
                 continue
-            arms = np.nan_to_num([[span.value - span.low], [span.high - span.value]])
-            axes.errorbar(span.value, row, xerr=arms, fmt="o", color=style.BLUE, capsize=3)
+            middle, arm = (span.low + span.high) / 2, (span.high - span.low) / 2
+            axes.errorbar(middle, row, xerr=arm, fmt="none", ecolor=style.BLUE, capsize=3)
+            axes.plot(span.sample, row, "o", color=style.BLUE)
             axes.annotate(
-                f"{span.value:.3f}", (span.value, row), xytext=(0, 4), textcoords="offset points", ha="center"
+                f"{span.sample:.3f}", (span.sample, row), xytext=(0, 4), textcoords="offset points", ha="center"
             )
         axes.set_yticks(range(len(shown)), [style.label(str(row)) for row in shown.index])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.set_title(f"Min AS against {kind}")
-    figure.suptitle("The worst-off group by method; 95 % over questions")
+    figure.suptitle("The worst-off group by method: the sample (point), and 95 % interval of the estimate (bar)")
     return figure
 
 

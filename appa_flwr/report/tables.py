@@ -1,8 +1,8 @@
 """DataFrames as tables of the page, of a terminal or in Markdown.
 
 Cells are texts, numbers, or intervals; the columns of a frame may have two levels. With `sign`, intervals are
-differences, and bold if they exclude 0. HTML is marked by Jinja's `Markup`; all other text is escaped, since a group or
-a question may be called "<script>".
+differences: the estimate is shown, in bold if they exclude 0. Of levels the sample's number is shown. HTML is marked by
+Jinja's `Markup`; all other text is escaped, since a group or a question may be called "<script>".
 """
 
 import math
@@ -69,7 +69,8 @@ def _text(cell: object, decimals: int, *, sign: bool) -> tuple[str, bool]:
         spec = f"{'+' if sign else ''}.{decimals}f"
         # no-break spaces, so that a narrow column breaks only between a value and its interval
         span = f" ({cell.low:{spec}}\xa0to\xa0{cell.high:{spec}})" if math.isfinite(cell.low) else ""
-        return _number(cell.value, spec) + span, sign and cell.excludes_zero
+        around = f"\xa0±{cell.sd:.{decimals}f}" if not sign and math.isfinite(cell.sd) else ""
+        return _number(cell.value if sign else cell.sample, spec) + around + span, sign and cell.excludes_zero
     if cell is None or isinstance(cell, float):
         return _number(cell, f".{decimals}f"), False
     return str(cell), False

@@ -94,9 +94,10 @@ def _formats(summary: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield a line with the mean format score of each method whose answers a model wrote."""
     known = summary[(summary["against"] == PREDICTIONS) & summary["format_score"].notna()]
     for at, values in known.groupby([*SETTING, "method", "metric"], sort=False)["format_score"]:
+        numbers = {"value": values.mean(), "sample": values.mean(), "sd": values.std()}
         names = dict(zip((*SETTING, "method", "metric"), at, strict=True))
-        line = {"against": PREDICTIONS, "less": "", "measure": FORMAT, "seeds": len(values), "value": values.mean()}
-        yield {**names, **line}
+        line = {"against": PREDICTIONS, "less": "", "measure": FORMAT, "seeds": len(values)}
+        yield {**names, **line, **numbers}
 
 
 def _paper() -> pd.DataFrame:

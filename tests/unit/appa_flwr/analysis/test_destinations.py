@@ -6,7 +6,7 @@ Axis letters: G groups, Q questions, K options, J answers.
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.destinations import destination, diagnose, rules
+from appa_flwr.analysis.destinations import destination, diagnose, rules, verdict
 from appa_flwr.analysis.rules import make
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question, Survey
@@ -70,6 +70,10 @@ def test_opposed_clusters_of_unequal_size_have_the_gap_worked_by_hand():
     _, found = diagnosed(answers_GQK, "wasserstein", {**RULES, "appa": make("appa", fairness_threshold=0.1)})
     assert found.loc[["ceiling-average", "ceiling-min"], "Min AS"].tolist() == pytest.approx([0.2, 0.6], abs=1e-4)
     assert found.loc["mix", OVER].low > 0.3
+    says = f"up to {0.6 - found.loc['average', 'Min AS']:+.3f} over average, of which appa reaches +0.000"
+    assert says in verdict(found.reset_index(), rule="appa")
+    alike = diagnosed([[[0.9, 0.1]] * 20] * 4, "wasserstein")[1].reset_index()
+    assert "cannot differ here: at most +0.000" in verdict(alike, rule="mix")
     assert found.loc["appa", TAKEN] == 1.0
 
 

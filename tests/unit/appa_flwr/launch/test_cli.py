@@ -73,6 +73,7 @@ def test_diagnose_shows_every_rule_and_the_best_shared_answers(appa):
         assert f"│ {rule} " in shown
     (appa_row,) = [line for line in shown.splitlines() if line.startswith("│ appa ")]
     assert appa_row.split("│")[-2].strip() == "1.000"  # of the iterations take the plain mean
+    assert shown.splitlines()[-1].startswith("rules can")
 
 
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, appa, tmp_path):

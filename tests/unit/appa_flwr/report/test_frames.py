@@ -7,7 +7,7 @@ import report_runs as made
 from test_comparison import scored
 
 from appa_flwr.analysis.intervals import bootstrap
-from appa_flwr.report import build, frames
+from appa_flwr.report import build, frames, plots
 from appa_flwr.run import pair_scores
 from appa_flwr.run.read import read_run
 
@@ -71,6 +71,30 @@ def test_the_intervals_are_the_bootstraps_and_are_on_the_page(tmp_path):
     assert made.cells(page.replace("\xa0", " "), "PPO by average")[2].startswith("0.550 (0.5")
     assert "<b>+0.050 (+0.050 to +0.050)</b>" in page.replace("\xa0", " ")
     assert page.index("serves the worst-off group better") < page.index('title="worst_group"')
+
+
+def test_many_level_groups_have_the_sample_s_minimum_as_level_and_the_estimate_in_differences(tmp_path):
+    rng, groups, questions = np.random.default_rng(3), [f"g{g}" for g in range(121)], [f"q{q:02}" for q in range(80)]
+    hole_GQ = rng.permuted(np.arange(80) >= rng.integers(5, 41, 121)[:, None], axis=1)  # 5 to 40 answers each
+    rewards, summary = {}, [made.row(name, 0.8, 0.7, survey=False, groups=groups) for name in ("sft", "ppo")]
+    run = made.write_run(tmp_path / "r", config=made.CONFIG, summary=summary)
+    for name in ("sft", "ppo"):
+        rewards[name] = np.where(hole_GQ, np.nan, np.clip(0.8 + 0.1 * rng.standard_normal((121, 80)), 0, 1))
+        rows = pair_scores.as_rows(name, "js", "predictions", rewards[name], groups=groups, questions=questions)
+        pair_scores.put(run, rows)
+    page = build(run).read_text().replace("\xa0", " ")
+    (axes,) = plots.worst_group.__wrapped__(frames.of_run(read_run(run)), rule="appa").axes
+    points = [line.get_xdata().item() for line in axes.lines if line.get_marker() == "o"]
+    assert points == pytest.approx([np.nanmean(reward_GQ, axis=1).min() for reward_GQ in rewards.values()])
+    assert [text.get_text() for text in axes.texts] == [f"{point:.3f}" for point in points]
+    for arm, reward_GQ in zip(axes.collections, rewards.values(), strict=True):
+        one = bootstrap([(reward_GQ,)])["Min AS"]
+        assert arm.get_segments()[0][:, 0].tolist() == pytest.approx([one.low, one.high])
+        assert one.sample < one.low < 0.8 < one.high
+    assert made.cells(page, "PPO by appa")[2] == f"{points[1]:.3f} ({one.low:.3f} to {one.high:.3f})"
+    gain = bootstrap([(rewards["ppo"], rewards["sft"])])["Min AS"]
+    cell = made.cells(page.partition("<h2>Differences")[2], "SFT")[2]
+    assert cell == f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
 
 
 def test_a_second_policy_that_is_not_finished_is_left_out_and_sft_stands_in(tmp_path):

@@ -22,17 +22,9 @@ def by_hand(metric: str, prediction: np.ndarray, target: np.ndarray) -> float:
     return float(rewards.METRICS[metric](prediction[None], target[None], np.full((1, len(target)), True))[0])
 
 
-def table(seed: int) -> np.ndarray:
-    """A distribution for every question; what stands on padding must not matter."""
-    rng = np.random.default_rng(seed)
-    table_QK = np.where(OPTION_QK, rng.dirichlet(np.ones(5), size=4), 0.0)
-    table_QK /= table_QK.sum(1, keepdims=True)
-    table_QK[1, :2] = [table_QK[1, :2].sum(), 0.0]  # an option nobody chose
-    return table_QK
-
-
 def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_reward():
-    target_QK = table(2)
+    weight_QK = np.random.default_rng(2).random(OPTION_QK.shape) * OPTION_QK
+    target_QK = weight_QK / weight_QK.sum(1, keepdims=True)
     target_QK[3] = np.nan
     prediction_JK = np.full((5, 5), 0.2)
     prediction_JK[[1, 4]] = np.nan

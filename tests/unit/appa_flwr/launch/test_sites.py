@@ -179,7 +179,7 @@ def test_flower_reads_any_name_from_the_start_script(tmp_path, name):
 def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unfinished_is_finished(tmp_path):
     sites = made(tmp_path)
     own = sites.group(A)
-    (own / "policy.toml").write_text("own-score = 0\n")
+    (own / "policy.toml").write_text("may-leave = []\n")
     kept = {path: path.read_bytes() for path in (own / "policy.toml", own / "node.key", sites.server / "ca.crt")}
     made(tmp_path, port=9200)
     call(sites.server, name="appa.example.org", trusts=own / "ca.crt")

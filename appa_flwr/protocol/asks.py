@@ -256,17 +256,17 @@ def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue) -> str | None:
 def world_of(config: Config, catalogue: str, targets: str) -> str:
     """Hash of a group's inputs other than the request: the config, and the hashes of catalogue and targets."""
     keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
-    return hashed([sorted(keys.items()), config.sft.target, catalogue, targets]).hex()
+    return _hashed([sorted(keys.items()), config.sft.target, catalogue, targets])
 
 
 def request_digest(ask: Ask, world: str) -> str:
     """Hash of a request and its world (`world_of`), by which the run's folder stores the replies."""
-    return hashed([ask.digest, world]).hex()
+    return _hashed([ask.digest, world])
 
 
-def hashed(value: object) -> bytes:
-    """SHA-256 of a value as JSON."""
-    return hashlib.sha256(json.dumps(value).encode()).digest()
+def _hashed(value: object) -> str:
+    """SHA-256 of a value as JSON, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def typed(value: object, kind: type[Any] | tuple[type[Any]]) -> Any:

@@ -1,4 +1,4 @@
-"""A group's numbers: votes, and rewards against a loop over single answers without padding.
+"""A group's numbers: votes, and rewards.
 
 Axis letters: Q public questions, J scored answers, K options.
 """
@@ -22,34 +22,9 @@ def by_hand(metric: str, prediction: np.ndarray, target: np.ndarray) -> float:
     return float(rewards.METRICS[metric](prediction[None], target[None], np.full((1, len(target)), True))[0])
 
 
-def table(seed: int) -> np.ndarray:
-    """A distribution for every question; what stands on padding must not matter."""
-    rng = np.random.default_rng(seed)
-    table_QK = np.where(OPTION_QK, rng.dirichlet(np.ones(5), size=4), 0.0)
-    table_QK /= table_QK.sum(1, keepdims=True)
-    table_QK[1, :2] = [table_QK[1, :2].sum(), 0.0]  # an option nobody chose
-    return table_QK
-
-
-@pytest.mark.parametrize("num_answers", [60, 0])
-def test_rewards_equal_a_slow_loop_over_answers(num_answers):
-    rng = np.random.default_rng(0)
-    question_J = rng.integers(4, size=num_answers)
-    prediction_JK = rng.dirichlet(np.full(5, 0.5), size=num_answers)
-    prediction_JK[:20] = np.round(prediction_JK[:20], 1)  # ties and zeros
-    prediction_JK[:20, 0] += 0.1
-    prediction_JK[rng.integers(2, size=num_answers) == 1] *= 3.0  # need not sum to one
-    target_QK = table(1)
-    reward_J = score(ScoreRequest(question_J, prediction_JK, METRICS), target_QK, OPTION_QK)
-    assert list(reward_J) == list(METRICS)
-    for metric in METRICS:
-        pairs = ((prediction_JK[j, : SIZES[q]], target_QK[q, : SIZES[q]]) for j, q in enumerate(question_J))
-        expected = [by_hand(metric, *pair) for pair in pairs]
-        np.testing.assert_allclose(reward_J[metric], expected, atol=1e-9, err_msg=metric)
-
-
 def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_reward():
-    target_QK = table(2)
+    weight_QK = np.random.default_rng(2).random(OPTION_QK.shape) * OPTION_QK
+    target_QK = weight_QK / weight_QK.sum(1, keepdims=True)
     target_QK[3] = np.nan
     prediction_JK = np.full((5, 5), 0.2)
     prediction_JK[[1, 4]] = np.nan
@@ -60,6 +35,8 @@ def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_re
         assert reward_J[0] == pytest.approx(by_hand(metric, np.array([0.2, 0.2]), target_QK[0, :2]))
         assert reward_J[[1, 2]].tolist() == [0.0, 0.0]
         assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not
+    nothing = ScoreRequest(request.question_J[:0], prediction_JK[:0], METRICS)
+    assert [reward_J.size for reward_J in score(nothing, target_QK, OPTION_QK).values()] == [0] * len(METRICS)
 
 
 def test_rewards_come_from_each_groups_own_table():

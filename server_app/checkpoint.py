@@ -20,7 +20,7 @@ class Checkpoint:
     """PPO after a number of completed iterations."""
 
     iteration: int
-    questions: int  # taken for rollouts, including rollouts that got no reward
+    questions: int  # taken for rollouts
     rule: Mapping[str, Any]  # from `RewardRule.saved`
     engine: Mapping[str, Any]  # from `state_of`
 
@@ -55,6 +55,7 @@ def state_of(engine: PPOEngine) -> dict[str, Any]:
         "generator": engine.generator.get_state(),
         "shuffle": json.dumps(engine.shuffle.bit_generator.state),
         "sampled": engine.sampled.size,
+        "tokens": engine.budget.size,
     }
 
 
@@ -77,4 +78,4 @@ def restore(engine: PPOEngine, state: Mapping[str, Any]) -> None:
     engine.schedule.load_state_dict(state["schedule"])
     engine.generator.set_state(state["generator"].cpu())
     engine.shuffle.bit_generator.state = json.loads(state["shuffle"])
-    engine.sampled.size = state["sampled"]
+    engine.sampled.size, engine.budget.size = state["sampled"], state["tokens"]

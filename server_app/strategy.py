@@ -1,8 +1,9 @@
 """APPA as a Flower Strategy: sample answers, ask the groups for rewards, aggregate them, update the policy by PPO.
 
-Axis letters: G groups, J rollouts.
+Axis letter: J rollouts.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,12 +19,15 @@ from appa_flwr.protocol.asks import ScoreRequest
 from appa_flwr.run.records import Iteration
 from server_app import evaluation
 from server_app.federation.groups import Request
+from server_app.federation.replies import TooFew
 from server_app.federation.responses import Responses, parse_responses
 from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
 from server_app.questions import QuestionOrder, next_questions
+
+log = logging.getLogger("appa.server")
 
 
 @dataclass
@@ -43,8 +47,7 @@ class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the data stays with the groups, and groups send only rewards.
 
     A round is an iteration of Algorithm 1. Flower's `start` drives the rounds, with empty arrays, as no weights travel.
-    On an error, for example if fewer groups answered than `run.min-groups`, policy and state are those of the previous
-    iteration.
+    If fewer groups than `run.min-groups` give rewards, no step is taken; the run goes on from its checkpoint.
 
     Attributes:
         order: the questions of the next rollouts.
@@ -122,10 +125,14 @@ class AppaStrategy(Strategy):
         assert line is not None
         if self._round.held_out is not None:
             scores, request = self._round.held_out
-            curve = evaluation.curve_points(request.read(replies), scores, self.run.groups.names)
-            line = line.model_copy(update={"held_out": curve})
-            flat = {f"{against} {name}": value for against, point in curve.items() for name, value in point}
-            metrics = MetricRecord(flat)
+            try:
+                curve = evaluation.curve_points(request.read(replies), scores, self.run.groups.names)
+            except TooFew as error:  # the step has been taken; only a point of the curve is missing
+                log.warning("iteration %d is not scored: %s", line.iteration, error)
+            else:
+                line = line.model_copy(update={"held_out": curve})
+                points = {against: point.model_dump() for against, point in curve.items()}
+                metrics = MetricRecord({f"{a} {n}": value for a, point in points.items() for n, value in point.items()})
         self.finished(line, self.state)
         return metrics
 

@@ -241,6 +241,8 @@ def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue) -> str | None:
         ranks_Q = (-np.sort(-vote_QK) == np.maximum(places_QK, 0)).all(1)
         fits = (ranks_Q.all() and ask.kind == VOTES) or shares_Q.all()
         return None if fits and not vote_QK[~option_QK].any() else "votes that are neither shares nor ranks"
+    if ask.kind in (UPDATE, VALIDATION) and own["answers"] % 1:
+        return "a number of answers that is not whole"
     if ask.kind != REWARDS:
         return None
     request = ScoreRequest.of(ask)

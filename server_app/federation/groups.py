@@ -5,6 +5,7 @@ Axis letters: G groups, J answers, N numbers.
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ class Groups:
         return request.read(self.grid.send_and_receive(request.messages, timeout=timeout))
 
     def request(self, ask: Ask) -> "Request":
-        """Set up nodes that joined late or have restarted, and prepare a request to all groups."""
+        """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait."""
         assert self._catalogue is not None
         self.grid.seconds_waited = 0.0
         digest = asks.request_digest(ask, asks.world_of(self.config, *self._digests.values()))
@@ -84,28 +85,34 @@ class Groups:
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self._folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
             path = self._folder / f"{digest}.npz"
-        return Request(self.members, ask, self._catalogue, digest=digest, path=path)
+        if path is not None and path.exists():
+            return Request([], self.members, ask, self._catalogue, path)
+        before = self.members.hosts().items()
+        self.members.prepare()
+        if back := sorted(name for name, _ in self.members.hosts().items() - before):
+            log.warning("back: %s", ", ".join(back))
+        nodes = {*self.members.hosts().values()}
+        sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes)
+        return Request(sent, self.members, ask, self._catalogue, path)
 
 
+@dataclass(frozen=True, eq=False)
 class Request:
-    """A request for numbers to all groups, whose replies are kept in the file `path`, if any.
+    """A request for numbers to all groups.
 
     Attributes:
-        messages: a message to each node that hosts groups; none if the file has the replies already.
+        messages: a message to each node that hosts groups; none if the replies are stored already.
+        members: who hosts the groups.
+        ask: kind and inputs of the numbers.
+        catalogue: the questions that they are about.
+        path: file that stores the replies; None = they are not stored.
     """
 
-    def __init__(self, members: Members, ask: Ask, catalogue: Catalogue, *, digest: str, path: Path | None) -> None:
-        self._members, self._ask, self._catalogue, self._path = members, ask, catalogue, path
-        self._numbers = asks.layouts_of(ask, catalogue)
-        self._kept = path is not None and path.exists()
-        self.messages: list[Message] = []
-        if not self._kept:
-            before = members.hosts().items()
-            members.prepare()
-            if back := sorted(name for name, _ in members.hosts().items() - before):
-                log.warning("back: %s", ", ".join(back))
-            content = messages.pack_ask(ask, digest)
-            self.messages = members.messages(messages.ASK, content, {*members.hosts().values()})
+    messages: list[Message]
+    members: Members
+    ask: Ask
+    catalogue: Catalogue
+    path: Path | None
 
     def read(self, replies: Iterable[Message]) -> Replies:
         """Read the groups' numbers, and keep them; a group with faulty numbers counts as missing.
@@ -114,22 +121,22 @@ class Request:
             TooFew: fewer groups answered than `run.min-groups`.
             UserError: the replies cannot be saved, or saved replies cannot be read.
         """
-        if self._kept and self._path is not None:
-            return kept_replies(self._path, self._numbers)
-        names = self._members.names
+        layouts, names = asks.layouts_of(self.ask, self.catalogue), self.members.names
+        if self.path is not None and self.path.exists():
+            return kept_replies(self.path, layouts)
         row_of: dict[str, FloatArray] = {}
         reasons: dict[str, str | None] = dict.fromkeys(names, "no answer")
-        for node, reply in self._members.read(replies):
+        for node, reply in self.members.read(replies):
             assert reply.numbers is not None
-            for place, name in self._members.own(node, reply):
+            for place, name in self.members.own(node, reply):
                 row_of[name] = reply.numbers[place]
-                reasons[name] = asks.fault(self._ask, row_of[name], self._catalogue)
+                reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue)
         _warn_missing({name: reason for name, reason in reasons.items() if reason})
         row_of = {name: row_of[name] for name in names if reasons[name] is None}
-        self._members.require(row_of, f"give {self._ask.kind}")
-        read = Replies(tuple(row_of), self._numbers, np.stack([*row_of.values()]))
-        if self._path is not None:
-            keep_replies(self._path, read)
+        self.members.require(row_of, f"give {self.ask.kind}")
+        read = Replies(tuple(row_of), layouts, np.stack([*row_of.values()]))
+        if self.path is not None:
+            keep_replies(self.path, read)
         return read
 
 

@@ -60,7 +60,7 @@ class PPOEngine:
         self, models: PolicyModels, settings: PPOSection, *, num_iterations: int, stop_ids: Sequence[int], seed: int
     ) -> None:
         self.models, self.settings = models, settings
-        self._budget = Budget(TOKENS, settings.micro_batch_tokens)
+        self.budget = Budget(TOKENS, settings.micro_batch_tokens)
         self.sampled = Budget(ANSWERS, settings.batch_size, fewest=1)
         self._decoding = Decoding(settings.response_length, settings.temperature, tuple(stop_ids))
         self.generator = torch.Generator(models.policy.device).manual_seed(seed)
@@ -105,7 +105,7 @@ class PPOEngine:
                     score_JT[rows, : part_JT.shape[1]] = part_JT.to(score_JT.dtype)
             return score_JT
 
-        return self._budget.run(passes)
+        return self.budget.run(passes)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
         """Run all PPO epochs on one rollout batch (Equation 7); `score_J` has the aggregated reward of each rollout.
@@ -127,7 +127,7 @@ class PPOEngine:
         for _ in range(self.settings.epochs):
             order = torch.from_numpy(self.shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(self.settings.num_mini_batches, len(order))):
-                sums += self._budget.run(partial(self._gradients, batch, targets, mini_batch))
+                sums += self.budget.run(partial(self._gradients, batch, targets, mini_batch))
                 for group in self.optimizer.param_groups:
                     torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
                 self.optimizer.step()

@@ -92,6 +92,7 @@ class GroupRounds(FedAvg):
         for weight_P, count, loss in zip(weight_GP, rows["answers"][:, 0], rows["loss"][:, 0], strict=True):
             metrics = MetricRecord({self.weighted_by_key: float(count), "loss": float(loss / count)})
             content = RecordDict({self.arrayrecord_key: split_weights(weight_P, shapes), "metrics": metrics})
+            # Flower reads the contents alone; a node may host several groups, whose messages would be one.
             trained.append(Message(content, reply_to=self._request.messages[0]))
         averaged, metrics_of_round = super().aggregate_train(server_round, trained)
         assert averaged is not None
@@ -137,7 +138,7 @@ class _FallingStep(FedOpt):
     ) -> Iterable[Message]:
         """See GroupRounds."""
         self.eta = ADAPTIVE["eta"] * step_size_factor(server_round - 1, self.config.pluralllm.rounds)
-        return super().configure_train(server_round, arrays, config, grid)
+        return super().configure_train(server_round, _single(arrays), config, grid)
 
 
 class _FedAdam(_FallingStep, FedAdam, GroupRounds):

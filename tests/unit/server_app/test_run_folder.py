@@ -15,7 +15,7 @@ from appa_flwr.run.records import Iteration
 from appa_flwr.run.run_files import METRICS
 from server_app import run_folder as run_folders
 from server_app.federation import groups
-from server_app.policy import base, logprobs
+from server_app.policy import base, limits
 from server_app.run_folder import RunFolder
 
 
@@ -55,7 +55,7 @@ def test_the_steps_of_phases_reach_the_launcher_with_the_time_left(tmp_path, clo
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
     with RunFolder(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
-        logprobs.log.warning("out of memory")
+        limits.log.warning("out of memory")
         base.log.info("unpacking %s", "a model")
         base.log.debug("nothing worth a line")
     groups.log.warning("of another run")

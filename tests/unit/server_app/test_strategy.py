@@ -219,6 +219,21 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
         assert 0 < point.fi < 1
 
 
+def test_a_round_that_too_few_groups_score_keeps_its_step(monkeypatch, caplog):
+    strategy, groups, engine, lines = build(eval__every=1)
+    monkeypatch.setattr(evaluation, "greedy_answers", lambda *_: parse_responses("dpa", [""], np.array([2]), CATALOGUE))
+    engine.models, update = SimpleNamespace(policy=None), engine.update
+
+    def then_gone(*given):
+        groups.grid._grid.nodes.update({1: silent, 2: silent})
+        return update(*given)
+
+    engine.update = then_gone
+    run(strategy, groups, 1)
+    assert [(line.iteration, line.held_out) for line in lines] == [(1, {})]
+    assert "iteration 1 is not scored" in caplog.text
+
+
 def test_a_resumed_run_s_rounds_go_on_from_its_last_and_are_scored_by_that_number(monkeypatch):
     strategy, groups, _, lines = build(done=1, eval__every=2)
     monkeypatch.setattr(evaluation, "greedy_answers", lambda *_: parse_responses("dpa", [""], np.array([2]), CATALOGUE))

@@ -94,7 +94,7 @@ def test_a_pass_that_memory_does_not_hold_is_done_with_half_the_tokens(scoring, 
 
     def full(*given, **keys):
         if torch.is_grad_enabled() == training:
-            calls.append(engine._budget.size)
+            calls.append(engine.budget.size)
             if len(calls) == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
         return real(*given, **keys)

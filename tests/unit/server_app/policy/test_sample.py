@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.errors import UserError
+from server_app.checkpoint import restore, state_of
 from server_app.policy import sample as sampling
 from server_app.policy.logprobs import response_logprobs, shared_prefix
 from server_app.policy.ppo import PPOEngine
@@ -206,9 +207,9 @@ def test_an_engine_s_rollouts_run_out_of_memory_once_and_a_restored_one_s_never(
     sizes, engine = without_memory(monkeypatch, token=1, more_than=2), make(seed=3)
     engine.rollout(LONG_PROMPTS)
     assert sizes.count(4) == 1
-    state = engine.state()
+    state = state_of(engine)
     second = engine.rollout(LONG_PROMPTS)
     other = make(seed=4)
-    other.restore(state)
+    restore(other, state)
     assert torch.equal(other.rollout(LONG_PROMPTS).sequences.response_JT, second.sequences.response_JT)
     assert sizes.count(4) == 1

@@ -165,3 +165,10 @@ def test_a_network_without_choices_has_none():
 def test_no_rounds_leave_the_start():
     weights, losses, asked = pretrained(rounds=0)
     assert (weights["w"].numpy().tolist(), losses, asked) == ([0.0, 0.0], [], [])
+
+
+def test_a_number_of_answers_that_is_not_whole_spoils_nothing(caplog):
+    """A step divided by next to nothing would be infinite, and make every weight NaN."""
+    weights, *_ = pretrained(counts_G=(1e-320, 10), rounds=1)
+    np.testing.assert_allclose(weights["w"].numpy(), STEPS[1])
+    assert "not whole" in caplog.text

@@ -127,3 +127,13 @@ def test_the_mean_reward_of_served_rounds_is_that_of_the_groups():
         {"size": [4, 4], "reward": [0.09, 0.75], "group_reward": [0.72, 0.74], "fairness_index": [0.9, 0.99]}
     )
     assert dict(frames.served_facts(rounds))["Mean reward"] == "0.730, in the last round 0.740"
+
+
+def test_the_curve_of_held_out_questions_has_the_scored_iterations_alone():
+    points = {2: 0.5, 4: 0.625}
+    rounds = [made.line(number, planned=4, fell_back=False) for number in range(1, 5)]
+    for number, min_as in points.items():
+        rounds[number - 1]["held_out"] = {"survey": {"fi": 0.9, "avg_as": 0.75, "min_as": min_as}}
+    figure = plots.training.__wrapped__(pd.json_normalize(rounds, sep="/"), ["a", "b"])
+    (axes,) = [axes for axes in figure.axes if axes.get_title() == "Min AS on held-out questions"]
+    assert [tuple(line.get_xydata().ravel()) for line in axes.lines] == [(2, 0.5, 4, 0.625)]

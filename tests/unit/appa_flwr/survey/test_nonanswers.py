@@ -70,8 +70,8 @@ def test_the_key():
         ("any", "98"): True, ("any", "-3"): True, ("any", "-6"): False, ("any", "7"): False,
         ("polintr", "8"): True, ("polintr", "98"): False, ("TRUST", "99"): False,
     }  # fmt: skip
-    assert {pair: missing.kind(*pair, pair[1]) == "none" for pair in holds} == holds
-    assert missing.kind("Q1", "5", "Skipped once") == "none"
+    assert {pair: missing.lists(*pair, pair[1]) for pair in holds} == holds
+    assert missing.lists("Q1", "5", "Skipped once")
     codes = {"1": "1", "2": "2", "8": "8"}
     for decided in (missing, Missing("none")):
         decided.check("x", {"polintr": codes, "TRUST": codes})

@@ -47,31 +47,33 @@ class Entry(Section):
 Entries = tuple[Entry, ...]
 
 
-class Group(Section):
-    """A column of groups; respondents with one of its `no_answers` are in no group."""
+class Listed(Section):
+    """A column of groups, of which each option is one; or what a question adds to that."""
 
-    names: Entries
+    options: Entries  # of a question in the survey's order
     no_answers: Entries = ()
 
     @model_validator(mode="after")
-    def _is_plain(self) -> "Group":
-        _check_once("code", (entry.code for entry in (*self.names, *self.no_answers)))
+    def _is_plain(self) -> "Listed":
+        _check_once("code", (entry.code for entry in self.entries))
         return self
 
+    @property
+    def entries(self) -> Entries:
+        """All codes."""
+        return (*self.options, *self.no_answers)
 
-class Item(Section):
+
+class Item(Listed):
     """A column that is a question."""
 
     id: str = Field(pattern=r"\S")
     text: str = Field(pattern=r"\S")
     ordinal: bool | tuple[float, ...] = False  # positions of the options without refusals; true: their codes, or 1 to K
     guessed: str = ""
-    options: Entries  # in the survey's order
-    no_answers: Entries = ()
 
     @model_validator(mode="after")
-    def _is_plain(self) -> "Item":
-        _check_once("code", (entry.code for entry in (*self.options, *self.no_answers)))
+    def _is_question(self) -> "Item":
         if not MIN_OPTIONS <= (size := len({same(entry.label) for entry in self.options})) <= MAX_OPTIONS:
             raise ValueError(f"has {size} options, not {MIN_OPTIONS} to {MAX_OPTIONS}")
         if not isinstance(self.ordinal, bool) and len(self.ordinal) != len(self._answers):
@@ -83,13 +85,11 @@ class Item(Section):
         return [entry for entry in self.options if not entry.refusal]
 
     def places(self) -> list[float]:
-        """Positions of all options on the scale, NaN for refusals; empty if there is no scale."""
-        numbers = [number(entry.code) for entry in self._answers]
-        places: Sequence[float | None] = range(1, len(numbers) + 1) if None in numbers else numbers
-        if not isinstance(self.ordinal, bool):
-            places = self.ordinal
-        rest = iter(places)
-        return [math.nan if entry.refusal else float(next(rest) or 0) for entry in self.options] if self.ordinal else []
+        """Positions of all options on the scale, NaN for refusals or without a scale."""
+        by_code = [place for entry in self._answers if (place := number(entry.code)) is not None]
+        places = by_code if len(by_code) == len(self._answers) else range(1, len(self._answers) + 1)
+        rest = iter(places if self.ordinal is True else self.ordinal or ())
+        return [math.nan if entry.refusal else next(rest, math.nan) for entry in self.options]
 
 
 class Weight(Section):
@@ -105,7 +105,7 @@ class Codebook(Section):
     version: Literal[1] = 1
     refusals: Refusals = "keep"
     weight: Weight
-    groups: dict[str, Group] = Field(min_length=1)
+    groups: dict[str, Listed] = Field(min_length=1)
     questions: dict[str, Item]
     left_out: dict[str, str] = Field({})  # column -> reason
 
@@ -113,13 +113,6 @@ class Codebook(Section):
     def _is_plain(self) -> "Codebook":
         _check_once("id", (item.id for item in self.questions.values()))
         return self
-
-    def entries(self) -> Iterator[tuple[str, Entries]]:
-        """All columns with their lists of codes."""
-        for column, group in self.groups.items():
-            yield column, (*group.names, *group.no_answers)
-        for column, item in self.questions.items():
-            yield column, (*item.options, *item.no_answers)
 
 
 def _check_once(what: str, names: Iterator[str]) -> None:
@@ -150,13 +143,11 @@ def read(file: Path) -> Codebook:
 
 def _lines(table: Mapping[str, Any], place: str = "") -> Iterator[str]:
     tables = {key: value for key, value in table.items() if isinstance(value, dict)}
-    for key, value in table.items():
+    for key, value in sorted(table.items(), key=lambda pair: isinstance(pair[1], tuple)):
         if isinstance(value, tuple) and value and isinstance(value[0], dict):
             yield f"{_key(key)} = ["
-            yield from (
-                f"  {{ {', '.join(f'{_key(name)} = {to_toml(cell)}' for name, cell in row.items())} }},"
-                for row in value
-            )
+            for row in value:
+                yield f"  {{ {', '.join(f'{name} = {to_toml(cell)}' for name, cell in row.items())} }},"
             yield "]"
         elif isinstance(value, tuple):
             yield f"{_key(key)} = [{', '.join(map(to_toml, value))}]"
@@ -182,40 +173,37 @@ def restrict(codebook: Codebook, public: Sequence[Question]) -> tuple[Codebook, 
     column_of |= {item.id: column for column, item in codebook.questions.items()}
     questions, problems = dict[str, Item](), dict[str, str]()
     for question in public:
-        column = column_of.get(question.question_id, column_of.get(same(question.text)))
-        if column is None or column in questions:
-            problems[question.question_id] = "the file has no such question"
-            continue
-        item = codebook.questions[column]
-        place = {same(option): k for k, option in enumerate(question.options)}
-        entries = (*item.options, *item.no_answers)
-        others = [entry.label for entry in item.options if same(entry.label) not in place and not entry.refusal]
-        if same(item.text) != same(question.text):
-            problems[question.question_id] = f"the text differs: {item.text!r}"
-        elif others:
-            problems[question.question_id] = f"not among its options: {others[0]!r}"
+        column = column_of.get(question.question_id) or column_of.get(same(question.text), "")
+        fitting = _restricted(codebook.questions[column], question) if column else "the file has no such question"
+        if isinstance(fitting, Item):
+            questions[column] = fitting
         else:
-            fitting = [entry for entry in entries if same(entry.label) in place]
-            fitting += [
-                Entry(code=name, label=name)
-                for name in question.options
-                if same(name) not in {same(entry.label) for entry in fitting}
-            ]
-            fitting.sort(key=lambda entry: place[same(entry.label)])
-            options = tuple(
-                entry.model_copy(update={"label": question.options[place[same(entry.label)]]}) for entry in fitting
-            )
-            scale = question.ordinal or ()
-            update = {
-                "id": question.question_id,
-                "text": question.text,
-                "ordinal": tuple(scale[place[same(entry.label)]] for entry in options if scale and not entry.refusal)
-                or False,
-                "options": options,
-                "no_answers": tuple(entry for entry in entries if same(entry.label) not in place),
-            }
-            questions[column] = item.model_copy(update=update)
+            problems[question.question_id] = fitting
     rest = {column: "not among the public questions" for column in codebook.questions if column not in questions}
     left_out = codebook.left_out | rest
     changes: dict[str, Any] = {"refusals": "keep", "questions": questions, "left_out": left_out}
     return codebook.model_copy(update=changes), problems
+
+
+def _restricted(item: Item, question: Question) -> Item | str:
+    """Give a question the words and options of a public one, or say why it does not fit."""
+    place = {same(option): k for k, option in enumerate(question.options)}
+    if same(item.text) != same(question.text):
+        return f"the text differs: {item.text!r}"
+    for entry in item.options:
+        if same(entry.label) not in place and not entry.refusal:
+            return f"not among its options: {entry.label!r}"
+    known = [entry for entry in item.entries if same(entry.label) in place]
+    unchosen = place.keys() - {same(entry.label) for entry in known}
+    known += [Entry(code=name, label=name) for name in question.options if same(name) in unchosen]
+    known.sort(key=lambda entry: place[same(entry.label)])
+    scale = [question.ordinal[place[same(entry.label)]] for entry in known if question.ordinal and not entry.refusal]
+    return Item(
+        id=question.question_id,
+        text=question.text,
+        ordinal=tuple(scale) or False,
+        options=tuple(
+            entry.model_copy(update={"label": question.options[place[same(entry.label)]]}) for entry in known
+        ),
+        no_answers=tuple(entry for entry in item.entries if same(entry.label) not in place),
+    )

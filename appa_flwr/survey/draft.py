@@ -11,7 +11,7 @@ import numpy as np
 from appa_flwr.config import split_names
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean
-from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Entries, Entry, Group, Item, Refusals, Weight
+from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Entries, Entry, Item, Listed, Refusals, Weight
 from appa_flwr.survey.frames import LAYOUTS, LEFT_OUT, Column, Frame
 from appa_flwr.survey.names import group_name, same, some, usual_name
 from appa_flwr.survey.nonanswers import Kind, Missing, in_context, looks_missing, number
@@ -34,11 +34,13 @@ _BODY: Final = re.compile(
 _PLACE: Final = re.compile("[A-Z]{2}(?:-[A-Z]{1,3})?|[a-z]{2}")  # such as DK and NC, which mean no answer elsewhere
 _LEADING: Final = re.compile(r"[(\[]?(-?\d+(?:\.\d+)?)(?![\d,])")
 _QUESTION: Final = re.compile(
-    r"(?:question|item|variable|indicator|frage|pregunta|questions?[ _]?(?:id|text|name|code)|event_name|redcap_\w+)"
+    r"(?:question|item|variable|indicator|statement|frage|pregunta)s?(?:[ _]?(?:id|text|name|code|label|no))?|qid"
 )
 _ANSWER: Final = re.compile(
-    r"(?:answer|response|value|choice|antwort|wert|respuesta|r[ée]ponse)(?:[ _]?(?:text|value|label|code))?"
+    r"(?:answer|response|value|val|choice|rating|score|antwort|wert|respuesta|r[ée]ponse)s?"
+    r"(?:[ _]?(?:text|value|label|code))?"
 )
+_EVENT: Final = re.compile(r"redcap_(?:event_name|repeat_\w+)")
 _FEWEST_PEOPLE: Final = 10  # of a column that may number respondents
 
 
@@ -80,8 +82,8 @@ def weightiest(frame: Frame, codebook: Codebook) -> list[tuple[float, str]]:
     """The guesses of a codebook with the share of the respondents whom each concerns, the weightiest first."""
     guesses = [(1.0, f"weight {codebook.weight.column!r}: {why}")] if (why := codebook.weight.guessed) else []
     guesses += [(0.0, f"{name}: {item.guessed}") for name, item in codebook.questions.items() if item.guessed]
-    for name, entries in codebook.entries():
-        if name in frame.cells and (marked := [entry for entry in entries if entry.guessed]):
+    for name, column in (codebook.groups | codebook.questions).items():
+        if name in frame.cells and (marked := [entry for entry in column.entries if entry.guessed]):
             code_R, codes = codes_of(frame, name)
             size_of = dict(zip(codes, np.bincount(code_R + 1, minlength=len(codes) + 1)[1:], strict=True))
             for entry in marked:
@@ -111,13 +113,15 @@ def _check_layout(frame: Frame, columns: Sequence[str]) -> None:
     """Raise a `UserError` if a respondent seems to have several rows, such as one for each question or event."""
     items = [name for name in frame.cells.columns if _QUESTION.fullmatch(name.casefold()) and name not in columns]
     answers = [name for name in frame.cells.columns if _ANSWER.fullmatch(name.casefold())]
+    events = [name for name in frame.cells.columns if _EVENT.fullmatch(name) and frame.cells[name].nunique() > 1]
     why = f"{items[0]!r} names the question of the answer in {answers[0]!r}" if items and answers else ""
+    why = f"{events[0]!r} has several events" if events else why
     lists = [name for name in frame.cells.columns if isinstance(frame.cells[name].iloc[0], list | np.ndarray)]
     cells = frame.cells.drop(columns=lists)
     cells = cells.mask(cells == "")
     for person in cells.columns.difference([*columns], sort=False):
         rows = cells.groupby(person)
-        if not _FEWEST_PEOPLE <= rows.ngroups <= len(cells) / 1.5 or cells[person].isna().any():
+        if not _FEWEST_PEOPLE <= rows.ngroups <= len(cells) / 1.2 or cells[person].isna().any():
             continue
         if (rows[[*columns]].nunique() > 1).any(axis=None):
             continue  # groups differ between the rows of one value
@@ -128,7 +132,7 @@ def _check_layout(frame: Frame, columns: Sequence[str]) -> None:
     if why:
         raise UserError(
             f"{frame.source}: seems to have several rows a respondent: {why}; make it wide (a pivot): one row a "
-            "respondent, one column a question. If each row is a respondent, delete the first of these columns"
+            "respondent, one column a question; of events keep one. If rows are respondents, delete the first column"
         )
 
 
@@ -171,7 +175,7 @@ def _may_be_weight(frame: Frame, name: str) -> bool:
     return not is_labelled and bool(is_called or (number_R % 1.0 > 0).any())
 
 
-def _group(frame: Frame, name: str, missing: Missing) -> Group:
+def _group(frame: Frame, name: str, missing: Missing) -> Listed:
     """Read the names of a column's groups, and the codes of respondents without a group."""
     column = frame.columns[name]
     try:
@@ -198,7 +202,7 @@ def _group(frame: Frame, name: str, missing: Missing) -> Group:
     if (size := len({entry.label for entry in entries})) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {name} has {size} groups; at most {MAX_GROUPS} can be")
     rest = {code: label for code, label in labels.items() if code not in names} | {**column.missing}
-    return Group(names=entries, no_answers=_entries(frame, column, rest, rest, kinds))
+    return Listed(options=entries, no_answers=_entries(frame, column, rest, rest, kinds))
 
 
 def _item(frame: Frame, name: str, missing: Missing, refusals: str) -> Item | str:

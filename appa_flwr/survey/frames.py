@@ -155,8 +155,12 @@ def _csv(file: Path) -> Frame:
     if first.strip().casefold().startswith("sep="):  # Excel's line with the delimiter
         delimiter, text, skipped = first.strip()[len("sep=") :][:1], rest, 1
     else:
-        # A quoted name can hold delimiters and line breaks.
-        delimiter = max(",;\t|", key=_QUOTED.sub("", text[:_HEADER_CHARS]).partition("\n")[0].count)
+        # A name can hold other delimiters, and in quotes line breaks: rows have the same number of the right one.
+        lines = _QUOTED.sub("", text[:_HEADER_CHARS]).split("\n")[:2]
+        number_of = {mark: [line.count(mark) for line in lines] for mark in ",;\t|"}
+        delimiter = max(
+            number_of, key=lambda mark: (len({*number_of[mark]}) == 1 and number_of[mark] > [0], number_of[mark])
+        )
     # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = next(reader, [])

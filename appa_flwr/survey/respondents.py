@@ -12,7 +12,7 @@ import numpy as np
 
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Entries, Item
+from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
 from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
@@ -27,10 +27,7 @@ def raw_answers(frame: Frame, codebook: Codebook) -> list[RawAnswer]:
     frame.require(*codebook.groups)
     weight_R = weights(frame, codebook.weight.column)
     frame.notes.add(f"one row a respondent, {len(frame.cells)} of them")
-    groups = {
-        column: _placed(frame, column, group.names, group.no_answers, is_group=True)
-        for column, group in codebook.groups.items()
-    }
+    groups = {column: _placed(frame, column, group, is_group=True) for column, group in codebook.groups.items()}
     if all((group_R < 0).all() for group_R, _ in groups.values()):
         raise UserError(f"{frame.source}: no respondent has a group in {', '.join(groups)}")
     raws: list[RawAnswer] = []
@@ -89,19 +86,17 @@ def codes_of(frame: Frame, column: str) -> tuple[IntArray, list[str]]:
     return np.array([*place_of, -1])[cell_R], [*places]
 
 
-def _placed(
-    frame: Frame, column: str, entries: Entries, no_answers: Entries, *, is_group: bool = False
-) -> tuple[IntArray, list[str]]:
-    """Return each respondent's index into the distinct labels of entries, (R,), -1 for none; and these labels."""
+def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False) -> tuple[IntArray, list[str]]:
+    """Return each respondent's index into the distinct labels of options, (R,), -1 for none; and these labels."""
     try:
         code_R, codes = codes_of(frame, column)
     except TypeError:
         raise UserError(
             f"{frame.source}: column {column} has lists in its cells; make a column of each option"
         ) from None
-    labels = [*dict.fromkeys(entry.label for entry in entries)]
-    place = {entry.code: labels.index(entry.label) for entry in entries}
-    without = {entry.code: entry.label for entry in no_answers}
+    labels = [*dict.fromkeys(entry.label for entry in listed.options)]
+    place = {entry.code: labels.index(entry.label) for entry in listed.options}
+    without = {entry.code: entry.label for entry in listed.no_answers}
     *size_of, empty = np.bincount(code_R % (len(codes) + 1), minlength=len(codes) + 1).tolist()
     unlisted = {
         code: size for code, size in zip(codes, size_of, strict=True) if code not in place.keys() | without.keys()
@@ -126,11 +121,11 @@ def _counted(
 
     An answer has weighted shares, and the number of respondents per option.
     """
-    option_R, options = _placed(frame, column, item.options, item.no_answers)
+    option_R, options = _placed(frame, column, item)
     if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
         frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
     refusal = {entry.label: entry.refusal for entry in item.options}
-    place = dict(zip((entry.label for entry in item.options), item.places() or repeat(math.nan), strict=False))
+    place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
     question = RawAnswer(
         *(1, item.id, item.text, tuple(options)),
         ordinal=[place[label] for label in options],

@@ -7,7 +7,7 @@ undeclared code that looks missing is an error. A question's first row with opti
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -216,9 +216,9 @@ def _settle(
         group = names.setdefault(same(usual), usual) if raw.group else ""
         notes.add_spelling(raw.group, group)
         rows.setdefault(key, []).append(raw._replace(question_id=key, group=group))
-    read = {key: _read_question(mine, by.refusals, missing, notes) for key, mine in rows.items()}
-    asked = {key: question.left for key, question in read.items() if not question.problem}
-    missing.check(source, {key: read[key].labels for key in asked})
+    read = {key: _read_question(mine, by, missing, notes) for key, mine in rows.items()}
+    asked = {key: question for key, (question, problem, _, _) in read.items() if not problem}
+    missing.check(source, {key: {label: label for label in read[key][2]} for key in asked})
     # A deployment's public questions have no groups, whatever `groups` names.
     wanted = [usual_name(group_name(name)) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
@@ -231,11 +231,11 @@ def _settle(
             if (group := raw.group) and group not in answers:
                 continue
             try:
-                _check(raw, read[key], notes)
+                shares, n = read[key][3](raw)
                 if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
                 if group:
-                    answers[group][key], n = _answer(raw, read[key], by.min_respondents)
+                    answers[group][key] = shares
                     respondents_of[group] |= {} if n is None else {key: n}
             except Unusable as reason:
                 place = ", ".join(filter(None, (raw.group, raw.question_id)))
@@ -252,19 +252,15 @@ def _settle(
     return Survey(questions, answers, {name: respondents_of[name] for name in answers}, extra)
 
 
-class _ReadQuestion(NamedTuple):
-    """A question, and the treatment of each of the K options of its first row that has any."""
+def _read_question(
+    rows: Sequence[RawAnswer], by: Words, missing: Missing, notes: Notes
+) -> tuple[Question, str, list[str], Callable[[RawAnswer], tuple[FloatArray, float | None]]]:
+    """Read a question from its first row with options.
 
-    first: RawAnswer
-    left: Question  # with the remaining options
-    kind_K: Sequence[Kind]
-    place_K: Sequence[int | None]  # index among the remaining options
-    labels: Mapping[str, str]  # code -> label of the options that are answers and have no codebook
-    problem: str  # why no row can be used
-
-
-def _read_question(rows: Sequence[RawAnswer], refusals: str, missing: Missing, notes: Notes) -> _ReadQuestion:
-    """Read a question from its first row with options: which options remain, and their scale."""
+    Returns:
+        The question with its remaining options; why no row can be used, if so; the labels that no codebook has settled;
+        and a function of a row that returns shares over the remaining options, and the number of respondents.
+    """
     first = next((raw for raw in rows if raw.options), rows[0])
     cleaned = [*map(clean, first.options)]
     kind_K: list[Kind] = [*first.kinds]
@@ -273,14 +269,14 @@ def _read_question(rows: Sequence[RawAnswer], refusals: str, missing: Missing, n
         kind_K.append("answer" if is_doubtful else kind)  # a table has no codebook for guesses
         if is_doubtful:
             notes.add("count as answers, and may be none (data.missing)", label)
-    policy = {"keep": "kept as options", "drop": "dropped"}[refusals]
+    policy = {"keep": "kept as options", "drop": "dropped"}[by.refusals]
     sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
     options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
-    place_K: list[int | None] = []
+    place_K: list[int | None] = []  # index of each source option among the remaining options
     for label, kind, position in zip(cleaned, kind_K, first.ordinal or repeat(math.nan), strict=False):
         if kind != "answer":
             notes.add(sentences[kind], label)
-        if kind == "none" or (kind == "refusal" and refusals == "drop"):
+        if kind == "none" or (kind == "refusal" and by.refusals == "drop"):
             place_K.append(None)
             continue
         if (ours := options.setdefault(same(label), (label, position))[0]) != label:
@@ -296,41 +292,38 @@ def _read_question(rows: Sequence[RawAnswer], refusals: str, missing: Missing, n
     # There is no scale if a remaining option has no position or all options have the same position.
     positions = tuple(position for _, position in options.values())
     scale = positions if all(map(math.isfinite, positions)) and len(set(positions)) > 1 else None
-    left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
+    question = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
+
+    def answer(raw: RawAnswer) -> tuple[FloatArray, float | None]:
+        if cause := raw.problem or problem:
+            raise Unusable(cause)
+        if same(raw.text) != same(first.text):
+            raise Unusable("question text differs from the question's first row")
+        if raw.options != first.options:
+            if [*map(same, raw.options)] != [*map(same, first.options)]:
+                raise Unusable("options differ from the question's first row")
+            for label, ours in zip(map(clean, raw.options), cleaned, strict=True):
+                notes.add_spelling(label, ours)
+        if not raw.group:
+            return np.zeros(0), None
+        if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
+            raise Unusable("distribution is not a list of numbers, one for each option")
+        if min(raw.shares) < 0.0:
+            raise Unusable("negative share in the distribution")
+        shares = np.zeros(len(options))
+        for share, place in zip(raw.shares, place_K, strict=True):
+            if place is not None:
+                shares[place] += share
+        if (total := math.fsum(shares)) <= 0.0:
+            raise Unusable("nobody gave an answer that counts")
+        if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
+            raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}")
+        n = raw.n
+        if raw.people:  # refusals are not counted as respondents, even if they are kept as options
+            n = float(sum(count for count, kind in zip(raw.people, kind_K, strict=True) if kind == "answer"))
+        if n is not None and n < by.min_respondents:
+            raise Unusable("fewer respondents than the minimum")
+        return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n
+
     answers = [label for label, kind in zip(cleaned, kind_K, strict=True) if kind == "answer" and not first.kinds]
-    return _ReadQuestion(first, left, kind_K, place_K, dict(zip(answers, answers, strict=True)), problem)
-
-
-def _check(raw: RawAnswer, question: _ReadQuestion, notes: Notes) -> None:
-    """Raise `Unusable` if a row has a problem, or if its text or options differ from the first row's."""
-    if problem := raw.problem or question.problem:
-        raise Unusable(problem)
-    if same(raw.text) != same(question.first.text):
-        raise Unusable("question text differs from the question's first row")
-    if raw.options != question.first.options:
-        if [*map(same, raw.options)] != [*map(same, question.first.options)]:
-            raise Unusable("options differ from the question's first row")
-        for label, ours in zip(map(clean, raw.options), map(clean, question.first.options), strict=True):
-            notes.add_spelling(label, ours)
-
-
-def _answer(raw: RawAnswer, question: _ReadQuestion, least: int) -> tuple[FloatArray, float | None]:
-    """Return the shares over the remaining options, and the number of respondents; raises `Unusable`."""
-    if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
-        raise Unusable("distribution is not a list of numbers, one for each option")
-    if min(raw.shares) < 0.0:
-        raise Unusable("negative share in the distribution")
-    shares = np.zeros(len(question.left.options))
-    for share, place in zip(raw.shares, question.place_K, strict=True):
-        if place is not None:
-            shares[place] += share
-    if (total := math.fsum(shares)) <= 0.0:
-        raise Unusable("nobody gave an answer that counts")
-    if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
-        raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}")
-    n = raw.n
-    if raw.people:  # refusals are not counted as respondents, even if they are kept as options
-        n = float(sum(count for count, kind in zip(raw.people, question.kind_K, strict=True) if kind == "answer"))
-    if n is not None and n < least:
-        raise Unusable("fewer respondents than the minimum")
-    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n
+    return question, problem, answers, answer

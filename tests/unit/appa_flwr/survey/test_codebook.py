@@ -12,7 +12,7 @@ from surveys import ids, refused
 
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import store
-from appa_flwr.survey.codebook import Codebook, Entry, Group, Item, Weight
+from appa_flwr.survey.codebook import Codebook, Entry, Item, Listed, Weight
 from appa_flwr.survey.sources import convert, read_survey
 from appa_flwr.survey.types import Question
 
@@ -117,7 +117,9 @@ def test_two_thousand_columns_are_written_and_read_in_a_second(tmp_path):
     items = {
         f"Q {n}": Item(id=f"Q{n}", text=f"Text {n}?", options=options, ordinal=(1, 2, 3, 4, 9)) for n in range(2000)
     }
-    book = Codebook(weight=Weight(), groups={"g": Group(names=options[:2])}, questions=items, left_out={"é": 'a "b"'})
+    book = Codebook(
+        weight=Weight(), groups={"g": Listed(options=options[:2])}, questions=items, left_out={"é": 'a "b"'}
+    )
     begun = time.perf_counter()
     codebooks.write(book, tmp_path / "b.toml")
     assert time.perf_counter() - begun < 1.0

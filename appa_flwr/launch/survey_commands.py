@@ -68,15 +68,15 @@ def survey(
     if write is not None:
         store.write(survey, write)
         written.append(f"all groups' answers: {write}")
-        if made.codebook and codebook is None:
-            if (file := codebooks.beside(write)).exists():  # its owner may have edited it
-                written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
-            codebooks.write(made.codebook, file)
-            written.append(f"its codebook, to be read and corrected: {file}")
     if out is not None:
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
+    if made.codebook and codebook is None and (place := write or (out and out / "survey")):
+        if (file := codebooks.beside(place)).exists():  # its owner may have edited it
+            written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
+        codebooks.write(made.codebook, file)
+        written.append(f"the codebook, to be read and corrected: {file}")
     diagnosis = []
     if diagnose:
         from appa_flwr.analysis import destinations

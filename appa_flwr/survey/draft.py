@@ -282,7 +282,8 @@ def _lists(codes: Sequence[str], mark: str) -> bool:
     alone = {parts[0] for parts in cells.values() if len(parts) == 1} | ({*codes} - cells.keys())
     number_of = Counter(part for parts in lists for part in {*parts})
     known = [part for part, times in number_of.items() if part in alone or (mark != "," and times > 1)]
-    return len(lists) > 1 and len(known) > 1 and 2 * len(known) > len(number_of)
+    is_repeated = len(lists) > 1 or (len(lists) == 1 and alone.issuperset(lists[0]))
+    return is_repeated and len(known) > 1 and 2 * len(known) > len(number_of)
 
 
 def _in_order(codes: Sequence[str], kinds: Kinds, column: Column) -> list[str]:

@@ -96,13 +96,15 @@ def test_several_rows_a_respondent(tmp_path, columns, group_by, message):
 
 
 def test_numbers_of_people_within_countries_are_no_repetition(tmp_path):
-    file = people(tmp_path / "x.csv", idno=[*range(30)] * 2, cntry=["DE"] * 30 + ["FR"] * 30)
+    columns = {"idno": [*range(30)] * 2, "cntry": ["DE"] * 30 + ["FR"] * 30, "sex": ["f"] * 20 + ["m"] * 40}
+    file = people(tmp_path / "x.csv", **columns)
     assert read_survey(file, group_by="cntry").groups == ("DE", "FR")
+    assert read_survey(file, group_by="sex").groups == ("f", "m")
 
 
 def test_several_answers_in_a_cell(tmp_path):
     columns = {"media": ["TV", "Radio", "TV, Radio"] * 20, "web": ["A|B", "B|C", "A|C"] * 20}
-    columns |= {"view": ["Yes, fully", "Yes, partly", "No"] * 20}
+    columns |= {"view": ["Yes, fully", "Yes, partly", "No, fully", "No, partly"] * 15}
     survey = read_survey(people(tmp_path / "x.csv", **columns), group_by="g")
     assert ids(survey.questions) == ["q", "view"]
 
@@ -119,7 +121,7 @@ def test_countries_whose_codes_mean_no_answer_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Table 1,,,\n,,Gender,\n,Total,Male,Female\nYes,41 %,40 %,42 %\n", "crosstab"),
+        ("Table 1,Poll,,\n,,Gender,\n,Total,Male,Female\nYes,41 %,40 %,42 %\n", "crosstab"),
         ("Poll of adults\n\n,Total,Male\nYes,41 %,40 %\n", "line 3 has 3 cells.* row an option"),
         ("\ufeff\n<!DOCTYPE html>\n", "is a web page"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),

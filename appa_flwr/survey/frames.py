@@ -157,10 +157,8 @@ def _csv(file: Path) -> Frame:
     else:
         # A name can hold other delimiters, and in quotes line breaks: rows have the same number of the right one.
         lines = _QUOTED.sub("", text[:_HEADER_CHARS]).split("\n")[:2]
-        number_of = {mark: [line.count(mark) for line in lines] for mark in ",;\t|"}
-        delimiter = max(
-            number_of, key=lambda mark: (len({*number_of[mark]}) == 1 and number_of[mark] > [0], number_of[mark])
-        )
+        counts = {mark: [line.count(mark) for line in lines] for mark in ",;\t|"}
+        delimiter = max(counts, key=lambda mark: (counts[mark][0] > 0 and len({*counts[mark]}) == 1, counts[mark][0]))
     # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = next(reader, [])

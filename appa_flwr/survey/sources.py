@@ -81,15 +81,24 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
         by = Words.model_validate(words)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
-    path, missing = Path(source), Missing(by.missing)
     if by.codebook and (own := [name for name in ("group_by", "weight", "missing", "refusals") if words.get(name)]):
         raise UserError(f"data.{own[0].replace('_', '-')}: {by.codebook} says that; change it there")
+    return _converted(str(source), by, groups)
+
+
+def _converted(source: str, by: Words, groups: Sequence[str] | None, *, is_run: bool = False) -> Conversion:
+    """Read a survey; a run reads neither respondents nor a folder."""
+    path, missing = Path(source), Missing(by.missing)
+    if is_run and (path.is_dir() or path.suffix.lower() in STATISTICS):
+        raise _no_table(source)
     book, about = None, About(missing=by.missing, refusals=by.refusals)
     if path.is_dir():
         frame, raws = _opinionqa(path, by, missing)
         about = replace(about, group_by=by.group_by, weight=by.weight)
-    elif tables.is_table(frame := read_frame(str(source))):
+    elif tables.is_table(frame := read_frame(source)):
         raws = tables.raw_answers(frame)
+    elif is_run:
+        raise _no_table(source)
     else:
         if by.codebook:
             book = codebooks.read(by.codebook)
@@ -109,13 +118,18 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
     about = replace(
         about,
         source=path.name,
-        sha256=sha256_of(str(source)),
+        sha256=sha256_of(source),
         group_by=about.group_by or earlier.group_by,
         weight=about.weight or earlier.weight,
         missing=about.missing or earlier.missing,
         notes=(*earlier.notes, *frame.notes.lines()),
     )
     return Conversion(replace(survey, about=about), book, [] if book is None else draft.weightiest(frame, book))
+
+
+def _no_table(source: str) -> UserError:
+    command = f"appa survey {source} data.group-by=NAME --write {Path(source).stem}.jsonl"
+    return UserError(f"{source}: is no table of shares or counts; convert it first: {command}")
 
 
 def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
@@ -154,15 +168,9 @@ def read_run(config: Config) -> Survey:
                 raise unknown_name("group", name, valid=survey.groups)
         answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
         return with_extra(replace(survey, answers=answers, about=About(GENERATED_SURVEY)), config)
-    path = Path(config.survey)
-    if path.is_dir() or path.suffix.lower() in STATISTICS or not tables.is_table(read_frame(config.survey)):
-        raise UserError(
-            f"{path}: is no table of shares or counts; convert it first: "
-            f"appa survey {path} data.group-by=NAME --write {path.stem}.jsonl"
-        )
-    groups = config.group_names or None
-    keys = {"refusals": data.refusals, "min_respondents": data.min_respondents}
-    return with_extra(read_survey(path, groups=groups, **keys), config)
+    by = Words(refusals=data.refusals, min_respondents=data.min_respondents)
+    made = _converted(config.survey, by, config.group_names or None, is_run=True)
+    return with_extra(made.survey, config)
 
 
 def with_extra(survey: Survey, config: Config) -> Survey:

@@ -22,14 +22,12 @@ from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.survey import store
+from appa_flwr.survey.split import LEAST_HELD_OUT
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_array
 from pluralllm.data import GroupData
 
 Answers = Mapping[str, FloatArray]
-
-LEAST_HELD_OUT = 10
-"""Fewest held-out answers of a deployed group behind a validation or score of PluralLLM."""
 
 log = logging.getLogger("appa.client")
 

@@ -24,6 +24,8 @@ from appa_flwr.core.text import clean
 GENERATED_SURVEY = "generated"
 TINY_MODEL = "tiny"
 SMOLLM2_MODEL = "smollm2"
+SURVEY_WORDS = ("data.group-by", "data.weight", "data.missing")
+"""Words of `appa survey` alone, for files with one row a respondent."""
 THREADS = "APPA_THREADS"
 """Environment variable by which the launcher passes on the user's OMP_NUM_THREADS; empty if the user has set none."""
 
@@ -163,6 +165,8 @@ def keys_in(section: str) -> tuple[str, ...]:
 def unknown_key(name: str) -> str:
     """Message about an unknown key: keys of the same name in other sections, or else the nearest key."""
     shown = to_toml(name)  # escaped, so on one line
+    if name in SURVEY_WORDS:
+        return f"{name} is a word of `appa survey` alone: convert the file by it, then run with survey=FILE.jsonl"
     if name in SECTIONS:
         return f"{shown} is a section, not a key; its keys are {', '.join(keys_in(name))}"
     wanted = name.replace("_", "-")

@@ -116,11 +116,6 @@ class DataSection(Section):
     max_questions: int = key(0, "most questions to use, chosen at random; 0 = all", ge=0)
     refusals: Literal["keep", "drop"] = key("keep", 'refusals and "don\'t know": keep them as an option, or drop them')
     min_respondents: int = key(0, "drop answers that fewer people gave, where the survey counts people", ge=0)
-    group_by: str = key("", "columns of a file of respondents, separated by commas; each value in them is a group")
-    weight: str = key("", "weight column of such a file; empty = the only column named like a weight, if any")
-    missing: str = key(
-        "", 'codes that are not answers, such as "98,99", "-5..-1" or "COLUMN=7,8,9;COLUMN=99"; none = all are answers'
-    )
 
     @property
     def extra_file(self) -> str:

@@ -1,4 +1,4 @@
-"""Normalisation of names, and durations as text."""
+"""Decoding of files, normalisation of names, and durations as text."""
 
 import re
 import unicodedata
@@ -6,6 +6,15 @@ from typing import Final
 
 _INVISIBLE: Final = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+
+
+def decode(data: bytes) -> str:
+    """Decode UTF-8 or UTF-16, with or without a byte order mark; raises UnicodeDecodeError."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16")
+    if b"\0" in data[:2]:
+        return data.decode("utf-16-le" if data[1:2] == b"\0" else "utf-16-be")
+    return data.decode("utf-8-sig")
 
 
 def clean(name: str) -> str:

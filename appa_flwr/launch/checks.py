@@ -10,16 +10,16 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache
 from appa_flwr.core.ports import listening
 from appa_flwr.launch import bundle
-from appa_flwr.launch.terminal import USER_ERROR, RunFailed
+from appa_flwr.launch.terminal import USER_ERROR, RunFailed, show
 from appa_flwr.run.resume import rule_values
 from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources
-from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.split import split_questions, too_few
 from appa_flwr.survey.types import Survey
 
 
 def read_survey(config: Config) -> Survey:
-    """Read the survey of a new or resumed run, and check that the config fits it.
+    """Read the survey of a new or resumed run, check that the config fits it, and print which groups cannot be scored.
 
     Raises:
         UserError: the survey cannot be read, a group has no usable answer, the source has changed since the run began,
@@ -29,6 +29,7 @@ def read_survey(config: Config) -> Survey:
     survey = survey or sources.read_run(config)
     rule_values(config, check_rules(config, survey.groups or config.group_names))
     split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed)
+    show(too_few(survey, test_fraction=config.data.test_fraction, seed=config.seed) or None)
     return survey
 
 

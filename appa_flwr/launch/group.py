@@ -1,6 +1,7 @@
 """`appa group`: commands for a group's owner on their own machine; they need only a group's packages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from appa_flwr.launch.terminal import show
 from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger, Release
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.survey import store
+from appa_flwr.survey.split import too_few
 
 FEW = 5  # most questions that are named
 
@@ -50,7 +52,8 @@ def check(
             why = f"the text or options of {some} differ" if other else "is it the run's public file?"
             raise UserError(f"{questions}: {name} has answered none of its questions; {why}")
         table.add_row(name, str(len(answers)), f"{same} of {len(asked)}", some + (", ..." if len(other) > FEW else ""))
-    show(table, f"{owner_policy}: can be used" if owner_policy else None)
+    shared = replace(survey, questions=tuple(question for key, question in own.items() if key in asked))
+    show(table, too_few(shared) or None, f"{owner_policy}: can be used" if owner_policy else None)
 
 
 @app.command("policy")

@@ -8,12 +8,17 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from appa_flwr.config import Config
-from appa_flwr.config.sources import assemble
+from appa_flwr.config import GENERATED_SURVEY, SURVEY_WORDS, Config
+from appa_flwr.config.sections import DataSection
+from appa_flwr.config.sources import assemble, read_words
 from appa_flwr.launch.terminal import Words, show
+from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import store
-from appa_flwr.survey.sources import read_run
+from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
+from appa_flwr.survey.split import too_few
 from appa_flwr.survey.types import Survey
+
+NUM_WEIGHTIEST = 3  # guesses that are shown
 
 export = typer.Typer(help="Write a survey in the formats of other programs.", no_args_is_help=True)
 
@@ -37,15 +42,29 @@ def survey(
             metavar="FOLDER", help="Write one private file per group, and the public questions.", show_default=False
         ),
     ] = None,
+    codebook: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Read a file of respondents by this codebook.", show_default=False),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Restrict a file of respondents to these public questions.", show_default=False
+        ),
+    ] = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Show how far the rules can differ on this survey.")
     ] = False,
 ) -> None:
-    """Read a survey, show what was read and left out, and convert it to this package's format."""
-    config = _config(source, words)
-    survey = read_run(config)
+    """Read a survey, show what was read and left out, and convert it to this package's format.
+
+    For a file with one row a respondent, data.group-by=NAME names the columns of groups, and data.weight and
+    data.missing the weight and codes that are no answers; or --codebook says all that.
+    """
+    config, made = _converted(source, words or [], codebook, questions)
+    survey = made.survey
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
-    written: list[str] = []
+    written = [_guesses(made)] if made.codebook else []
     if write is not None:
         store.write(survey, write)
         written.append(f"all groups' answers: {write}")
@@ -53,6 +72,11 @@ def survey(
         split = store.write_split(survey, out)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
+    if made.codebook and codebook is None and (place := write or (out and out / "survey")):
+        if (file := codebooks.beside(place)).exists():  # its owner may have edited it
+            written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
+        codebooks.write(made.codebook, file)
+        written.append(f"the codebook, to be read and corrected: {file}")
     diagnosis: list[Table | str] = []
     if diagnose:
         from appa_flwr.analysis import destinations
@@ -65,10 +89,34 @@ def survey(
     show(
         _table(survey),
         *survey.about.notes,
+        too_few(survey, test_fraction=config.data.test_fraction, seed=config.seed) or None,
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
         *diagnosis,
     )
+
+
+def _converted(
+    source: str, words: list[str], codebook: Path | None, questions: Path | None
+) -> tuple[Config, Conversion]:
+    """Read a source by the words of `appa survey` and by the keys of a run, which select groups and answers."""
+    own = [word for word in words if word.partition("=")[0].strip() in SURVEY_WORDS]
+    config = _config(source, [word for word in words if word not in own])
+    if config.survey == GENERATED_SURVEY:
+        return config, Conversion(read_run(config))
+    by = {key.removeprefix("data.").replace("-", "_"): value for key, value in read_words(own).items()}
+    by |= {"min_respondents": config.data.min_respondents}
+    if config.data.refusals != DataSection().refusals:
+        by["refusals"] = config.data.refusals
+    made = convert(config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, **by)
+    return config, made._replace(survey=with_extra(made.survey, config))
+
+
+def _guesses(made: Conversion) -> str:
+    """Say how many guesses a codebook has, and the weightiest with their shares of the respondents."""
+    shares = [f" ({share:.0%} of the respondents)" if share else "" for share, _ in made.guesses]
+    first = [words + share for share, (_, words) in zip(shares, made.guesses[:NUM_WEIGHTIEST], strict=False)]
+    return f"the codebook has {len(made.guesses)} guesses" + (f", first: {'; '.join(first)}" if first else "")
 
 
 def _table(survey: Survey) -> Table:

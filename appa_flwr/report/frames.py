@@ -233,7 +233,7 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _scored(run: RunFiles) -> dict[str, object]:
     """What scores of this run depend on: the survey's contents, the keys by which it was read, and the metric."""
-    config, keys = run.config, ("refusals", "min_respondents", "group_by", "weight", "missing")
+    config, keys = run.config, ("refusals", "min_respondents")
     # The folder of a baseline rule's policy is inside the run's folder, which has the survey.
     kept = (read_about(folder / SURVEY_FILE).sha256 for folder in (run.folder, run.folder.resolve().parent))
     contents: object = next(filter(None, kept), config.survey)

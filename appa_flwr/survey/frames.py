@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from pathlib import Path
@@ -15,18 +15,32 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
-from appa_flwr.core.text import clean
-from appa_flwr.survey.nonanswers import NUM_SHOWN, code_text, number
+from appa_flwr.core.text import clean, decode
+from appa_flwr.survey.names import Notes, same, some
+from appa_flwr.survey.nonanswers import Kind, code_text, number
 from appa_flwr.survey.store import HEADER
+from appa_flwr.survey.types import MAX_OPTIONS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Pew and the World Values Survey spell these differently, and Pew changed some over the years.
-_ALIASES = {"Britain": "Great Britain", "S. Korea": "South Korea", "Czech Rep.": "Czechia", "Taiwan ROC": "Taiwan"}
+_NO_TABLES: Final = {
+    b"version https://git-lfs": "a Git LFS pointer, which stands for the file; fetch the file by `git lfs pull`",
+    b"<!doctype": "a web page; download the file itself",
+    b"<html": "a web page; download the file itself",
+}
+LAYOUTS: Final = (
+    "a table has one row a respondent, or one row an option with the columns question, group, option and share, "
+    "percent or count"
+)
+STATISTICS: Final = (".sav", ".zsav", ".dta")
+LEFT_OUT: Final = "left out, "
 _IMPORT_ID: Final = '{"ImportId"'
 _SURVEYMONKEY: Final = {"response", "open-ended response"}
 _QUOTED: Final = re.compile(r'"[^"]*"')
+_HEADER_CHARS: Final = 100_000
+_FEWEST_ROWS, _MOST_ROWS = 10, 1_000  # of a table whose first row is compared with the others
+_LITERAL: Final = re.compile(r'"[^"]*"|\\.')  # of a number format
 
 
 class Unusable(Exception):
@@ -43,49 +57,10 @@ class RawAnswer(NamedTuple):
     group: str = ""  # full name; empty for a question without an answer
     shares: Sequence[float] = ()  # (K,)
     problem: str = ""  # why the answer is unusable; empty if it is usable
-    codes: tuple[str, ...] = ()  # codes of the options; empty: the labels are the codes
     ordinal: Sequence[float] = ()  # (K,) scale positions, if known; NaN for an option off the scale
     people: Sequence[float] = ()  # (K,) number of respondents per option, if known
     n: float | None = None  # total number of respondents, used if `people` is empty
-
-
-def group_name(group: str, attribute: str = "") -> str:
-    """Full name of a group, "attribute/group" if the attribute is given."""
-    name = clean(group)
-    name = _ALIASES.get(name, name)
-    return f"{clean(attribute)}/{name}" if attribute else name
-
-
-def same(name: str) -> str:
-    """Normalise a name for comparison, without case, repeated blanks and a final full stop."""
-    return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
-
-
-class Notes:
-    """Notes on how a source was read and what was left out: sentences, each with the names it concerns."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
-
-    def add(self, sentence: str, *names: str) -> None:
-        """Add names to a sentence, which is listed once."""
-        self._names.setdefault(sentence, []).extend(names)
-
-    def add_spelling(self, name: str, first: str) -> None:
-        """Note that a name counts as its first spelling, unless it has that spelling."""
-        if name != first:
-            self.add("options and groups that are one", f"{name!r} is {first!r}")
-
-    def lines(self, start: str = "") -> tuple[str, ...]:
-        """List the sentences that begin with `start`, each with its first few names."""
-        lines = (f"{sentence}: {some(names)}" if names else sentence for sentence, names in self._names.items())
-        return tuple(line for line in lines if line.startswith(start))
-
-
-def some(names: Iterable[str]) -> str:
-    """List the first few distinct names, and the number of the others."""
-    listed = [*dict.fromkeys(names)]
-    return ", ".join(listed[:NUM_SHOWN]) + (f" and {rest} more" if (rest := len(listed) - NUM_SHOWN) > 0 else "")
+    kinds: tuple[Kind, ...] = ()  # of the options, where a codebook states them
 
 
 @dataclass
@@ -94,8 +69,10 @@ class Column:
 
     text: str = ""  # text of its question
     labels: Mapping[str, str] = field(default_factory=dict)  # code -> label
+    missing: Mapping[str, str] = field(default_factory=dict)  # code -> label of declared missing codes
     is_ordered: bool = False
-    options: Mapping[str, float] = field(default_factory=dict)  # all options -> scale position or NaN, if listed
+    order: tuple[str, ...] = ()  # all codes in the survey's order, if the source lists them
+    places: Mapping[str, float] = field(default_factory=dict)  # code -> scale position, if the source states it
     is_question: bool = True
 
     def label(self, code: str) -> str:
@@ -109,10 +86,9 @@ class Frame:
 
     source: str  # as the user named it
     cells: pd.DataFrame  # empty cells are None, the index is the row number in the file, column names are texts
-    codebook: defaultdict[str, Column] = field(default_factory=lambda: defaultdict(Column))
+    columns: defaultdict[str, Column] = field(default_factory=lambda: defaultdict(Column))  # what the source declares
     notes: Notes = field(default_factory=Notes)
     header: Mapping[str, Any] = field(default_factory=dict)  # first line of a file in the own format (`store`)
-    weight: str = ""  # column of the respondents' weights
 
     def require(self, *names: str) -> None:
         """Raise a `UserError` if any of these columns is missing."""
@@ -128,12 +104,16 @@ def read_frame(path: str) -> Frame:
     """
     file = Path(path)
     readers = {".csv": _csv, ".tsv": _csv, ".txt": _csv, ".jsonl": _jsonl, ".parquet": _parquet, ".xlsx": _excel}
-    readers |= dict.fromkeys((".sav", ".zsav", ".dta"), _statistics)
+    readers |= dict.fromkeys(STATISTICS, _statistics)
     if (reader := readers.get(file.suffix.lower())) is None:
         raise UserError(f"{path}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
     if not file.exists():
         raise UserError(f"{path}: no such survey file")
     try:
+        with file.open("rb") as content:
+            start = content.read(512).lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+        if (what := next((what for mark, what in _NO_TABLES.items() if start.startswith(mark)), "")) != "":
+            raise UserError(f"{path}: is {what}")
         frame = reader(file)
     except UserError:
         raise
@@ -141,14 +121,20 @@ def read_frame(path: str) -> Frame:
         raise UserError(f"{path}: reading {file.suffix} needs `pip install {missing.name}`") from None
     except Exception as error:  # the libraries raise many types for a broken file
         raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
-    frame.cells.columns = ["" if name is None else str(name).strip() for name in frame.cells.columns]
+    frame.cells.columns = [clean(code_text(name)) for name in frame.cells.columns]
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
     frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
-    if frame.cells.iloc[0, 0] in (None, "") and _SURVEYMONKEY & {same(str(cell)) for cell in frame.cells.iloc[0]}:
+    first = [code_text(cell) for cell in frame.cells.iloc[0]]
+    if not first[0] and _SURVEYMONKEY & {same(cell) for cell in first}:
         _surveymonkey(frame)
-    is_empty = (frame.cells.columns == "") & frame.cells.isin(["", None]).all().to_numpy()
-    frame.cells = frame.cells.loc[:, ~is_empty]
+    _second_header(frame)
+    names = enumerate(frame.cells.columns)
+    frame.cells = frame.cells.iloc[
+        :, [k for k, name in names if name or not frame.cells.iloc[:, k].isin(["", None]).all()]
+    ]
+    if (nameless := (frame.cells.columns == "").sum()) > 1 or nameless == frame.cells.shape[1] - 1 > 0:
+        raise UserError(f"{path}: columns without a name: a crosstab, or a title above the table; {LAYOUTS}")
     if (twice := frame.cells.columns.duplicated()).any():
         raise UserError(f"{path}: column {frame.cells.columns[twice][0]!r} occurs twice")
     return frame
@@ -169,7 +155,10 @@ def _csv(file: Path) -> Frame:
     if first.strip().casefold().startswith("sep="):  # Excel's line with the delimiter
         delimiter, text, skipped = first.strip()[len("sep=") :][:1], rest, 1
     else:
-        delimiter = max(",;\t|", key=_QUOTED.sub("", first).count)
+        # A name can hold other delimiters, and in quotes line breaks: rows have the same number of the right one.
+        lines = _QUOTED.sub("", text[:_HEADER_CHARS]).split("\n")[:2]
+        counts = {mark: [line.count(mark) for line in lines] for mark in ",;\t|"}
+        delimiter = max(counts, key=lambda mark: (counts[mark][0] > 0 and len({*counts[mark]}) == 1, counts[mark][0]))
     # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = next(reader, [])
@@ -178,17 +167,15 @@ def _csv(file: Path) -> Frame:
         if row:
             rows[line := reader.line_num + skipped] = row
             if len(row) != len(header):
-                raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}")
-    frame = Frame(str(file), _table(rows, header), notes=notes)
-    return _qualtrics(frame) if len(rows) > 1 and str(frame.cells.iloc[1, 0]).startswith(_IMPORT_ID) else frame
+                layouts = f"; {LAYOUTS}, and no title above" if len(header) == 1 else ""
+                raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}{layouts}")
+    return Frame(str(file), _table(rows, header), notes=notes)
 
 
 def _decoded(file: Path, notes: Notes) -> str:
     data = file.read_bytes()
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16")
     try:
-        return data.decode("utf-8-sig")
+        return decode(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
     try:
@@ -199,14 +186,33 @@ def _decoded(file: Path, notes: Notes) -> str:
     return text
 
 
-def _qualtrics(frame: Frame) -> Frame:
-    """Read a Qualtrics export: the second row holds the question texts, the third the kind of each column."""
-    for name, text, import_id in zip(frame.cells.columns, frame.cells.iloc[0], frame.cells.iloc[1], strict=True):
-        is_question = str(import_id).replace(" ", "").startswith(_IMPORT_ID + ':"QID')
-        frame.codebook[str(name).strip()] = Column(text=str(text), is_question=is_question)
-    frame.cells = frame.cells.iloc[2:]
-    frame.notes.add("Qualtrics' three header rows")
-    return frame
+def _second_header(frame: Frame) -> None:
+    """Read the rows of question texts, and of Qualtrics' kinds of columns, below the names of the columns."""
+    cells = frame.cells
+    rows = [cells.iloc[row].map(code_text) for row in range(min(2, len(cells)))]
+    kinds = next((row for row, texts in enumerate(rows) if texts.iloc[0].startswith(_IMPORT_ID)), None)
+    if kinds is None and not _is_header(cells):
+        return
+    for name, text in zip(cells.columns, rows[0] if kinds != 0 else cells.columns, strict=True):
+        frame.columns[name].text = text
+    if kinds is not None:
+        for name, kind in zip(cells.columns, rows[kinds], strict=True):
+            frame.columns[name].is_question = kind.replace(" ", "").startswith(_IMPORT_ID + ':"QID')
+    frame.cells = cells.iloc[1 if kinds is None else kinds + 1 :]
+    frame.notes.add("header rows below the first, with the questions' texts")
+
+
+def _is_header(cells: pd.DataFrame) -> bool:
+    """True if a table's first row is unlike the others: none of its cells is an answer, and most are longer.
+
+    Columns of answers are those in which the same few cells are repeated; there must be two.
+    """
+    table = cells.iloc[:_MOST_ROWS].map(code_text)
+    first, rest = [*table.iloc[0]], [table.iloc[1:, k] for k in range(table.shape[1])]
+    answers = [k for k, cell_R in enumerate(rest) if cell_R.nunique() <= min(MAX_OPTIONS, len(cell_R) / 2)]
+    is_new = all(first[k] and (rest[k] != first[k]).all() for k in answers)
+    num_longer = sum(len(first[k]) > rest[k].str.len().max() for k in answers)
+    return len(table) > _FEWEST_ROWS and len(answers) > 1 and is_new and 2 * num_longer > len(answers)
 
 
 def _surveymonkey(frame: Frame) -> None:
@@ -237,11 +243,18 @@ def _jsonl(file: Path) -> Frame:
 
 
 def _parquet(file: Path) -> Frame:
+    """Read a table; categories keep their order."""
     import pandas as pd
 
     cells = pd.read_parquet(file).reset_index(drop=True)
     cells.index += 1
-    return Frame(str(file), cells)
+    frame = Frame(str(file), cells)
+    for name, kind in cells.dtypes.items():
+        if isinstance(kind, pd.CategoricalDtype):
+            frame.columns[clean(str(name))] = Column(
+                order=tuple(map(code_text, kind.categories)), is_ordered=bool(kind.ordered)
+            )
+    return frame
 
 
 def _excel(file: Path) -> Frame:
@@ -249,11 +262,15 @@ def _excel(file: Path) -> Frame:
     import openpyxl
 
     book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-    header = [cell.value for cell in next(book.worksheets[0].iter_rows(max_row=1), ())]
-    while header and header[-1] is None:
-        header.pop()
-    lines = enumerate(book.worksheets[0].iter_rows(min_row=2, max_col=len(header) or 1), start=2)
-    frame = Frame(str(file), _table({line: [_shown(cell, file) for cell in row] for line, row in lines}, header))
+    rows = {line: [*row] for line, row in enumerate(book.worksheets[0].iter_rows(), start=1)}
+    header = [cell.value for cell in rows.pop(1, ())]
+    cells = {line: [_shown(cell, file) for cell in row] for line, row in rows.items()}
+    width = max(
+        (place + 1 for row in (header, *cells.values()) for place, cell in enumerate(row) if cell is not None),
+        default=1,
+    )
+    cells = {line: (row + [None] * width)[:width] for line, row in cells.items()}
+    frame = Frame(str(file), _table(cells, (header + [None] * width)[:width]))
     frame.cells = frame.cells.dropna(how="all")
     if len(book.sheetnames) > 1:
         frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
@@ -270,7 +287,8 @@ def _shown(cell: Any, file: Path) -> object:
             "or delete a column of dates"
         )
     if isinstance(value, float | int) and not isinstance(value, bool) and "%" in str(cell.number_format):
-        return f"{100 * value:.12g} %"
+        # A literal "%" is shown as it stands; the format's own shows hundred times the number.
+        return f"{value * (100 if '%' in _LITERAL.sub('', cell.number_format) else 1):.12g} %"
     return value
 
 
@@ -289,9 +307,10 @@ def _statistics(file: Path) -> Frame:
         for code in map(code_text, declared):
             frame.notes.add("left out as missing, as the file declares", repr(labels.get(code, code)))
         cells[name] = cells[name].mask(cells[name].isin(declared))
-        frame.codebook[name.strip()] = Column(
+        frame.columns[clean(name)] = Column(
             text=about.column_names_to_labels.get(name) or "",
             labels={code: label for code, label in labels.items() if not _is_declared(code, missing)},
+            missing={code: label for code, label in labels.items() if _is_declared(code, missing)},
             is_ordered=about.variable_measure.get(name) == "ordinal",
         )
     return frame

@@ -7,25 +7,30 @@ import math
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib import resources
 from typing import Final, Literal
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.survey.names import NUM_SHOWN
 
 Kind = Literal["answer", "refusal", "none"]
-NUM_SHOWN: Final = 4  # names in a message
 NONE: Final = "none"  # entry of `data.missing`: all codes are answers
 
 WORDS: Final = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
 _REFUSALS, _NOT_ASKED = frozenset[str](WORDS["refusals"]), frozenset[str](WORDS["not_asked"])
-_BEGINNINGS: Final = tuple[str, ...](WORDS["not_asked_beginnings"])
-_NOTES: Final = re.compile(
-    r"\bvolunteered:|\((?:vol\w*\.?|do not read|spont\w*\.?|evs|wvs|mail \(evs\))\)|\bvol\.(?=\s|$)"
-)
+_ALL_REFUSALS: Final = _REFUSALS | {*WORDS["perhaps_refusals"]}
+_ALL_NOT_ASKED: Final = _NOT_ASKED | {*WORDS["perhaps_not_asked"]}
+_LONGEST_FIRST: Final = sorted((_ALL_REFUSALS | _ALL_NOT_ASKED) - {""}, key=len, reverse=True)
+_PHRASE: Final = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, _LONGEST_FIRST)) + r")(?!\w)")
+_NEUTRAL: Final = re.compile(r"(?<!\w)(?:not sure|unsure|not certain|no opinion|undecided)(?!\w)")
+_FILLERS: Final = frozenset(WORDS["fillers"].split())
+_BRACKETS: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}|<[^<>]*>")
+_VOLUNTEERED: Final = re.compile(r"\bvolunteered:|\bvol\.(?=\s|$)")
 _LETTER: Final = re.compile(r"\.[a-z]\s*:\s*")
 _NUMBERING: Final = re.compile(r"[(\[]?-?\d{1,4}[)\].:=]+\s*|-?\d{1,4}\s+(?:[-=–]\s*)?(?=\D)")
-_BETWEEN: Final = re.compile(r"\s*[/;,|]\s*|\s+(?:or|oder|ou|o)\s+")
+_REASON: Final = re.compile(r"\s*[:;,–—]|\s+-|\s*\.\s")  # after which a label says why there is no answer
+_MARKS: Final = " .*_()[]{}<>\"'!:;,-/|"
 _MISSING_LETTER: Final = re.compile(r"\.[a-z_]?", re.IGNORECASE)
 _MISSING_NUMBER: Final = re.compile(r"[789]|9{1,4}[4-9]|([6-8])\1{1,4}")
 _WHOLE: Final = re.compile(r"(-?\d{1,18})\.0*")
@@ -34,19 +39,42 @@ _RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)")
 
 def kind_of(label: str) -> Kind:
     """Classify a label as an answer, a refusal (also "don't know"), or "none" if there was nothing to answer."""
+    return classify(label)[0]
+
+
+def classify(label: str) -> tuple[Kind, bool]:
+    """Return a label's kind, and whether that is doubtful: it is read from parts of the label, not from all of it."""
     text = unicodedata.normalize("NFC", label).casefold()
     text = " ".join(re.sub("[\u2018\u2019`\u00b4]", "'", text).split())
     reserved = _LETTER.match(text) is not None  # a missing code that statistics packages write with its label
-    text = _NOTES.sub("", _NUMBERING.sub("", _LETTER.sub("", text, count=1), count=1))
-    text = text.strip(" .*_()[]{}<>\"'!:;")
-    if text in _REFUSALS:
-        return "refusal"
-    if text in _NOT_ASKED or text.startswith(_BEGINNINGS):
-        return "none"
-    pieces = [piece.strip(" .*()[]") for piece in _BETWEEN.split(text)]
-    if all(piece in _REFUSALS or (piece in _NOT_ASKED and piece) for piece in pieces):
-        return "refusal" if any(piece in _REFUSALS for piece in pieces) else "none"
-    return "none" if reserved else "answer"
+    text = _VOLUNTEERED.sub("", _NUMBERING.sub("", _LETTER.sub("", text, count=1), count=1))
+    text = (_BRACKETS.sub(" ", text).strip(_MARKS) or text).strip(_MARKS)
+    begins = _PHRASE.match(text)
+    if begins and begins[0] in _ALL_NOT_ASKED and (begins[0] == "not asked" or _REASON.match(text, begins.end())):
+        return "none", begins[0] not in _NOT_ASKED
+    phrases = _PHRASE.findall(text)
+    rest = re.findall(r"[^\W\d_][\w']*", _PHRASE.sub(" ", _NEUTRAL.sub(" ", text)))
+    if text in _REFUSALS | _NOT_ASKED or (phrases and _FILLERS.issuperset(rest)):
+        is_refusal = not _ALL_REFUSALS.isdisjoint({text, *phrases})
+        is_sure = text in _REFUSALS | _NOT_ASKED or (not rest and (_REFUSALS | _NOT_ASKED).issuperset(phrases))
+        return ("refusal" if is_refusal else "none"), not is_sure
+    return ("none", False) if reserved else ("answer", False)
+
+
+def in_context(labels: Mapping[str, str]) -> dict[str, tuple[Kind, bool]]:
+    """Classify the labels of a question's codes.
+
+    A label that only perhaps means "not asked" is an answer if another answer has one of its words, as in the scale
+    from "Trifft voll zu" to "Trifft nicht zu".
+    """
+    kinds = {code: classify(label) for code, label in labels.items()}
+    words = {word for code, label in labels.items() if kinds[code][0] == "answer" for word in _stems(label)}
+    perhaps = [code for code, kind in kinds.items() if kind == ("none", True) and words & _stems(labels[code])]
+    return kinds | dict.fromkeys(perhaps, ("answer", False))
+
+
+def _stems(label: str) -> set[str]:
+    return {word[:5] for word in re.findall(r"\w{5,}", _BRACKETS.sub(" ", label.casefold()))}
 
 
 def code_text(value: object) -> str:
@@ -84,9 +112,9 @@ class Missing:
             self._by_column[column] = listed
         self._unused = {(column, code) for column, codes in self._by_column.items() for code in codes} - {("", NONE)}
 
-    def kind(self, column: str, code: str, label: str) -> Kind:
-        """Classify an option of a column by the user's list, then by its label."""
-        return "none" if self.lists(column, code, label) else kind_of(label)
+    def kind(self, column: str, code: str, label: str) -> tuple[Kind, bool]:
+        """Classify an option of a column by the user's list, then by its label; the kind can be doubtful."""
+        return ("none", False) if self.lists(column, code, label) else classify(label)
 
     def lists(self, column: str, code: str, label: str) -> bool:
         """True if the user lists this code or label of the column."""
@@ -99,14 +127,17 @@ class Missing:
                 return True
         return False
 
+    def decides(self, column: str) -> bool:
+        """True if the user's list settles all codes of a column."""
+        return column in self._by_column or self._by_column.get("") == (NONE,)
+
     def unused(self) -> list[str]:
         """List the codes that no option had."""
         return [f"{column}={code}" if column else code for column, code in sorted(self._unused) if code != NONE]
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
         """Raise `UserError` if an answer (column -> code -> label) has a code that looks missing and is undecided."""
-        decided = columns if self._by_column.get("") == (NONE,) else self._by_column
-        doubtful = {name: looks_missing(labels) for name, labels in columns.items() if name not in decided}
+        doubtful = {name: looks_missing(labels) for name, labels in columns.items() if not self.decides(name)}
         doubtful = {name: codes for name, codes in doubtful.items() if codes}
         if not doubtful:
             return
@@ -122,26 +153,48 @@ class Missing:
 
 
 def looks_missing(labels: Mapping[str, str]) -> list[str]:
-    """Find codes of a question that are probably undeclared missing codes.
+    """Find codes of a question that are probably undeclared missing codes; a code without a label is its own label.
 
-    These are negative numbers, Stata's letters, and 7 to 9, 66, 77, 88, 94 to 99, 994 to 999 and so on, if they lie
-    above the other codes with a gap. Of codes with a label, only negative numbers are among them, unless they are one
-    half of a scale such as -2 to 2. A code without a label is its own label.
+    | survey | codes without labels | no answers |
+    | --- | --- | --- |
+    | Pew, American Trends Panel | 1 2 3 4 98 99 | 98 99 |
+    | European Social Survey, interest in politics | 1 2 3 4 7 8 9 | 7 8 9 |
+    | European Social Survey, trust | 0 1 2 3 4 5 6 7 8 9 10 77 88 99 | 77 88 99 |
+    | World Values Survey | 1 2 3 4 -1 -2 -5 | -1 -2 -5 |
+    | ANES, seven points | 1 2 3 4 5 6 7 -8 -9 | -8 -9 |
+    | Eurobarometer | 1 2 3 4 5 9 | 9 |
+    | Afrobarometer | 0 1 2 3 4 8 9 98 99 | 8 9 98 99 |
+    | Latinobarometro, nine points | 1 2 3 4 5 6 7 8 9 | |
+    | Stata's letters | 1 2 .a .b | .a .b |
     """
-    bare = [code for code, label in labels.items() if code == label]
-    candidates = {code for code in bare if _MISSING_LETTER.fullmatch(code)}
+    bare = {code for code, label in labels.items() if code == label}
     whole = {code: int(value) for code in labels if (value := number(code)) is not None and value.is_integer()}
-    if whole and max(whole.values()) not in (0, -min(whole.values())):
-        candidates |= {code for code, value in whole.items() if value < 0}
-    usual = [value for value in whole.values() if value >= 0 and not _MISSING_NUMBER.fullmatch(str(value))]
-    last = -2  # where the scale ends
-    for code in sorted(whole.keys() & {*bare}, key=whole.__getitem__):
-        value = whole[code]
-        below = max((other for other in usual if len(str(other)) <= len(str(value))), default=-2)
-        if value < 0:
-            candidates.add(code)
-        elif value in usual or value <= max(last, below) + 1:
-            last = max(last, value)  # the scale goes on
+    negative, apart = _negative({*whole.values()}), _apart({*whole.values()})
+    return [
+        code
+        for code in labels
+        if (code in bare and (_MISSING_LETTER.fullmatch(code) or whole.get(code, 0) < 0 or whole.get(code) in apart))
+        or whole.get(code) in negative
+    ]
+
+
+def _negative(values: Set[int]) -> set[int]:
+    """Negative codes, unless they are half of a scale, such as -2 to 2 or -2 to 0, of which each number occurs."""
+    low, high = min(values, default=0), max(values, default=0)
+    gaps = {*range(low, high + 1)} - values
+    if high in (0, -low) and (not gaps or (gaps == {0} and high > 1)):
+        return set()
+    return {value for value in values if value < 0}
+
+
+def _apart(values: Set[int]) -> set[int]:
+    """7 to 9, 66, 77, 88, 94 to 99, 994 to 999 and so on, if they lie above the other codes with a gap."""
+    reserved = sorted(value for value in values if value >= 0 and _MISSING_NUMBER.fullmatch(str(value)))
+    apart, last = set(), -2  # where the scale ends
+    for value in reserved:
+        below = max((other for other in values - {*reserved} if len(str(other)) <= len(str(value))), default=-2)
+        if value <= max(last, below) + 1:
+            last = value  # the scale goes on
         else:
-            candidates.add(code)
-    return [code for code in labels if code in candidates]
+            apart.add(value)
+    return apart

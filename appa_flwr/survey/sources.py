@@ -7,90 +7,178 @@ undeclared code that looks missing is an error. A question's first row with opti
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
-from appa_flwr.config import GENERATED_SURVEY, Config, split_names
-from appa_flwr.config.sections import DataSection
+from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.config.sections import DataSection, Section
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.core.text import clean
-from appa_flwr.survey import generate, respondents, store, tables
-from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, read_frame, same
+from appa_flwr.survey import codebook as codebooks
+from appa_flwr.survey import draft, generate, respondents, store, tables
+from appa_flwr.survey.codebook import Codebook
+from appa_flwr.survey.frames import LEFT_OUT, STATISTICS, Frame, RawAnswer, Unusable, read_frame
+from appa_flwr.survey.names import Notes, group_name, same, usual_name
 from appa_flwr.survey.nonanswers import Kind, Missing
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, Question, Survey
 
-LEFT_OUT: Final = "left out, "
 SUM_TOLERANCE: Final = 0.02
 _ID_CHARS: Final = 12  # of a question's hash
 _ROUNDING: Final = 1e-9  # of 0.98 and 1.02, which are within the tolerance, to binary numbers
 _ALREADY_ONE: Final = 1e-12  # sums this near to one are not rescaled, so that writing and reading is exact
 
 
-def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **keys: Any) -> Survey:
+class Words(Section):
+    """How `appa survey` reads a source; a file of respondents by `codebook`, or else by the three words before it."""
+
+    group_by: str = ""  # columns of groups, separated by commas
+    weight: str = ""  # column of weights; empty = the only column that looks like one; none = all count once
+    missing: str = ""  # codes that are no answers, see `Missing`; none = all are answers
+    codebook: Path | None = None
+    questions: Path | None = None  # public questions to which a file of respondents is restricted
+    refusals: Literal["keep", "drop"] = DataSection().refusals
+    min_respondents: int = 0
+
+
+class Conversion(NamedTuple):
+    """A survey; of a file of respondents also its codebook, and the guesses in it with their shares of the people."""
+
+    survey: Survey
+    codebook: Codebook | None = None
+    guesses: Sequence[tuple[float, str]] = ()
+
+
+def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **words: Any) -> Survey:
     """Read a survey: its questions and the answers of all groups or of the named ones.
 
     Args:
         source: a file of shares, counts or respondents (docs/surveys.md), or a folder in OpinionQA's layout.
         groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
-        keys: keys of section [data] on reading a source: `group_by`, `weight`, `missing`, `refusals`,
-            `min_respondents`.
+        words: `group_by`, `weight` and `missing`, or `codebook`, for a file of respondents (docs/surveys.md);
+            `refusals` and `min_respondents` as the keys of a run.
 
     Returns:
         Survey of the questions with a usable answer, in the order of the source; other questions are `extra`.
         `about.notes` lists decisions and omitted answers, with rows and reasons.
 
     Raises:
-        UserError: a key is unknown or wrong; the source cannot be read, has ambiguous codes or weights, or has no
+        UserError: a word is unknown or wrong; the source cannot be read, has ambiguous codes or weights, or has no
             usable answer.
     """
+    return convert(source, groups=groups, **words).survey
+
+
+def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words: Any) -> Conversion:
+    """Read a survey as `read_survey` does, and the codebook by which a file of respondents was read."""
     try:
-        data = DataSection(**keys)
+        by = Words.model_validate(words)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
-    path, group_by, missing = Path(source), split_names(data.group_by), Missing(data.missing)
+    if by.codebook and (own := [name for name in ("group_by", "weight", "missing", "refusals") if words.get(name)]):
+        raise UserError(f"data.{own[0].replace('_', '-')}: {by.codebook} says that; change it there")
+    return _converted(str(source), by, groups)
+
+
+def _converted(source: str, by: Words, groups: Sequence[str] | None, *, is_run: bool = False) -> Conversion:
+    """Read a survey; a run reads neither respondents nor a folder."""
+    path, missing = Path(source), Missing(by.missing)
+    if is_run and (path.is_dir() or path.suffix.lower() in STATISTICS):
+        raise _no_table(source)
+    book, about = None, About(missing=by.missing, refusals=by.refusals)
     if path.is_dir():
-        raws, frame = respondents.opinionqa(path, group_by, data.weight, missing)
+        frame, raws = _opinionqa(path, by, missing)
+        about = replace(about, group_by=by.group_by, weight=by.weight)
+    elif tables.is_table(frame := read_frame(source)):
+        raws = tables.raw_answers(frame)
+    elif is_run:
+        raise _no_table(source)
     else:
-        frame = read_frame(str(source))
-        if tables.is_table(frame):
-            raws = tables.raw_answers(frame)
+        if by.codebook:
+            book = codebooks.read(by.codebook)
         else:
-            raws = respondents.raw_answers(frame, group_by, data.weight, missing)
-    survey, earlier = _settle(frame, raws, data, missing, groups), store.about_of(frame.header)
-    about = About(
+            book = draft.draft(frame, by.group_by, by.weight, missing, by.refusals)
+        if by.questions:
+            book = _restricted(frame, book, by.questions)
+        by = by.model_copy(update={"refusals": book.refusals})
+        raws = respondents.raw_answers(frame, book)
+        weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
+        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals)
+    if book is None and (by.codebook or by.questions):
+        raise UserError(f"{source}: a codebook and public questions are for a file with one row a respondent")
+    if unused := missing.unused():
+        frame.notes.add("data.missing lists codes that no answer has", *unused)
+    survey, earlier = _settle(frame, raws, by, missing, groups), store.about_of(frame.header)
+    about = replace(
+        about,
         source=path.name,
-        sha256=sha256_of(str(source)),
-        group_by=",".join(group_by) or earlier.group_by,
-        weight=frame.weight or earlier.weight,
-        missing=data.missing or earlier.missing,
-        refusals=data.refusals,
+        sha256=sha256_of(source),
+        group_by=about.group_by or earlier.group_by,
+        weight=about.weight or earlier.weight,
+        missing=about.missing or earlier.missing,
         notes=(*earlier.notes, *frame.notes.lines()),
     )
-    return replace(survey, about=about)
+    return Conversion(replace(survey, about=about), book, [] if book is None else draft.weightiest(frame, book))
+
+
+def _no_table(source: str) -> UserError:
+    command = f"appa survey {source} data.group-by=NAME --write {Path(source).stem}.jsonl"
+    return UserError(f"{source}: is no table of shares or counts; convert it first: {command}")
+
+
+def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
+    """Read the answers of all waves; the first wave's table has the notes on all."""
+    waves, raws = respondents.opinionqa_waves(folder), list[RawAnswer]()
+    for frame, attributes, weight in waves:
+        frame.notes = waves[0][0].notes
+        book = draft.draft(frame, by.group_by or ";".join(attributes), by.weight or weight, missing, by.refusals)
+        raws += respondents.raw_answers(frame, book)
+    waves[0][0].source = str(folder)
+    return waves[0][0], raws
+
+
+def _restricted(frame: Frame, book: Codebook, questions: Path) -> Codebook:
+    public = store.read(questions)
+    book, problems = codebooks.restrict(book, (*public.questions, *public.extra))
+    frame.notes.add("questions that do not fit the public ones", *(f"{key} ({why})" for key, why in problems.items()))
+    if not book.questions:
+        raise UserError(
+            f"{frame.source}: no question fits {questions}: {'; '.join(frame.notes.lines('questions that'))}"
+        )
+    return book
 
 
 def read_run(config: Config) -> Survey:
-    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers."""
+    """Read or generate the survey of a run: the answers of its groups, and its extra questions without answers.
+
+    Raises:
+        UserError: see `read_survey`; or the source has one row a respondent, and has to be converted.
+    """
     data = config.data
-    if config.survey != GENERATED_SURVEY:
-        survey = read_survey(config.survey, groups=config.group_names or None, **data.model_dump())
-    else:
+    if config.survey == GENERATED_SURVEY:
         survey = generate.generate(**generate.population(data, config.seed))
         for name in config.group_names:
             if name not in survey.groups:
                 raise unknown_name("group", name, valid=survey.groups)
         answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
-        survey = replace(survey, answers=answers, about=About(GENERATED_SURVEY))
+        return with_extra(replace(survey, answers=answers, about=About(GENERATED_SURVEY)), config)
+    by = Words(refusals=data.refusals, min_respondents=data.min_respondents)
+    made = _converted(config.survey, by, config.group_names or None, is_run=True)
+    return with_extra(made.survey, config)
+
+
+def with_extra(survey: Survey, config: Config) -> Survey:
+    """Add the extra questions that `data.extra-questions` names, and drop the survey's own if it does not name them."""
+    data = config.data
     extra = survey.extra if data.extra_questions else ()
     if data.extra_file:
-        more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
+        more = read_survey(data.extra_file, refusals=data.refusals)
         known = {question.question_id for question in survey.questions + extra}
         extra += tuple(question for question in more.questions + more.extra if question.question_id not in known)
     return replace(survey, extra=extra)
@@ -123,42 +211,40 @@ def sha256_of(source: str) -> str:
 
 
 def _settle(
-    frame: Frame, raws: Sequence[RawAnswer], data: DataSection, missing: Missing, groups: Sequence[str] | None
+    frame: Frame, raws: Sequence[RawAnswer], by: Words, missing: Missing, groups: Sequence[str] | None
 ) -> Survey:
     """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`."""
     source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
-    names: dict[str, str] = {}  # normalised name of a group -> its first spelling
+    names: dict[str, str] = {}  # normalised name of a group -> its usual or first spelling
     for raw in raws:
         words = json.dumps([raw.text, raw.options]).encode()
         key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
-        rows.setdefault(key, []).append(raw._replace(question_id=key))
-        if raw.group:
-            notes.add_spelling(raw.group, names.setdefault(same(raw.group), raw.group))
-    read = {key: _ReadQuestion(mine, data, missing, notes) for key, mine in rows.items()}
-    asked = {key: question.left for key, question in read.items() if not question.problem}
-    missing.check(source, {key: read[key].labels for key in asked})
-    if unused := missing.unused():
-        notes.add("data.missing lists codes that no answer has", *unused)
+        usual = usual_name(raw.group)
+        group = names.setdefault(same(usual), usual) if raw.group else ""
+        notes.add_spelling(raw.group, group)
+        rows.setdefault(key, []).append(raw._replace(question_id=key, group=group))
+    read = {key: _read_question(mine, by, missing, notes) for key, mine in rows.items()}
+    asked = {key: question for key, (question, problem, _, _) in read.items() if not problem}
+    missing.check(source, {key: {label: label for label in read[key][2]} for key in asked})
     # A deployment's public questions have no groups, whatever `groups` names.
-    wanted = [group_name(name) for name in groups] if groups is not None and names else [*names.values()]
+    wanted = [usual_name(group_name(name)) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
         if name not in names.values():
             raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
     answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted}
-    respondents: dict[str, dict[str, float]] = {name: {} for name in wanted}
+    respondents_of: dict[str, dict[str, float]] = {name: {} for name in wanted}
     for key, mine in rows.items():
         for raw in mine:
-            group = names.get(same(raw.group), "")
-            if group and group not in answers:
+            if (group := raw.group) and group not in answers:
                 continue
             try:
-                read[key].check(raw)
+                shares, n = read[key][3](raw)
                 if group and key in answers[group]:
                     raise Unusable("question already answered by this group")
                 if group:
-                    answers[group][key], n = read[key].answer(raw)
-                    respondents[group] |= {} if n is None else {key: n}
+                    answers[group][key] = shares
+                    respondents_of[group] |= {} if n is None else {key: n}
             except Unusable as reason:
                 place = ", ".join(filter(None, (raw.group, raw.question_id)))
                 notes.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({place})")
@@ -171,69 +257,69 @@ def _settle(
     answered = {key for mine in answers.values() for key in mine} if names else set(asked)
     questions = tuple(question for key, question in asked.items() if key in answered)
     extra = tuple(question for key, question in asked.items() if key not in answered)
-    return Survey(questions, answers, {name: respondents[name] for name in answers}, extra)
+    return Survey(questions, answers, {name: respondents_of[name] for name in answers}, extra)
 
 
-class _ReadQuestion:
-    """A question, from its first row with options, and the treatment of each of its options."""
+def _read_question(
+    rows: Sequence[RawAnswer], by: Words, missing: Missing, notes: Notes
+) -> tuple[Question, str, list[str], Callable[[RawAnswer], tuple[FloatArray, float | None]]]:
+    """Read a question from its first row with options.
 
-    labels: dict[str, str]  # code -> label of the options that are answers
-    problem: str = ""  # why no row can be used
-    left: Question  # with the remaining options
+    Returns:
+        The question with its remaining options; why no row can be used, if so; the labels that no codebook has settled;
+        and a function of a row that returns shares over the remaining options, and the number of respondents.
+    """
+    first = next((raw for raw in rows if raw.options), rows[0])
+    cleaned = [*map(clean, first.options)]
+    kind_K: list[Kind] = [*first.kinds]
+    for label in cleaned if not first.kinds else ():
+        kind, is_doubtful = missing.kind(first.question_id, label, label)
+        kind_K.append("answer" if is_doubtful else kind)  # a table has no codebook for guesses
+        if is_doubtful:
+            notes.add("count as answers, and may be none (data.missing)", label)
+    policy = {"keep": "kept as options", "drop": "dropped"}[by.refusals]
+    sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
+    options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
+    place_K: list[int | None] = []  # index of each source option among the remaining options
+    for label, kind, position in zip(cleaned, kind_K, first.ordinal or repeat(math.nan), strict=False):
+        if kind != "answer":
+            notes.add(sentences[kind], label)
+        if kind == "none" or (kind == "refusal" and by.refusals == "drop"):
+            place_K.append(None)
+            continue
+        if (ours := options.setdefault(same(label), (label, position))[0]) != label:
+            notes.add_spelling(label, ours)
+        elif [*options].index(same(label)) in place_K:
+            notes.add("options and groups that are one", f"several codes are {label!r}")
+        place_K.append([*options].index(same(label)))
+    problem = ""
+    if not clean(first.text) or not all(cleaned):
+        problem = "empty question or option text"
+    elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
+        problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
+    # There is no scale if a remaining option has no position or all options have the same position.
+    positions = tuple(position for _, position in options.values())
+    scale = positions if all(map(math.isfinite, positions)) and len(set(positions)) > 1 else None
+    question = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 
-    def __init__(self, rows: Sequence[RawAnswer], data: DataSection, missing: Missing, notes: Notes) -> None:
-        first = next((raw for raw in rows if raw.options), rows[0])
-        options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
-        self._first, self._least, self._notes, self.labels = first, data.min_respondents, notes, {}
-        self._kind_K: list[Kind] = []
-        self._place_K: list[int | None] = []  # index of each source option among the remaining options
-        policy = {"keep": "kept as options", "drop": "dropped"}[data.refusals]
-        sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
-        cleaned = [*map(clean, first.options)]
-        for label, code, place in zip(cleaned, first.codes or cleaned, first.ordinal or repeat(math.nan), strict=False):
-            kind = missing.kind(first.question_id, code, label)
-            self._kind_K.append(kind)
-            if kind == "answer":
-                self.labels[code] = label
-            else:
-                notes.add(sentences[kind], label)
-            if kind == "none" or (kind == "refusal" and data.refusals == "drop"):
-                self._place_K.append(None)
-                continue
-            if (ours := options.setdefault(same(label), (label, place))[0]) != label:
-                notes.add_spelling(label, ours)
-            elif [*options].index(same(label)) in self._place_K:
-                notes.add("options and groups that are one", f"several codes are {label!r}")
-            self._place_K.append([*options].index(same(label)))
-        if not clean(first.text) or not all(cleaned):
-            self.problem = "empty question or option text"
-        elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            self.problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
-        # There is no scale if a remaining option has no position or all options have the same position.
-        places = tuple(place for _, place in options.values())
-        scale = places if all(map(math.isfinite, places)) and len(set(places)) > 1 else None
-        self.left = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
-
-    def check(self, raw: RawAnswer) -> None:
-        """Raise `Unusable` if a row has a problem, or if its text or options differ from the first row's."""
-        if problem := raw.problem or self.problem:
-            raise Unusable(problem)
-        if same(raw.text) != same(self._first.text):
+    def answer(raw: RawAnswer) -> tuple[FloatArray, float | None]:
+        if cause := raw.problem or problem:
+            raise Unusable(cause)
+        if same(raw.text) != same(first.text):
             raise Unusable("question text differs from the question's first row")
-        if raw.options != self._first.options:
-            if [*map(same, raw.options)] != [*map(same, self._first.options)]:
+        if raw.options != first.options:
+            if [*map(same, raw.options)] != [*map(same, first.options)]:
                 raise Unusable("options differ from the question's first row")
-            for label, ours in zip(map(clean, raw.options), map(clean, self._first.options), strict=True):
-                self._notes.add_spelling(label, ours)
-
-    def answer(self, raw: RawAnswer) -> tuple[FloatArray, float | None]:
-        """Return the shares over the remaining options, and the number of respondents; raises `Unusable`."""
+            for label, ours in zip(map(clean, raw.options), cleaned, strict=True):
+                notes.add_spelling(label, ours)
+        if not raw.group:
+            return np.zeros(0), None
         if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
             raise Unusable("distribution is not a list of numbers, one for each option")
         if min(raw.shares) < 0.0:
             raise Unusable("negative share in the distribution")
-        shares = np.zeros(len(self.left.options))
-        for share, place in zip(raw.shares, self._place_K, strict=True):
+        shares = np.zeros(len(options))
+        for share, place in zip(raw.shares, place_K, strict=True):
             if place is not None:
                 shares[place] += share
         if (total := math.fsum(shares)) <= 0.0:
@@ -242,7 +328,10 @@ class _ReadQuestion:
             raise Unusable(f"distribution is off one by more than {SUM_TOLERANCE}")
         n = raw.n
         if raw.people:  # refusals are not counted as respondents, even if they are kept as options
-            n = float(sum(count for count, kind in zip(raw.people, self._kind_K, strict=True) if kind == "answer"))
-        if n is not None and n < self._least:
+            n = float(sum(count for count, kind in zip(raw.people, kind_K, strict=True) if kind == "answer"))
+        if n is not None and n < by.min_respondents:
             raise Unusable("fewer respondents than the minimum")
         return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n
+
+    answers = [label for label, kind in zip(cleaned, kind_K, strict=True) if kind == "answer" and not first.kinds]
+    return question, problem, answers, answer

@@ -4,7 +4,11 @@ import hashlib
 from collections.abc import Sequence
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.types import Question, Split
+from appa_flwr.survey.names import some
+from appa_flwr.survey.types import Question, Split, Survey
+
+LEAST_HELD_OUT = 10
+"""Fewest held-out answers of a group that can be scored; a deployed node sends no score of fewer."""
 
 
 def _position(text: str, seed: int) -> float:
@@ -38,6 +42,20 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
     return Split(
         train=tuple(name for name, position in positions.items() if position >= threshold),
         test=tuple(name for name, position in positions.items() if position < threshold),
+    )
+
+
+def too_few(survey: Survey, *, test_fraction: float = 0.2, seed: int = 0) -> str:
+    """Say which groups have answered too few held-out questions to be scored; empty if there are none."""
+    texts = {question.text for question in survey.questions}
+    test = split_questions(survey.questions, test_fraction=test_fraction, seed=seed).test if len(texts) > 1 else ()
+    answered = {name: sum(key in mine for key in test) for name, mine in survey.answers.items()}
+    few = [f"{name} {count}" for name, count in answered.items() if count < LEAST_HELD_OUT]
+    return (
+        f"held-out questions are too few to score: {len(test)} of {len(survey.questions)} are held out, and a group "
+        f"should have answered {LEAST_HELD_OUT}; answered: {some(few)}"
+        if few
+        else ""
     )
 
 

@@ -10,15 +10,25 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from appa_flwr.survey.frames import Frame, Notes, RawAnswer, Unusable, group_name, same
+import numpy as np
+
+from appa_flwr.core.arrays import BoolArray, FloatArray
+from appa_flwr.survey.frames import Frame, RawAnswer, Unusable
+from appa_flwr.survey.names import Notes, group_name, same
 from appa_flwr.survey.nonanswers import WORDS, code_text
 from appa_flwr.survey.nonanswers import number as number_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 _TOTALS: Final = set[str](WORDS["totals"])
+_NET: Final = re.compile(r"^(?:sub)?nett?\b|\bnett?$|\(nett?\)|\b(?:top|bottom)[ -]?(?:\d|two|three|box)|^[tb]\d ?b\b")
+_PEOPLE_TOLERANCE: Final = 0.1  # of shares, and between numbers of one group
+_NO_ACCIDENT: Final = 4.0  # sum over groups of the logarithms of numbers that are equal to sums by accident
 _EMPTY: Final = ("", "nan", "null")
 _HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
 _NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
@@ -173,59 +183,101 @@ def _has_decimal_comma(frame: Frame, column: str) -> bool:
 
 
 def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
-    """Join one question's rows, one per option, into each group's answer; options without a row have share 0.
+    """Join one question's rows, one per option, into each group's answer.
 
-    Two spellings of an option are added up. One spelling with two different numbers makes the group's answer unusable.
-    An option with the name of a total is left out if it equals the sum of the other options in every group. With
-    `is_total`, a number of people that is the same in all rows of a group is the group's, not the option's.
+    Two spellings of an option are added up. Three checks: one spelling with two different numbers makes the group's
+    answer unusable, totals and nets are no options (`_sums`), and options without a row have share 0, which is noted.
     """
+    import pandas as pd
+
     firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
-    answers: dict[str, RawAnswer] = {}  # group -> its first row
-    rows_of: dict[tuple[str, str], float] = {}  # group, label -> number
-    numbers = defaultdict[str, dict[str, float]](dict)  # group -> option -> number, summed over spellings
-    counted = defaultdict[str, dict[str, float]](dict)  # group -> option -> people
+    answers: dict[str, RawAnswer] = {}  # group -> its first row, or its first row with a problem
     for raw in rows:
-        group, problem, label = same(raw.group), raw.problem, raw.options[0]
-        if label or not problem:  # a wrong number costs a group's answer, not the question's option
-            firsts.setdefault(option := same(label), raw)
-        if not problem:
-            (number,) = raw.shares
-            if rows_of.get((group, label), number) != number:
-                problem = "an option twice in a question's rows of one group"
-            elif (group, label) not in rows_of:
-                rows_of[group, label] = number
-                numbers[group][option] = numbers[group].get(option, 0.0) + number
-                for people in raw.people:
-                    counted[group][option] = counted[group].get(option, 0.0) + people
-        first = answers.setdefault(group, raw)
-        answers[group] = first._replace(problem=problem or first.problem)
-    totals = sorted(_TOTALS & firsts.keys())
-    others_of = {group: sum(mine[option] for option in mine if option not in totals) for group, mine in numbers.items()}
-    for name in totals:
-        sums = [(mine[name], others_of[group]) for group, mine in numbers.items() if name in mine]
-        if all(_is_sum(total, others) and _is_sum(total, UNITS[measure] or others) for total, others in sums):
-            notes.add("options left out as sums of the others", repr(firsts.pop(name).options[0]))
-        else:
-            notes.add("counts as an option, whatever its name", repr(firsts[name].options[0]))
+        if raw.options[0] or not raw.problem:  # a wrong number costs a group's answer, not the question's option
+            firsts.setdefault(same(raw.options[0]), raw)
+        if not answers.setdefault(same(raw.group), raw).problem and raw.problem:
+            answers[same(raw.group)] = raw
+    cells = [
+        (same(raw.group), same(raw.options[0]), raw.options[0], raw.shares[0], *(raw.people or (math.nan,)))
+        for raw in rows
+        if not raw.problem
+    ]
+    table = pd.DataFrame(cells, columns=["group", "option", "label", "number", "people"])
+    table = table.drop_duplicates(["group", "label", "number"])
+    for group in table["group"][table.duplicated(["group", "label"])]:
+        answers[group] = answers[group]._replace(problem="an option twice in a question's rows of one group")
+    table = table.groupby(["group", "option"], sort=False)[["number", "people"]].sum(min_count=1).reset_index()
+    number = table.pivot(index="group", columns="option", values="number").reindex(columns=[*firsts])
+    people = table.pivot(index="group", columns="option", values="people").reindex(columns=[*firsts])
+    for name, is_sum in _sums(number, measure).items():
+        label = repr(firsts[name].options[0])
+        notes.add("options left out as sums of others" if is_sum else "counts as an option, whatever its name", label)
+        if is_sum:
+            del firsts[name]
     if all(number_of(option) is not None for option in firsts):
         firsts = {option: firsts[option] for option in sorted(firsts, key=float)}
     options = tuple(first.options[0] for first in firsts.values())
     places = [first.ordinal[0] for first in firsts.values()]
     for group, raw in answers.items():
-        mine, people_of = numbers[group], counted[group]
-        if not raw.problem and (
-            without := [repr(firsts[option].options[0]) for option in firsts if option not in mine]
-        ):
-            notes.add("options without a row count as 0", f"{', '.join(without)} of {raw.group}")
-        number_K = [mine.get(option, 0.0) for option in firsts]
-        total = UNITS[measure] or sum(number_K) or 1.0
-        raw = raw._replace(options=options, shares=[number / total for number in number_K], ordinal=places, people=())
-        if people_of and len(people_of) == len(mine):  # else the number of people is unknown
-            if is_total and len({*people_of.values()}) == 1:
-                raw = raw._replace(n=next(iter(people_of.values())))
-            else:
-                raw = raw._replace(people=[people_of.get(option, 0.0) for option in firsts])
+        raw = raw._replace(options=options, ordinal=places, shares=[0.0] * len(options), people=())
+        if not raw.problem:
+            number_K, people_K = (
+                table.loc[group, [*firsts]].to_numpy(dtype=float, copy=True) for table in (number, people)
+            )
+            if (empty_K := np.isnan(number_K)).any():
+                empty = ", ".join(repr(options[k]) for k in np.flatnonzero(empty_K))
+                notes.add("options without a row count as 0", f"{empty} of {raw.group}")
+            number_K[empty_K] = people_K[empty_K] = 0.0
+            share_K = number_K / (UNITS[measure] or math.fsum(number_K) or 1.0)
+            raw = raw._replace(shares=share_K.tolist())
+            if not np.isnan(people_K).any():  # else the number of people is unknown
+                raw = _with_people(raw, people_K, share_K, ~empty_K, notes, is_total=is_total)
         yield raw
+
+
+def _with_people(
+    raw: RawAnswer, people_K: FloatArray, share_K: FloatArray, row_K: BoolArray, notes: Notes, *, is_total: bool
+) -> RawAnswer:
+    """Add the number of respondents: of each option if the numbers fit the shares, else of the group.
+
+    With `is_total`, a number that is nearly the same in all rows of a group is the group's; the least of them counts.
+    """
+    fits = bool(np.abs(people_K / (people_K.sum() or 1.0) - share_K).max() <= _PEOPLE_TOLERANCE)
+    is_same = bool(people_K[row_K].max() <= (1.0 + _PEOPLE_TOLERANCE) * people_K[row_K].min())
+    if is_same and (is_total or not fits):
+        return raw._replace(n=float(people_K[row_K].min()))
+    if fits:
+        return raw._replace(people=people_K.tolist())
+    notes.add("numbers of people that fit neither the options nor the group", raw.group)
+    return raw
+
+
+def _sums(number: "pd.DataFrame", measure: str) -> dict[str, bool]:
+    """Whether an option that is called a total or a net, or could be one, is the sum of others in every group.
+
+    A total is the sum of all others, a net of some others side by side. A count without such a name is a net only if
+    equal numbers in all groups are no accident; shares have nets only if they sum to more than one.
+    """
+    called = [name for name in number.columns if name in _TOTALS or _NET.search(name)]
+    result: dict[str, bool] = {}
+    for name in number.columns:
+        others = [other for other in number.columns if other not in (name, *called) and not result.get(other)]
+        mine_G = number[name].dropna()
+        other_GK = number.loc[mine_G.index, others].fillna(0.0).to_numpy()
+        total_G = other_GK.sum(axis=1)
+        if all(_is_sum(total, UNITS[measure] or total) for total in total_G):
+            runs = [(i, j) for i in range(len(others)) for j in range(i + 2, len(others) + 1)]
+            runs = [(0, len(others))] if name in _TOTALS else runs
+            sums = [other_GK[:, i:j].sum(axis=1) for i, j in runs]
+            if name in called:
+                # Beside shares that sum to one, a net is one too many, however it is rounded.
+                is_over = bool(UNITS[measure]) and name not in _TOTALS
+                result[name] = is_over or (len(mine_G) > 0 and any(all(map(_is_sum, mine_G, sum_G)) for sum_G in sums))
+            elif not UNITS[measure] and np.log10(mine_G + 1.0).sum() >= _NO_ACCIDENT and len(mine_G) > 1:
+                result |= {name: True} if any((sum_G == mine_G).all() for sum_G in sums) else {}
+        elif name in called:
+            result[name] = False
+    return result
 
 
 def _is_sum(total: float, others: float) -> bool:

@@ -4,25 +4,28 @@ import json
 from pathlib import Path
 
 import pytest
-from surveys import refused
+from surveys import ids, refused
 
+from appa_flwr.config.sources import read_toml
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.sources import read_survey
 
 CASES = Path(__file__).parents[3] / "cases"
 EXPECTED = json.loads((CASES / "expected.json").read_text())
+MESSAGES = json.loads((CASES / "messages.json").read_text())
 
 
 def read(name, keys=None):
     return read_survey(CASES / name, **{key.removeprefix("data."): value for key, value in (keys or {}).items()})
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"long_answers.csv"}))
 def test_the_right_values(name):
     expected = EXPECTED[name]
     survey = read(name, expected["keys"])
     by_name = {key: question for question in survey.questions for key in (question.question_id, question.text)}
     for text, wanted in expected.get("questions", {}).items():
-        question = by_name[text]
+        question = next(question for known, question in by_name.items() if known.endswith(text))
         assert sorted(question.options) == sorted(wanted["options"])
         for group, right in wanted["groups"].items():
             shares = dict(zip(question.options, survey.answers[group][question.question_id], strict=True))
@@ -34,12 +37,30 @@ def test_the_right_values(name):
         assert by_name[text].ordinal == tuple(range(len(by_name[text].options)))
 
 
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_messages(name):
+    case = MESSAGES[name]
+    try:
+        survey = read(name, case["keys"])
+        said = " ".join(survey.about.notes)
+        assert not case["must_fail"]
+        assert ids(survey.questions) == ["qa1a_1", "qa2"]
+    except UserError as error:
+        said = str(error)
+    assert any(word in said.lower() for word in case["any_word"])
+
+
+def test_a_toml_file_as_windows_writes_it():
+    assert read_toml(CASES / "bom.toml")["data.num-questions"] == 60
+
+
 @pytest.mark.parametrize(
     ("name", "left_out", "named"),
     [
         ("pew.csv", "data.missing", ["ECON1", "SATIS", "98", "99", 'data.missing="98,99"', "data.missing=none"]),
         ("ess.csv", "data.weight", ["dweight", "pspwght", "pweight", "anweight", "data.weight=none"]),
         ("ess.csv", "data.missing", ["polintr", '"polintr=7,8,9"']),
+        ("long_answers.csv", "", ["'Question'", "'Response'", "pivot"]),
     ],
 )
 def test_what_a_person_must_decide(name, left_out, named):

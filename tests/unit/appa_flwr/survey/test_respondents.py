@@ -109,7 +109,7 @@ def test_shares_of_groups_and_what_is_said_of_them(tmp_path, text, keys, right, 
         ('g,q,weight\nA,Yes,"1,234"\nA,No,987\n', {}, "column weight: 1,234 may be 1234 or 1.234"),
         ("g,q,w\nA,Yes,high\nA,No,low\n", {"weight": "w"}, "column w has no number >= 0"),
         ("g,q\n" + "".join(f"{n},{n % 2}\n" for n in range(300)), {}, "column g has 300 groups"),
-        ("g,q\na,1\nb,1\n", {}, "no usable answer"),
+        ("g,q\na,1\nb,1\n", {}, "no usable question"),
         ("g,q\n,Yes\n,No\nDK,Yes\n", {}, "no respondent has a group in g"),
         ("g,q\nx,Yes\nx,No\n", {"groups": ["X"]}, "did you mean 'x'"),
         (WEIGHTED, {"groups": ["y"], "min_respondents": 2}, "group 'y' has no usable answer"),
@@ -121,14 +121,17 @@ def test_what_cannot_be_used(tmp_path, text, keys, message):
 
 def test_lists_are_no_answers(tmp_path):
     lists = csv(tmp_path / "x.jsonl", '{"g":"A","q":["a","b"],"z":"Yes"}\n{"g":"B","q":["a"],"z":"No"}\n')
-    refused("column q has lists in its cells", read_survey, lists, group_by="g")
+    survey = read_survey(lists, group_by="g")
+    assert (ids(survey.questions), "several answers in a cell" in notes(survey)) == (["z"], True)
+    refused("column q has lists in its cells", read_survey, lists, group_by="q")
 
 
 def test_which_columns_are_groups_and_questions(tmp_path):
     rows = "".join(f"{n},{'fm'[n % 2]},{'ab'[n % 3 > 0]},{n % 3},2022\n" for n in range(90))
     survey = read_survey(csv(tmp_path / "x.csv", f"id,sex,party,q,year\n{rows}"), group_by="sex,party")
     assert (survey.groups, ids(survey.questions)) == (("sex/f", "sex/m", "party/a", "party/b"), ["q"])
-    assert "not 2 to 30 options that are answers: row 1 (id), row 1 (sex/f, year)" in notes(survey)
+    assert "more than 30 different answers: id" in notes(survey)
+    assert "not 2 to 30 options that are answers: year" in notes(survey)
 
 
 def test_labels_say_who_has_no_group_what_an_option_and_what_a_weight_is(tmp_path):
@@ -170,7 +173,7 @@ def test_opinionqa_as_published(tmp_path):
         group: (mine["SAFE"].tolist(), survey.respondents[group]["SAFE"]) for group, mine in survey.answers.items()
     }
     assert found == {"D": ([0.75, 0.25], 2.0), "R": ([0.0, 1.0], 1.0)}
-    assert "answers left out that the source does not list: 1 of SAFE" in notes(survey)
+    assert "no list of the codebook has: 1 of SAFE" in notes(survey)
     refused("has no column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
     (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")
     refused("info.csv: row 2: references: not a list", read_survey, tmp_path)

@@ -159,7 +159,7 @@ def test_totals_are_no_options_and_a_group_called_so_is_said(tmp_path, measure, 
     lines = (f"Q?,{group},{name},{value}" for group in ("A", "Total") for name, value in rows)
     survey = read_survey(tidy(tmp_path / "x.csv", measure, *lines))
     assert survey.questions[0].options == options
-    assert any("sums of the others" in note for note in survey.about.notes) == (len(options) == 2)
+    assert any("sums of others" in note for note in survey.about.notes) == (len(options) == 2)
     assert survey.groups == ("A", "Total")
     assert "counts as a group, whatever its name: Total" in survey.about.notes
 

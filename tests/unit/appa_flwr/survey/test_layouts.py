@@ -1,0 +1,201 @@
+"""Files that people really have, one kind of fault a test; the numbers are worked by hand."""
+
+import numpy as np
+import openpyxl
+import pandas as pd
+import pyreadstat
+import pytest
+from surveys import ids, refused
+
+from appa_flwr.config import Config
+from appa_flwr.config.sources import read_toml
+from appa_flwr.launch.checks import read_survey as read_checked
+from appa_flwr.survey.names import usual_name
+from appa_flwr.survey.nonanswers import classify, in_context
+from appa_flwr.survey.sources import convert, read_survey
+
+COUNTS = "question,group,option,count\n"
+
+
+def people(path, n=60, **columns):
+    """A CSV of people, half of them in N, with the answers a, b, c in turn."""
+    table = {"g": ["N", "S"] * (n // 2), "q": [*"abc"] * (n // 3)} | columns
+    pd.DataFrame(table).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "doubtful", "labels"),
+    [
+        ("none", False, "Inap. (not 1 or 2 in qa1a_1)|NAP (code 2 in v1)|INAP: No internet|Missing; Unknown|.x: Moved"),
+        ("none", True, "Valid skip|No aplicable|Not in universe|Interview breakoff (partial)|N.v.t.|Left blank"),
+        ("refusal", False, "Don't know [DNR]|DK (SPONTANEOUS)|DK/Refused|Refused (VOL.)"),
+        (
+            "refusal",
+            True,
+            "I don't know|Decline to answer|Not stated|Weiß ich nicht|No contestó|Je ne sais pas|No sé",
+        ),
+        ("answer", False, "Don't know him|Refused to pay|Never skip|Not missing|Rather not|Not sure|Filter coffee|No"),
+    ],
+)
+def test_labels_of_no_answers(kind, doubtful, labels):
+    labels = labels.split("|")
+    assert {label: classify(label) for label in labels} == dict.fromkeys(labels, (kind, doubtful))
+
+
+def test_the_end_of_a_scale_is_an_answer():
+    scale = dict(enumerate(("Trifft voll zu", "Trifft eher zu", "Trifft nicht zu", "Weiß ich nicht")))
+    assert [kind for kind, _ in in_context(scale).values()] == ["answer", "answer", "answer", "refusal"]
+
+
+def test_negative_codes_with_labels_are_guessed_to_be_no_answers_unless_all_between_occur(tmp_path):
+    table = pd.DataFrame({"g": [1] * 8, "a": [1, 2, 3, -3] * 2, "b": [-2, -1, 0, 1, 2, 0, 1, 2]})
+    labels = {"a": {1: "x", 2: "y", 3: "z", -3: "Failure"}, "b": {k: f"is {k}" for k in range(-2, 3)}}
+    pyreadstat.write_sav(table, str(tmp_path / "x.sav"), variable_value_labels=labels)
+    made = convert(tmp_path / "x.sav", group_by="g")
+    assert [len(question.options) for question in made.survey.questions] == [3, 5]
+    assert made.survey.respondents == {"1": {"a": 6.0, "b": 8.0}}
+    assert (0.25, "a: -3 'Failure': a negative code beside positive ones") in made.guesses
+    pyreadstat.write_sav(table, str(tmp_path / "x.sav"))
+    refused("a=-3; b=-2,-1", read_survey, tmp_path / "x.sav", group_by="g")
+
+
+@pytest.mark.parametrize(
+    ("columns", "weight"),
+    [
+        ({"w1": [0.5, 1.5] * 30}, "w1"),
+        ({"w1": [1, 2] * 30}, ""),  # the first wave, or a question
+        ({"weight_kg": [60.5, 80.2] * 30}, ""),
+        ({"my_wgt": [0.5, 1.5] * 30, "body_weight": [60.5, 80.2] * 30}, "my_wgt"),
+    ],
+)
+def test_weights(tmp_path, columns, weight):
+    assert read_survey(people(tmp_path / "x.csv", **columns), group_by="g").about.weight == weight
+
+
+def test_weights_that_only_their_owner_can_choose(tmp_path):
+    half = people(tmp_path / "x.csv", weight=[0.5, ""] * 30)
+    refused("weight looks like the weight, and 30 of 60", read_survey, half, group_by="g")
+    several = people(tmp_path / "x.csv", postweight=[0.5, ""] * 30, w=[0.5, 1.5] * 30)
+    refused("postweight, w may each", read_survey, several, group_by="g")
+    table = pd.DataFrame({"g": [1, 2] * 5, "q": [1, 2] * 5, "W1": [1, 2] * 5})
+    pyreadstat.write_sav(table, str(tmp_path / "x.sav"), column_labels={"W1": "Survey weight"})
+    assert read_survey(tmp_path / "x.sav", group_by="g").about.weight == "W1"
+
+
+@pytest.mark.parametrize(
+    ("columns", "group_by", "message"),
+    [
+        ({"pid": [*range(30)] * 2, "wave": ["1"] * 30 + ["2"] * 30}, "g", "'pid' are repeated, and 'wave'"),
+        ({"Item": ["x", "y"] * 30, "Val": ["1", "2"] * 30}, "q", "'Item' names the question of the answer in 'Val'"),
+        ({"redcap_event_name": ["base", "later"] * 30}, "g", "'redcap_event_name' has several events"),
+    ],
+)
+def test_several_rows_a_respondent(tmp_path, columns, group_by, message):
+    refused(f"{message}.*pivot", read_survey, people(tmp_path / "x.csv", **columns), group_by=group_by)
+
+
+def test_numbers_of_people_within_countries_are_no_repetition(tmp_path):
+    columns = {"idno": [*range(30)] * 2, "cntry": ["DE"] * 30 + ["FR"] * 30, "sex": ["f"] * 20 + ["m"] * 40}
+    file = people(tmp_path / "x.csv", **columns)
+    assert read_survey(file, group_by="cntry").groups == ("DE", "FR")
+    assert read_survey(file, group_by="sex").groups == ("f", "m")
+
+
+def test_several_answers_in_a_cell(tmp_path):
+    columns = {"media": ["TV", "Radio", "TV, Radio"] * 20, "web": ["A|B", "B|C", "A|C"] * 20}
+    columns |= {"view": ["Yes, fully", "Yes, partly", "No, fully", "No, partly"] * 15}
+    survey = read_survey(people(tmp_path / "x.csv", **columns), group_by="g")
+    assert ids(survey.questions) == ["q", "view"]
+
+
+def test_countries_whose_codes_mean_no_answer_elsewhere(tmp_path):
+    file = people(tmp_path / "x.csv", c=["NA", "EU"] * 30, d=["no", "dk"] * 30, e=["m", "DK"] * 30)
+    assert read_survey(file, group_by="c;d").groups == ("c/EU", "c/NA", "d/dk", "d/no")
+    assert read_survey(file, group_by="e").groups == ("m",)
+    made = convert(people(tmp_path / "x.csv", c=["Britain", "Peru"] * 30), group_by="c")
+    assert (0.5, "c: Britain 'Great Britain': another name of Britain") in made.guesses
+    assert usual_name("c/Britain") == "c/Great Britain"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Table 1,Poll,,\n,,Gender,\n,Total,Male,Female\nYes,41 %,40 %,42 %\n", "crosstab"),
+        ("Poll of adults\n\n,Total,Male\nYes,41 %,40 %\n", "line 3 has 3 cells.* row an option"),
+        ("\ufeff\n<!DOCTYPE html>\n", "is a web page"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
+    ],
+)
+def test_what_is_no_table(tmp_path, text, message):
+    (tmp_path / "x.csv").write_text(text)
+    refused(message, read_survey, tmp_path / "x.csv", group_by="Gender")
+
+
+def test_headers_of_qualtrics_in_excel_and_of_others(tmp_path):
+    book = openpyxl.Workbook()
+    for row in [["Q1", "Q2"], ["Where do you live?", "Should taxes rise?"], *[["N", "a"], ["S", "b"]] * 6]:
+        book.active.append(row)
+    book.save(tmp_path / "x.xlsx")
+    survey = read_survey(tmp_path / "x.xlsx", group_by="Q1")
+    assert (survey.groups, survey.questions[0].text) == (("N", "S"), "Should taxes rise?")
+    (tmp_path / "x.csv").write_text("g;What, if any, do you, say\n" + "N;a\nN;b\n" * 5)
+    assert ids(read_survey(tmp_path / "x.csv", group_by="g").questions) == ["What, if any, do you, say"]
+    # Without a second header, a first respondent with rare answers stays.
+    (tmp_path / "x.csv").write_text("g,q\nW,c\n" + "N,a\nS,b\n" * 6)
+    assert read_survey(tmp_path / "x.csv", group_by="g").groups == ("N", "S", "W")
+
+
+def test_literal_percent_signs_and_ordered_categories(tmp_path):
+    book = openpyxl.Workbook()
+    for row in [["question", "group", "option", "percent"], ["Q?", "A", "Yes", 40], ["Q?", "A", "No", 60]]:
+        book.active.append(row)
+    for cell in book.active["D"]:
+        cell.number_format = '0"%"'
+    book.save(tmp_path / "x.xlsx")
+    assert next(iter(read_survey(tmp_path / "x.xlsx").answers["A"].values())).tolist() == [0.4, 0.6]
+    answers = pd.Categorical(["Low", "High", "Mid"] * 4, ["Low", "Mid", "High"], ordered=True)
+    pd.DataFrame({"list": [["a"]] * 12, "g": ["N"] * 12, "q": answers}).to_parquet(tmp_path / "x.parquet")
+    (question,) = read_survey(tmp_path / "x.parquet", group_by="g").questions
+    assert (question.options, question.ordinal) == (("Low", "Mid", "High"), (1.0, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ({"Top 2 box": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (200, 230)}, 3),
+        ({"Pleased (all)": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (205, 230)}, 3),
+        ({"Yes": (3, 5), "No": (1, 2), "Maybe": (2, 3)}, 3),  # 3 = 1 + 2 and 5 = 2 + 3 can be an accident
+    ],
+)
+def test_nets(tmp_path, rows, options):
+    lines = [f"Q?,{group},{name},{count[k]}\n" for k, group in enumerate("AB") for name, count in rows.items()]
+    (tmp_path / "x.csv").write_text(COUNTS + "".join(lines))
+    survey = read_survey(tmp_path / "x.csv")
+    assert len(survey.questions[0].options) == options
+    assert [*survey.respondents["A"].values()] == [sum([count[0] for count in rows.values()][-options:])]
+
+
+def test_a_total_in_each_row_is_not_added_up(tmp_path):
+    lines = "question,group,option,percent,n\nQ?,A,Yes,60,100\nQ?,A,No,40,99\nQ?,B,Yes,50,200\nQ?,B,No,50,200\n"
+    (tmp_path / "x.csv").write_text(lines)
+    assert read_survey(tmp_path / "x.csv").respondents["A"].popitem()[1] == 99.0
+    assert read_survey(tmp_path / "x.csv", min_respondents=150).groups == ("B",)
+
+
+def test_toml_of_windows(tmp_path):
+    (tmp_path / "x.toml").write_bytes('task = "opa"\r\n'.encode("utf-16"))
+    assert read_toml(tmp_path / "x.toml") == {"task": "opa"}
+    (tmp_path / "x.toml").write_text("seed = 1\ntask = “opa”\n")
+    refused("line 2 has typographic quotes", read_toml, tmp_path / "x.toml")
+
+
+def test_too_few_held_out_questions_are_said(tmp_path, appa, capsys):
+    rng = np.random.default_rng(0)
+    file = people(tmp_path / "x.csv", **{f"q{n}": rng.choice(["a", "b"], 60) for n in range(11)})
+    said = appa("survey", file, "data.group-by=g", "--write", tmp_path / "x.jsonl", "--out", tmp_path / "out")
+    assert "too few to score" in said
+    read_checked(Config.load({"survey": str(tmp_path / "x.jsonl")}))
+    assert "too few to score" in capsys.readouterr().out
+    group, questions = tmp_path / "out" / "groups" / "n.jsonl", tmp_path / "out" / "questions.jsonl"
+    assert "too few to score" in appa("group", "check", group, "--questions", questions)

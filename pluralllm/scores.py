@@ -27,7 +27,7 @@ def summed() -> list[tuple[str, str]]:
 def local_sums(
     prediction_QK: FloatArray, *, truth: GroupData, known: GroupData, public: Catalogue
 ) -> dict[str, dict[str, float]]:
-    """Score one group's predictions, and trivial predictions, against its own answers; returns only sums.
+    """Score one group's predictions, and trivial predictions, against its own answers; returns sums over them.
 
     Questions with a single option are left out, since any answer to them is right. `truth` are the answers to score
     against, `known` the answers that a predictor may know, for the nearest question.

@@ -142,7 +142,7 @@ def _record(reward_GJ: FloatArray, readable_J: BoolArray, names: Sequence[str]) 
 
 
 def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) -> dict[str, CurvePoint]:
-    """Kind of target -> FI, Avg AS and Min AS of answers to held-out questions during PPO; only known scores."""
+    """Kind of target -> FI, Avg AS and Min AS of answers to held-out questions during PPO, if known."""
     known = {SIDES[side]: record for (_, side), (record, _) in scores(replies, request, names).items()}
     return {
         against: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)

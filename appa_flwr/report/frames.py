@@ -1,8 +1,8 @@
 """The frames behind every table and picture of a report: intervals of scores, and selections of them.
 
 A frame of intervals has one row per method, subtracted method (`less`, "" for the method's own level), metric, kind of
-target (`against`) and measure, with the numbers of an `Interval`, a 95 % bootstrap over held-out questions. If single
-scores are not known, as with secure sums, values are from summary.json, without bounds.
+target (`against`) and measure, with the numbers of an `Interval`, a 95 % bootstrap over held-out questions. If the
+folder has no single scores, values are from summary.json, without bounds.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataF
 
 def headline(intervals: pd.DataFrame, rule: str) -> str:
     """Compare PPO's Min AS with that of PPO by the baseline rule, or else of SFT, and then with the best look-up."""
-    known = intervals[intervals["value"].notna()]  # under sums Min AS is unknown if a group keeps its score
+    known = intervals[intervals["value"].notna()]  # NaN if no group has a score
     of_ppo = known[(known["method"] == PPO) & (known["measure"] == "Min AS")]
     other = next((less for less in of_ppo["less"] if less.startswith(PPO + BY)), "sft")
     rows = of_ppo[of_ppo["less"] == other]

@@ -103,7 +103,7 @@ def test_a_second_policy_that_is_not_finished_is_left_out_and_sft_stands_in(tmp_
     assert "no scores that it can be compared with" in frames.headline(frames.of_run(run), "mix")
 
 
-def test_where_only_sums_are_known_there_are_values_without_bounds(tmp_path):
+def test_where_single_scores_are_not_known_there_are_values_without_bounds(tmp_path):
     found = frames.of_run(made.read(tmp_path, summary=made.summary()))
     # GOOD: PPO .860 / .800 and SFT .810 / .770, .1 less by the survey
     assert bounds(found, "ppo", "", "survey", "Min AS")[0] == pytest.approx(0.700)
@@ -115,7 +115,7 @@ def test_where_only_sums_are_known_there_are_values_without_bounds(tmp_path):
 
 def test_the_headline_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_path):
     rows = made.summary()
-    for row in rows:  # under sums a group keeps its own score
+    for row in rows:
         row["survey"]["min_as"] = float("nan")
     said = frames.headline(frames.of_run(made.read(tmp_path, summary=rows)), "appa")
     assert "PluralLLM's predictions of the groups' answers: Min AS +0.030" in said

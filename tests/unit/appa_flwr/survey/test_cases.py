@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from surveys import ids, refused
 
-from appa_flwr.config.sources import read_toml
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.sources import read_survey
 
@@ -48,10 +47,6 @@ def test_the_messages(name):
     except UserError as error:
         said = str(error)
     assert any(word in said.lower() for word in case["any_word"])
-
-
-def test_a_toml_file_as_windows_writes_it():
-    assert read_toml(CASES / "bom.toml")["data.num-questions"] == 60
 
 
 @pytest.mark.parametrize(

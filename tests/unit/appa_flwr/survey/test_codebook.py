@@ -126,7 +126,7 @@ def test_two_thousand_columns_are_written_and_read_in_a_second(tmp_path):
     assert codebooks.read(tmp_path / "b.toml") == book
 
 
-def test_fifty_thousand_people_by_a_codebook_edited_in_two_places(tmp_path):
+def test_a_codebook_edited_in_two_places_gives_the_numbers_of_pandas(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({f"q{n}": rng.integers(1, 5, 2000) for n in range(20)})
     table["g"], table["w"] = rng.choice(["A", "B"], 2000), rng.uniform(0.5, 2.0, 2000)

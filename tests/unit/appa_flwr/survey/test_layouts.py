@@ -1,5 +1,7 @@
 """Files that people really have, one kind of fault a test; the numbers are worked by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import openpyxl
 import pandas as pd
@@ -14,7 +16,7 @@ from appa_flwr.survey.names import usual_name
 from appa_flwr.survey.nonanswers import classify, in_context
 from appa_flwr.survey.sources import convert, read_survey
 
-COUNTS = "question,group,option,count\n"
+CASES = Path(__file__).parents[3] / "cases"
 
 
 def people(path, n=60, **columns):
@@ -141,7 +143,7 @@ def test_headers_of_qualtrics_in_excel_and_of_others(tmp_path):
     assert (survey.groups, survey.questions[0].text) == (("N", "S"), "Should taxes rise?")
     (tmp_path / "x.csv").write_text("g;What, if any, do you, say\n" + "N;a\nN;b\n" * 5)
     assert ids(read_survey(tmp_path / "x.csv", group_by="g").questions) == ["What, if any, do you, say"]
-    # Without a second header, a first respondent with rare answers stays.
+    # A first respondent with rare answers is no header.
     (tmp_path / "x.csv").write_text("g,q\nW,c\n" + "N,a\nS,b\n" * 6)
     assert read_survey(tmp_path / "x.csv", group_by="g").groups == ("N", "S", "W")
 
@@ -170,22 +172,16 @@ def test_literal_percent_signs_and_ordered_categories(tmp_path):
 )
 def test_nets(tmp_path, rows, options):
     lines = [f"Q?,{group},{name},{count[k]}\n" for k, group in enumerate("AB") for name, count in rows.items()]
-    (tmp_path / "x.csv").write_text(COUNTS + "".join(lines))
+    (tmp_path / "x.csv").write_text("question,group,option,count\n" + "".join(lines))
     survey = read_survey(tmp_path / "x.csv")
     assert len(survey.questions[0].options) == options
     assert [*survey.respondents["A"].values()] == [sum([count[0] for count in rows.values()][-options:])]
 
 
-def test_a_total_in_each_row_is_not_added_up(tmp_path):
-    lines = "question,group,option,percent,n\nQ?,A,Yes,60,100\nQ?,A,No,40,99\nQ?,B,Yes,50,200\nQ?,B,No,50,200\n"
-    (tmp_path / "x.csv").write_text(lines)
-    assert read_survey(tmp_path / "x.csv").respondents["A"].popitem()[1] == 99.0
-    assert read_survey(tmp_path / "x.csv", min_respondents=150).groups == ("B",)
-
-
 def test_toml_of_windows(tmp_path):
     (tmp_path / "x.toml").write_bytes('task = "opa"\r\n'.encode("utf-16"))
     assert read_toml(tmp_path / "x.toml") == {"task": "opa"}
+    assert read_toml(CASES / "bom.toml")["data.num-questions"] == 60
     (tmp_path / "x.toml").write_text("seed = 1\ntask = “opa”\n")
     refused("line 2 has typographic quotes", read_toml, tmp_path / "x.toml")
 

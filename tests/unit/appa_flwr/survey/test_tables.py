@@ -198,6 +198,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
         # As dplyr's count() writes.
         ("percent,n", ("A,Yes,90,90", "A,No,10,10", "B,Yes,10,10", "B,No,90,90"), ([100.0], [100.0]), "AB"),
         ("percent,n", ("A,Yes,66.7,3", "A,No,33.3,3", "B,Yes,50,400", "B,No,50,400"), ([3.0], [400.0]), "B"),
+        ("percent,n", ("A,Yes,60,40", "A,No,40,39", "B,Yes,50,400", "B,No,50,400"), ([39.0], [400.0]), "B"),
         ("Count", ("A,Yes,30", "A,No,10", "B,Yes,400", "B,No,0"), ([40.0], [400.0]), "B"),
     ],
 )

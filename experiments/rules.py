@@ -85,8 +85,8 @@ def gain(rewards: Rewards, measure: Measure, pairs: "pd.Series[float]") -> str:
     if pairs.isna().any():
         return ""
     at = pairs.index.to_frame()[["disagreement", "rule", "seed"]].itertuples(index=False, name=None)
-    found = bootstrap([(rewards[far, rule, seed], rewards[far, "average", seed]) for far, rule, seed in at])[measure]
-    over = found.uncorrected()
+    pairs_of_runs = [(rewards[far, rule, seed], rewards[far, "average", seed]) for far, rule, seed in at]
+    over = bootstrap(pairs_of_runs)[measure].uncorrected()
     return study.interval(over.value, over.low, over.high)
 
 

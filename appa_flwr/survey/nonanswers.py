@@ -37,13 +37,11 @@ _WHOLE: Final = re.compile(r"(-?\d{1,18})\.0*")
 _RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)")
 
 
-def kind_of(label: str) -> Kind:
-    """Classify a label as an answer, a refusal (also "don't know"), or "none" if there was nothing to answer."""
-    return classify(label)[0]
-
-
 def classify(label: str) -> tuple[Kind, bool]:
-    """Return a label's kind, and whether that is doubtful: it is read from parts of the label, not from all of it."""
+    """Return a label's kind, and whether that kind is doubtful because only parts of the label were recognized.
+
+    A refusal includes "don't know". The kind is "none" if the respondent had nothing to answer.
+    """
     text = unicodedata.normalize("NFC", label).casefold()
     text = " ".join(re.sub("[\u2018\u2019`\u00b4]", "'", text).split())
     reserved = _LETTER.match(text) is not None  # a missing code that statistics packages write with its label

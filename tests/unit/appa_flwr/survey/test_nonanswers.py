@@ -3,7 +3,7 @@ import re
 import pytest
 from surveys import refused
 
-from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, looks_missing
+from appa_flwr.survey.nonanswers import Missing, classify, code_text, looks_missing
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, looks_missi
     ],
 )
 def test_labels(kind, labels):
-    assert {label: kind_of(label) for label in labels.split("|")} == dict.fromkeys(labels.split("|"), kind)
+    assert {label: classify(label)[0] for label in labels.split("|")} == dict.fromkeys(labels.split("|"), kind)
 
 
 @pytest.mark.parametrize(

@@ -78,19 +78,19 @@ def sample(
 
     `generator` is on the model's device, and None only for greedy decoding. `budget` has the most rows of a pass, for
     later batches too; without it, all rows are one pass. A batch that does not fit into memory is sampled again in
-    halves. Its random numbers depend on the size of the passes, but not on when memory ran out.
+    halves, by the same random numbers.
 
     Raises:
         UserError: a prompt and its answer may be longer than the model's `longest_row`.
     """
     prefix_C, prompt_JP, prompt_mask_JP = split_prompts(model, prompts, response_length=decoding.max_new_tokens)
-    first = None if generator is None else generator.get_state()
+    size = len(prompts), decoding.max_new_tokens if decoding.temperature else 0
+    # One number for each row and token, whether the token is drawn or not: answers do not depend on the passes.
+    uniform_JT = torch.rand(size, generator=generator, dtype=torch.float64, device=prefix_C.device)
 
     def passes(rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        if generator is not None and first is not None:
-            generator.set_state(first)
-        parts = zip(prompt_JP.split(rows), prompt_mask_JP.split(rows), strict=True)
-        return [_decode(model, (prefix_C, *part), decoding, generator) for part in parts]
+        parts = zip(prompt_JP.split(rows), prompt_mask_JP.split(rows), uniform_JT.split(rows), strict=True)
+        return [_decode(model, (prefix_C, *prompt), decoding, uniform) for *prompt, uniform in parts]
 
     parts = (budget or Budget(ANSWERS, len(prompts), fewest=1)).run(passes)
     response_JT, mask_JT, logprob_JT = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -100,9 +100,9 @@ def sample(
 
 
 def _decode(
-    model: PreTrainedModel, prompt: Prompts, decoding: Decoding, generator: torch.Generator | None
+    model: PreTrainedModel, prompt: Prompts, decoding: Decoding, uniform_JT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, mask and log-probabilities, (J, T) each, with T = `max_new_tokens`."""
+    """Token ids, mask and log-probabilities, (J, T) each, with T = `max_new_tokens`; `uniform_JT` in [0, 1) draws."""
     trunk, device, temperature = model.base_model, prompt[0].device, decoding.temperature
     cache, hidden_AH, seen_AL, position_A = _run_prompts(model, prompt, decoding.max_new_tokens)
     stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]
@@ -113,7 +113,7 @@ def _decode(
     live_A = torch.ones_like(row_A, dtype=torch.bool)
     for t in range(decoding.max_new_tokens):
         logprob_AV = (logits(model, hidden_AH).float() / (temperature or 1.0)).log_softmax(-1)
-        token_A1 = _draw(logprob_AV, generator) if temperature else logprob_AV.argmax(-1, keepdim=True)
+        token_A1 = _draw(logprob_AV, uniform_JT[row_A, t]) if temperature else logprob_AV.argmax(-1, keepdim=True)
         response_JT[row_A, t] = token_A1[:, 0].where(live_A, 0)
         logprob_JT[row_A, t] = logprob_AV.gather(1, token_A1)[:, 0].where(live_A, 0.0)
         mask_JT[row_A, t] = live_A
@@ -163,13 +163,12 @@ def _run_prompts(model: PreTrainedModel, prompt: Prompts, new_tokens: int) -> tu
     return cache, hidden_QH[prompt_J], seen_QL[prompt_J], position_QP[prompt_J, -1]
 
 
-def _draw(logprob_AV: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw one token per row by inverting the cumulative probabilities at a uniform number.
+def _draw(logprob_AV: Tensor, uniform_A: Tensor) -> Tensor:
+    """Draw one token per row by inverting the cumulative probabilities at a uniform number in [0, 1).
 
-    This takes one random number per row; `torch.multinomial` is slow because it draws one per row and token.
+    `torch.multinomial` is slow because it draws a number for each row and token of the vocabulary.
     """
     cumulated_AV = logprob_AV.double().exp().cumsum(-1)
-    uniform_A1 = torch.rand(len(logprob_AV), 1, generator=generator, dtype=torch.float64, device=logprob_AV.device)
     # right=True: a token of probability 0 is never drawn
-    token_A1 = torch.searchsorted(cumulated_AV, uniform_A1 * cumulated_AV[:, -1:], right=True)
+    token_A1 = torch.searchsorted(cumulated_AV, uniform_A[:, None] * cumulated_AV[:, -1:], right=True)
     return token_A1.clamp(max=logprob_AV.shape[1] - 1)

@@ -76,8 +76,6 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_go_on_as_they_would
 
 
 def test_looking_seldom_for_rows_that_have_ended_changes_no_answer(model, monkeypatch):
-    """With no row leaving the batch, so that each meets the same random numbers."""
-    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)
     found = []
     for look_every in (1, 3):
         monkeypatch.setattr(sampling, "LOOK_EVERY", {"cpu": look_every})
@@ -86,7 +84,7 @@ def test_looking_seldom_for_rows_that_have_ended_changes_no_answer(model, monkey
     assert not often.sequences.mask_JT.all()  # rows did end
     assert torch.equal(often.sequences.mask_JT, seldom.sequences.mask_JT)
     assert torch.equal(often.sequences.response_JT, seldom.sequences.response_JT)
-    assert torch.equal(often.logprob_JT, seldom.logprob_JT)
+    torch.testing.assert_close(often.logprob_JT, seldom.logprob_JT, **ROUNDING)
 
 
 def test_greedy_answers_are_those_of_generate(model):
@@ -112,20 +110,14 @@ def test_answers_up_to_the_end_of_a_window_are_right_and_beyond_it_refused(archi
         draw(model, LONG_PROMPTS, max_new_tokens=10)
 
 
-def uniform(monkeypatch, *numbers):
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(numbers, dtype=torch.float64)[:, None])
-
-
-def test_a_token_without_probability_is_never_drawn(monkeypatch):
+def test_a_token_without_probability_is_never_drawn():
     logprob_AV = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]).log()
-    uniform(monkeypatch, 0.0, 0.0)
-    assert sampling._draw(logprob_AV, None).tolist() == [[1], [3]]
-    largest = 1.0 - 2.0**-53
-    uniform(monkeypatch, largest, largest)
-    assert sampling._draw(logprob_AV, None).tolist() == [[2], [3]]
+    least, largest = (torch.full((2,), number, dtype=torch.float64) for number in (0.0, 1.0 - 2.0**-53))
+    assert sampling._draw(logprob_AV, least).tolist() == [[1], [3]]
+    assert sampling._draw(logprob_AV, largest).tolist() == [[2], [3]]
     # shares that do not sum to one, as rounding leaves them
-    assert sampling._draw(logprob_AV - 1e-4, None).tolist() == [[2], [3]]
-    assert int(sampling._draw(logprob_AV * torch.nan, None).max()) < 4  # a broken policy is told by its losses
+    assert sampling._draw(logprob_AV - 1e-4, largest).tolist() == [[2], [3]]
+    assert int(sampling._draw(logprob_AV * torch.nan, largest).max()) < 4  # a broken policy is told by its losses
 
 
 def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model):
@@ -176,26 +168,17 @@ def without_memory(monkeypatch, *, token, more_than):
     return sizes
 
 
-def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog):
-    """More rows than two fail at the second token."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("token", [1, 2, 4])
+def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog, token, temperature):
+    """More rows than two fail at this token; neither that nor the size of the passes changes the random numbers."""
     monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)  # so that rows stay in the batch
-    whole = draw(model, LONG_PROMPTS, temperature=0.0)
-    without_memory(monkeypatch, token=2, more_than=2)
-    greedy = draw(model, LONG_PROMPTS, temperature=0.0)
+    whole = draw(model, LONG_PROMPTS, temperature=temperature)
+    without_memory(monkeypatch, token=token, more_than=2)
+    halves = draw(model, LONG_PROMPTS, temperature=temperature)
     assert "passes have 2 answers" in caplog.text
-    assert torch.equal(greedy.sequences.response_JT, whole.sequences.response_JT)
-    torch.testing.assert_close(greedy.logprob_JT, whole.logprob_JT, **ROUNDING)
-
-
-def test_random_numbers_do_not_depend_on_when_memory_ran_out(model, monkeypatch):
-    monkeypatch.setattr(sampling, "COMPACT_BELOW", 0.0)
-    found = {}
-    for token in (1, 2, 4):
-        with monkeypatch.context() as patched:
-            without_memory(patched, token=token, more_than=2)
-            found[token] = draw(model, LONG_PROMPTS).sequences.response_JT
-    assert torch.equal(found[1], found[2])
-    assert torch.equal(found[1], found[4])
+    assert torch.equal(halves.sequences.response_JT, whole.sequences.response_JT)
+    torch.testing.assert_close(halves.logprob_JT, whole.logprob_JT, **ROUNDING)
 
 
 def test_an_engine_s_rollouts_run_out_of_memory_once_and_a_restored_one_s_never(monkeypatch):

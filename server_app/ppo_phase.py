@@ -23,12 +23,12 @@ from appa_flwr.run.run_files import CHECKPOINT_FILE, CONFIG_FILE, METRICS, POLIC
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, flower_quiet
 from server_app.checkpoint import Checkpoint
-from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
 from server_app.policy.models import PolicyModels
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import QuestionOrder
+from server_app.reward_rule import RewardRule
 from server_app.run_folder import RunFolder
 from server_app.strategy import AppaStrategy
 

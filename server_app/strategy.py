@@ -21,11 +21,11 @@ from server_app import evaluation
 from server_app.federation.groups import Request
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import Responses, parse_responses
-from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
 from server_app.questions import QuestionOrder, next_questions
+from server_app.reward_rule import RewardRule
 
 log = logging.getLogger("appa.server")
 

@@ -27,8 +27,8 @@ from appa_flwr.run.records import ServedAnswer, ServedLine, ServedRound
 from appa_flwr.run.run_files import SERVED
 from appa_flwr.run.served import ServedRun, read_runs
 from server_app.federation.responses import parse_responses
-from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import RunInputs
+from server_app.reward_rule import RewardRule
 
 GATHER_SECONDS, GATHER_SIZE = 2.0, 96
 MOST_WAITING = 16_384  # most answers that wait at once, over all runs

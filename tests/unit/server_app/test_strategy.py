@@ -24,11 +24,11 @@ from server_app import evaluation
 from server_app.federation import grid
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import parse_responses
-from server_app.federation.reward_rule import RewardRule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
 from server_app.questions import QuestionOrder, next_questions
+from server_app.reward_rule import RewardRule
 from server_app.strategy import AppaStrategy
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])

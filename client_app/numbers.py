@@ -56,22 +56,20 @@ def _update(group: Group, ask: Ask) -> Numbers:
     from client_app import predictor
 
     party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
-    data = group.data
-    if not len(data):
-        return {"step": np.zeros(len(weight_P)), "answers": np.zeros(1), "loss": np.zeros(1)}
     number, proximal = ask.count("round", least=1), ask.number("proximal", most=1.0)
-    after_P, loss = predictor.train(party.config, weight_P, data, party.public, round_number=number, proximal=proximal)
-    step_P, count = after_P.astype(np.float64) - weight_P, len(data)
+    after_P, loss, count = predictor.train(
+        party.config, weight_P, group.data, party.public, round_number=number, proximal=proximal
+    )
+    step_P = after_P.astype(np.float64) - weight_P
     return {"step": count * step_P, "answers": np.array([float(count)]), "loss": np.array([loss * count])}
 
 
 def _validation(group: Group, ask: Ask) -> Numbers:
     from client_app import predictor
 
-    party, weight_P, truth = group.party, ask.array("weights", np.float32, axes=1), group.held_out
-    ours = predictor.load(party.config, weight_P, party.public)
-    error_V = predictor.errors(ours, group.data, truth, party.config.pluralllm.architecture)
-    return {"answers": np.array([float(len(truth))]), "error": np.minimum(error_V, len(truth) * asks.LARGEST_ERROR)}
+    party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
+    count, error_V = predictor.validation_errors(party.config, weight_P, group.data, party.public)
+    return {"answers": np.array([float(count)]), "error": np.minimum(error_V, count * asks.LARGEST_ERROR)}
 
 
 def _scores(group: Group, ask: Ask) -> Numbers:

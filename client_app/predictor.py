@@ -7,6 +7,7 @@ Axis letters: P weights, N answered questions, K options, V choices of the views
 """
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,36 +15,41 @@ import torch
 from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.config.sections import Architecture
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.data import GroupData
+from pluralllm.data import GroupData, validation_questions
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.scores import measure_sums
-from pluralllm.training import build, choices, local_update
+from pluralllm.training import build, choices, local_update, validation_round
 
 Weights = npt.NDArray[np.float32]
 
 
 def train(
     config: Config, weight_P: Weights, data: GroupData, public: Catalogue, *, round_number: int, proximal: float = 0.0
-) -> tuple[Weights, float]:
-    """Train a copy of the server's joined weights (P,) on a group's answers, at least one.
+) -> tuple[Weights, float, int]:
+    """Train a copy of the server's joined weights (P,) on a group's training answers.
 
-    `round_number`, from 1 on, decides the step size; `proximal` is the mu of FedProx. Round, run seed and group decide
-    the episodes. Returns the weights (P,) after training, and the mean loss over the steps.
+    `round_number`, from 1 on, decides the step size, and whether answers to validation questions count; `proximal` is
+    the mu of FedProx. Round, run seed and group decide the episodes. Returns the weights (P,) after training, the mean
+    loss over the steps, and the number of answers that count; without any the weights stay.
     """
     torch.set_num_threads(1)
-    settings, model = config.pluralllm, _model(config, weight_P)
+    settings = config.pluralllm
+    if round_number <= validation_round(settings):
+        data = data.only(~validation_questions(public))
+    if not len(data):
+        return weight_P, 0.0, 0
+    model = _model(config, weight_P)
     seed = child_seed(config.seed, "pluralllm", data.group, round_number)
     generator = torch.Generator().manual_seed(seed)
     loss = local_update(
         model, data, public, settings, round_number=round_number, proximal=proximal, generator=generator
     )
-    return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss
+    return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss, len(data)
 
 
 def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
@@ -53,15 +59,19 @@ def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
     return Predictor(model, public, num_context=settings.num_context_questions, seed=config.seed)
 
 
-def errors(predictor: Predictor, data: GroupData, truth: GroupData, architecture: Architecture) -> FloatArray:
-    """Sums (V,) of the natural Jensen-Shannon distance to a group's held-out answers, for each choice of shares.
+def validation_errors(config: Config, weight_P: Weights, data: GroupData, public: Catalogue) -> tuple[int, FloatArray]:
+    """Compare predictions by each choice of shares with a group's answers to the validation questions.
 
-    `data` are the group's training answers, the context.
+    Each answer is predicted from all of the group's other training answers `data`. Returns the number of answers, and
+    sums (V,) of the natural Jensen-Shannon distance to them.
     """
-    predicted_VNK = predictor.choices(data, truth.question_N, choices(architecture))
-    option_NK = predictor.public.option_QK[truth.question_N]
+    validation_Q = validation_questions(public)
+    truth, rest = data.only(validation_Q), replace(public, train_Q=public.train_Q & ~validation_Q)
+    shares = choices(config.pluralllm.architecture)
+    predicted_VNK = load(config, weight_P, rest).choices(data, truth.question_N, shares)
+    option_NK = public.option_QK[truth.question_N]
     sums = [measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK]
-    return np.array([measures["answers"] - measures["js_distance"] for measures in sums])
+    return len(truth), np.array([measures["answers"] - measures["js_distance"] for measures in sums])
 
 
 def _model(config: Config, weight_P: Weights) -> PluralLLM:

@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The public questions and the groups; `SEEN` groups train, and their held-out answers choose the views' shares."""
+    """The public questions and the groups, of which the `SEEN` groups train."""
 
     public: Catalogue
     parts: Mapping[str, Part]
@@ -153,20 +153,21 @@ class LocalGroups:
 
 def train(problem: Problem, config: Config) -> Predictor:
     """Train a new network as a run's server does, with one node per group, all in this process."""
-    pairs = {data.group: (data, held_out) for data, held_out in zip(*problem.parts[SEEN], strict=True)}
+    context = {data.group: data for data in problem.parts[SEEN].context}
 
     def numbers(ask: Ask, group: str) -> dict[str, Any]:
-        weight_P, (data, held_out) = ask.array("weights", np.float32, axes=1), pairs[group]
+        weight_P, data = ask.array("weights", np.float32, axes=1), context[group]
         if ask.kind == VALIDATION:
-            ours = predictor.load(config, weight_P, problem.public)
-            error_V = predictor.errors(ours, data, held_out, config.pluralllm.architecture)
-            return {"answers": [len(held_out)], "error": error_V}
+            count, error_V = predictor.validation_errors(config, weight_P, data, problem.public)
+            return {"answers": [count], "error": error_V}
         number, proximal = ask.count("round"), ask.number("proximal", most=1.0)
-        after_P, loss = predictor.train(config, weight_P, data, problem.public, round_number=number, proximal=proximal)
+        after_P, loss, count = predictor.train(
+            config, weight_P, data, problem.public, round_number=number, proximal=proximal
+        )
         step_P = after_P.astype(np.float64) - weight_P
-        return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
+        return {"step": count * step_P, "answers": [count], "loss": [count * loss]}
 
-    groups = LocalGroups([*pairs], numbers)
+    groups = LocalGroups([*context], numbers)
     weights, _ = pretrain(cast(Groups, groups), config, initial_weights(config), progress=lambda *_: None)
     return predictor.load(config, join_weights(weights), problem.public)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.core.arrays import FloatArray, IntArray
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.survey.split import position
 
 # Features of an option: 75 of its question's text, 50 of its own, since options repeat a few wordings ("Very good",
 # "Agree"), and three of its place: is the answer scale ordered, where on it is this option (-1 to 1), and how far from
@@ -24,6 +25,7 @@ HIDDEN_DIM = 64  # width D of a network
 NUM_BLOCKS = 2  # of option mixing, and with "attention" of attention
 NUM_HEADS = 4  # H, of "attention"
 RANK = 16  # R, learned features by which "residual" compares questions
+VALIDATION_FRACTION = 0.125  # share of validation questions among the training questions, on average
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,20 @@ class GroupData:
     def first(self, count: int) -> "GroupData":
         """The first `count` answers."""
         return GroupData(self.group, self.question_N[:count], self.answer_NK[:count])
+
+    def only(self, part_Q: BoolArray) -> "GroupData":
+        """The answers to a part of the public questions."""
+        part_N = part_Q[self.question_N]
+        return GroupData(self.group, self.question_N[part_N], self.answer_NK[part_N])
+
+
+def validation_questions(public: Catalogue) -> BoolArray:
+    """Mark the training questions (Q,) whose answers choose the shares of the views of "residual".
+
+    PluralLLM is trained on them too, but only after the choice. A hash of the text alone decides.
+    """
+    position_Q = np.array([position(question.text, "validation") for question in public.questions])
+    return public.train_Q & (position_Q < VALIDATION_FRACTION)
 
 
 def group_data(group: str, answers: Mapping[str, FloatArray], *, public: Catalogue) -> GroupData:

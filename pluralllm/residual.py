@@ -18,7 +18,7 @@ share of the episodes:
   groups differently, and harm otherwise.
 
 `Shares` sets how much features and the plain view count for questions that were not trained on; the server chooses
-from `SHARES` by validation.
+from `SHARES` by validation questions (`pluralllm.data.validation_questions`).
 
 Residuals are centred within a question, since shares have a fixed sum.
 

@@ -46,6 +46,11 @@ def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
     return SHARES if architecture == "residual" else (None,)
 
 
+def validation_round(settings: PluralLLMSection) -> int:
+    """The last round without validation questions, before the step size falls; 0 if there is nothing to choose."""
+    return int(settings.rounds * (1.0 - FALLING_SHARE)) if len(choices(settings.architecture)) > 1 else 0
+
+
 def sample_episodes(
     data: GroupData, public: Catalogue, settings: PluralLLMSection, *, generator: torch.Generator
 ) -> Episodes:

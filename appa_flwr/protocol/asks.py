@@ -171,7 +171,7 @@ def layouts_of(ask: Ask, catalogue: Catalogue) -> dict[str, Layout]:
     Raises:
         ValueError: the request does not fit its kind.
     """
-    training, held_out = int(catalogue.train_Q.sum()), int(catalogue.held_out_Q.sum())
+    training = int(catalogue.train_Q.sum())
     if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
         return {"votes": Layout(catalogue.option_QK.shape, 0.0, float(catalogue.option_QK.shape[1]))}
     if ask.kind == UPDATE:
@@ -185,7 +185,7 @@ def layouts_of(ask: Ask, catalogue: Catalogue) -> dict[str, Layout]:
         size = ask.count("size", least=1, most=MOST_MEASURES)
         if ask.kind == SCORES:
             return {"scores": Layout((size,), 0.0, len(catalogue.questions))}
-        return {"answers": Layout((1,), 0.0, held_out), "error": Layout((size,), 0.0, LARGEST_ERROR * held_out)}
+        return {"answers": Layout((1,), 0.0, training), "error": Layout((size,), 0.0, LARGEST_ERROR * training)}
     request = ScoreRequest.of(ask)
     names = [f"{metric} {side} {what}" for metric, side in request.keys for what in ("reward", "known")]
     return dict.fromkeys(names, Layout((len(request.question_J),), 0.0, 1.0))

@@ -11,7 +11,7 @@ LEAST_HELD_OUT = 10
 """Fewest held-out answers of a group that can be scored; a deployed node sends no score of fewer."""
 
 
-def _position(text: str, seed: int) -> float:
+def position(text: str, seed: int | str) -> float:
     """Hash the seed and a question's folded text to a position in [0, 1)."""
     digest = hashlib.sha256(f"{seed}\n{_folded(text)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 256**8
@@ -33,7 +33,7 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
     Returns:
         Question ids, both sides non-empty and each in the order of `questions`.
     """
-    positions = {question.question_id: _position(question.text, seed) for question in questions}
+    positions = {question.question_id: position(question.text, seed) for question in questions}
     ranked = sorted(set(positions.values()))
     if len(ranked) < 2:
         raise UserError(f"a split needs at least two different question texts; the survey has {len(ranked)}")

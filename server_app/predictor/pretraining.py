@@ -23,7 +23,7 @@ from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY, Shares
-from pluralllm.training import build, choices, step_size_factor
+from pluralllm.training import build, choices, step_size_factor, validation_round
 from server_app import flower_quiet
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
@@ -52,8 +52,8 @@ class GroupRounds(FedAvg):
 
     Attributes:
         losses: the groups' mean loss in every round.
-        shares: how much each view of a group counts, chosen after the last round by the groups' errors on held-out
-            questions; None if the network has no views.
+        shares: how much each view of a group counts, chosen by the groups' errors on validation questions;
+            None if the network has no views, or nobody has answered such a question.
     """
 
     groups: Groups
@@ -106,9 +106,9 @@ class GroupRounds(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """After the last round, ask for the errors of each choice of the views' shares."""
+        """After the last round without validation questions, ask for the errors of each choice of the views' shares."""
         self._validation = None
-        if server_round < self.config.pluralllm.rounds:
+        if server_round != validation_round(self.config.pluralllm):
             return []
         size = len(choices(self.config.pluralllm.architecture))
         weights = {"weights": join_weights(_single(arrays))}

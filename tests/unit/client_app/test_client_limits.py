@@ -21,10 +21,7 @@ def other_weights(node):
 def test_few_held_out_answers_count_as_none(tmp_path):
     for run, held_out in enumerate((LEAST_HELD_OUT - 1, LEAST_HELD_OUT)):
         node = Owned(tmp_path / str(run)).ready(training=12, held_out=held_out)
-        validation = node.numbers(asked_of(asks.VALIDATION, node.catalogue, node.config))[GROUP]
         enough = held_out == LEAST_HELD_OUT
-        assert validation["answers"] == LEAST_HELD_OUT * enough
-        assert (validation["error"].max() > 0) == enough
         score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"]
         assert score_L.max() == LEAST_HELD_OUT * enough
 

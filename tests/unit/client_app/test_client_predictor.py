@@ -18,8 +18,9 @@ from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from client_app import predictor
-from pluralllm.data import GroupData, group_data
-from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
+from pluralllm import data
+from pluralllm.data import GroupData, group_data, validation_questions
+from pluralllm.residual import SHARES, SHARES_KEY
 from pluralllm.training import build
 from server_app.questions import build_catalogue, run_survey
 
@@ -71,16 +72,20 @@ def test_a_round_is_drawn_from_seed_group_and_round_alone(start, public, groups)
     assert (train(other, start, groups[0], public, number=7)[0] != first[0]).any()
 
 
-def test_an_update_is_the_step_times_the_number_of_answers():
-    """Start + sum of steps / sum of answers is FedAvg, in plain to every digit of float32."""
-    node, catalogue = prepared_node(pluralllm__learning_rate=0.01)
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_update_is_the_step_times_the_number_of_answers(number):
+    """Start + sum of steps / sum of answers is FedAvg. Of three rounds the first two have no validation questions."""
+    node, catalogue = prepared_node(pluralllm__learning_rate=0.01, pluralllm__rounds=3)
     asked = asked_of(asks.UPDATE, catalogue, node.config)
+    asked = replace(asked, settings=asked.settings | {"round": number})
     start_P = asked.arrays["weights"]
     for group, own in node.numbers(asked).items():
-        data = node.context_of(group)
-        after_P, loss = train(node.config, start_P, data, catalogue, number=1)
-        assert own["answers"] == len(data)
-        assert own["loss"] == pytest.approx(len(data) * loss)
+        context = node.context_of(group)
+        part = context if number == 3 else context.only(~validation_questions(catalogue))
+        assert len(part) == own["answers"] <= len(context)
+        assert (len(part) < len(context)) == (number == 1)
+        after_P, loss, _ = train(node.config, start_P, part, catalogue, number=number)
+        assert own["loss"] == pytest.approx(len(part) * loss)
         back_P = (start_P + own["step"] / own["answers"]).astype(np.float32)
         np.testing.assert_array_equal(back_P, after_P)
         assert (after_P != start_P).any()
@@ -101,27 +106,32 @@ def test_steps_fall_at_the_end(start, public, groups):
     def moved(rounds):
         keys = {"local-steps": 1, "rounds": rounds}
         config = Config.load({**CONFIG.flat(), **{f"pluralllm.{key}": value for key, value in keys.items()}})
-        return train(config, start, groups[1], public, number=50)[0].astype(np.float64) - start
+        return train(config, start, trained, public, number=50)[0].astype(np.float64) - start
 
+    trained = groups[1].only(~validation_questions(public))  # the same answers in all rounds
     # round 50 of 100 is before the last third, round 50 of 50 the end of it: 1 of 50 / 3 rounds is left
     halfway, at_the_end = moved(100), moved(50)
     assert np.abs(halfway).max() > 1e-4
     np.testing.assert_allclose(at_the_end, 3 / 50 * halfway, atol=1e-6)
 
 
-def test_validation_tells_what_each_share_of_the_views_would_be_worth(public, groups):
-    whole = groups[1]
-    mine, truth = whole.first(8), GroupData(whole.group, whole.question_N[8:], whole.answer_NK[8:])
-    public = replace(public, train_Q=np.isin(np.arange(len(public.questions)), mine.question_N))
-    given = named_weights(CONFIG)
+def test_validation_tells_what_each_share_of_the_views_would_be_worth(public, groups, monkeypatch):
+    """Each answer to a validation question is predicted by a group that has given all its other training answers."""
+    monkeypatch.setattr(data, "VALIDATION_FRACTION", 0.5)
+    mine = groups[1].only(public.train_Q)
+    truth = mine.only(validation_questions(public))
+    config = Config.load({**CONFIG.flat(), "pluralllm.num-context-questions": 512})
+    weights = named_weights(config)
 
-    def predicted(shares):
-        chosen = ArrayRecord({**given, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
-        return predictor.load(CONFIG, join_weights(chosen), public).targets(mine)[truth.question_N]
+    def errors(shares):
+        chosen = ArrayRecord({**weights, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
+        ours = predictor.load(config, join_weights(chosen), replace(public, train_Q=np.zeros_like(public.train_Q)))
+        for q, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
+            predicted_K = ours.targets(mine.only(np.arange(len(public.questions)) != q))[q]
+            yield 1 - js_distance(predicted_K[None], answer_K[None], public.option_QK[[q]], base=np.e).item()
 
-    case = truth.answer_NK, public.option_QK[truth.question_N]
-    expected = [(1 - js_distance(predicted(shares), *case, base=np.e)).sum() for shares in SHARES]
+    expected = [sum(errors(shares)) for shares in SHARES]
     assert np.ptp(expected) > 1e-3
-    ours = predictor.load(CONFIG, join_weights(given), public)
-    np.testing.assert_allclose(predictor.errors(ours, mine, truth, ARCHITECTURE), expected, atol=1e-5)
-    assert ours.model.shares == START_SHARES  # as it came
+    count, error_V = predictor.validation_errors(config, join_weights(weights), mine, public)
+    assert 5 < count == len(truth)
+    np.testing.assert_allclose(error_V, expected, atol=1e-5)

@@ -47,8 +47,11 @@ def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
 
 
 def validation_round(settings: PluralLLMSection) -> int:
-    """The last round without validation questions, before the step size falls; 0 if there is nothing to choose."""
-    return int(settings.rounds * (1.0 - FALLING_SHARE)) if len(choices(settings.architecture)) > 1 else 0
+    """The last round without validation questions, halfway down the fall of the steps; 0 if there is no choice.
+
+    Before the fall the network knows less than in the end, and other shares are best.
+    """
+    return int(settings.rounds * (1.0 - FALLING_SHARE / 2)) if len(choices(settings.architecture)) > 1 else 0
 
 
 def sample_episodes(

@@ -74,7 +74,7 @@ def test_a_round_is_drawn_from_seed_group_and_round_alone(start, public, groups)
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_an_update_is_the_step_times_the_number_of_answers(number):
-    """Start + sum of steps / sum of answers is FedAvg. Of three rounds the first two have no validation questions."""
+    """Start + sum of steps / sum of answers is FedAvg. Of three rounds the last alone has validation questions."""
     node, catalogue = prepared_node(pluralllm__learning_rate=0.01, pluralllm__rounds=3)
     asked = asked_of(asks.UPDATE, catalogue, node.config)
     asked = replace(asked, settings=asked.settings | {"round": number})

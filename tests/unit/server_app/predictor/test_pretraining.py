@@ -57,7 +57,7 @@ def test_groups_weigh_as_many_answers_as_they_trained_on():
     np.testing.assert_allclose(asked[1].arrays["weights"], mean, rtol=1e-6)
     np.testing.assert_allclose(weights["w"].numpy(), [0.0, -1.03125], rtol=1e-6)
     assert losses == pytest.approx([0.4375] * 3)  # (30 x .5 + 10 x .25) / 40
-    # the last third of the rounds trains on validation questions too
+    # the last round trains on validation questions too
     assert [ask.kind for ask in asked] == [UPDATE, UPDATE, VALIDATION, UPDATE]
     assert [ask.count("round") for ask in asked if ask.kind == UPDATE] == [1, 2, 3]
 

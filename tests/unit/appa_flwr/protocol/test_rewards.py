@@ -27,7 +27,7 @@ def pairs(draw, *, num_pairs: int = 3):
 @pytest.mark.parametrize(
     ("metric", "prediction", "target", "reward"),
     [
-        # (1 + cos) / 2, and no direction is a right angle to any; what scipy can compute stands in `reference/`
+        # (1 + cos) / 2, where no direction counts as a right angle; `reference/` has what scipy can compute
         ("cosine", [0, 0], [0.3, 0.7], 0.5),
         ("cosine", [1, 0], [-1, 0], 0.0),
         # rankings B C A D and B A C D agree in positions 1 and 4, worth 4 and 1 of 4 + 3 + 2 + 1

@@ -169,6 +169,7 @@ def test_line_and_scores_are_the_rule_s():
     for line, score_J in zip(lines, engine.scores, strict=True):
         expected = rule.apply(state, reward_GJ, training_GJ)
         state = expected.state
+        assert tuple(line.weights) == tuple(line.history) == tuple(line.rewards) == GROUPS
         for found, value_G in ((line.weights, expected.weight_G), (line.history, state.history_G)):
             assert found == pytest.approx(dict(zip(GROUPS, value_G, strict=True)))
         assert line.rewards == pytest.approx(dict(zip(GROUPS, reward_GJ.mean(1), strict=True)))

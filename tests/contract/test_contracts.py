@@ -1,6 +1,7 @@
-"""Contracts of the whole code: the defaults that stand twice, and what Flower ships."""
+"""Contracts of the whole code: the defaults that stand twice, what Flower ships, and what a wheel does."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -107,3 +108,28 @@ def test_the_installed_command_refuses_a_wrong_key_on_one_line():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "no.such" in done.stderr
+
+
+# --- a wheel sends Flower the app of its checkout, from any folder ---
+
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+HASH = "from appa_flwr.launch.bundle import APP_FOLDER, bundle_hash; print(APP_FOLDER, bundle_hash())"
+
+
+def test_an_installed_wheel_has_the_bundle_of_its_checkout(tmp_path):
+    # a copy, since a build leaves files in the checkout and would take those of earlier builds
+    for name in (*SHIPPED, "experiments"):
+        shutil.copytree(REPO / name, tmp_path / "clone" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(REPO / name, tmp_path / "clone")
+    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist", "./clone"]
+    subprocess.run([sys.executable, *command], cwd=tmp_path, check=True)
+    (wheel,) = (tmp_path / "dist").iterdir()
+    installed = tmp_path / "packages"
+    zipfile.ZipFile(wheel).extractall(installed)
+    (here := tmp_path / "empty").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, "-c", HASH], cwd=here, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(installed), bundle_hash(REPO)]

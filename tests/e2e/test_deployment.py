@@ -9,7 +9,6 @@ import json
 import re
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -87,15 +86,9 @@ def test_runs_are_submitted_at_the_server_alone(deployment, survey):
 def _answers_found(folder: Path, survey: Survey) -> set[str]:
     """The groups of which some file below holds an answer that only they gave, written as in their own file."""
     everything = "".join(path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file())
-    written = {
-        name: {json.dumps(shares.tolist()) for shares in answers.values()} for name, answers in survey.answers.items()
-    }
-    given = Counter(answer for answers in written.values() for answer in answers)
-    return {
-        name
-        for name, answers in written.items()
-        if any(given[answer] == 1 and answer in everything for answer in answers)
-    }
+    first, second = ({json.dumps(shares.tolist()) for shares in mine.values()} for mine in survey.answers.values())
+    own = zip(survey.groups, (first - second, second - first), strict=True)
+    return {name for name, answers in own if any(answer in everything for answer in answers)}
 
 
 def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deployment, survey):

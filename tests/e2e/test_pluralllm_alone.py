@@ -26,12 +26,10 @@ from server_app.questions import run_survey
 FILE = "pluralllm.safetensors"
 
 
-def run(
-    folder: Path, name: str, *, num_nodes: int = 3, reported: bool = False, **keys: object
-) -> tuple[Config, InProcessGrid]:
+def run(folder: Path, name: str, *, reported: bool = False, **keys: object) -> tuple[Config, InProcessGrid]:
     places = {"run.phases": "pluralllm", "run.output-dir": str(folder), "run-name": name}
     config = Config.load(SMALLEST | places | keys)
-    return config, looped(config, num_nodes, reported=reported)
+    return config, looped(config, 3, reported=reported)
 
 
 def weights(config: Config) -> dict[str, np.ndarray]:
@@ -47,12 +45,6 @@ def alone(tmp_path_factory) -> tuple[Config, InProcessGrid]:
     return run(tmp_path_factory.mktemp("alone"), "first", reported=True)
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory) -> tuple[Config, InProcessGrid]:
-    """The same with two groups on each of two nodes."""
-    return run(tmp_path_factory.mktemp("together"), "together", num_nodes=2)
-
-
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     config, grid = alone
     setup = (messages.HELLO, messages.CATALOGUE, messages.TARGETS)
@@ -66,12 +58,6 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     assert len(found.pluralllm.losses) == config.pluralllm.rounds
     assert found.pluralllm.scores.keys() == {"pluralllm", "uniform", "nearest-question"}
     assert found_card["survey"]["groups"].keys() == found_card["groups"].keys() == set(run_survey(config).groups)
-
-
-def test_who_shares_a_node_moves_not_a_bit(alone, together):
-    assert not any(reply.message.has_error() for reply in together[1].replies)
-    apart, shared = weights(alone[0]), weights(together[0])
-    assert all((apart[key] == shared[key]).all() for key in apart)
 
 
 @pytest.mark.parametrize(("architecture", "shares"), [("residual", SHARES), ("attention", ((),))])

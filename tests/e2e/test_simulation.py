@@ -6,7 +6,6 @@ Axis letters: G groups, Q held-out questions, K options.
 """
 
 import json
-from collections import defaultdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -142,24 +141,11 @@ def scores_of(run: Finished, method: str, metric: str) -> dict[tuple[str, str], 
 @pytest.mark.parametrize("metric", DPA_METRICS)
 def test_scores_against_the_survey_can_be_had_without_the_federation(finished, survey, held_out, metric):
     """The uniform answer, scored on the survey the groups hold, and means of the single scores."""
-    rows = rows_of(finished)
     uniform = {q.question_id: np.full(len(q.options), 1 / len(q.options)) for q in held_out}
     assert scores_of(finished, "uniform", metric) == pytest.approx(survey_rewards(uniform, survey, metric), abs=1e-9)
     for method in ("uniform", "sft", "ppo"):
-        per_group, per_question = defaultdict(list), defaultdict(list)
-        for (group, question_id), reward in scores_of(finished, method, metric).items():
-            per_group[group].append(reward)
-            per_question[question_id].append(reward)
-        by_survey = rows[method, metric]["survey"]
-        means = {group: sum(rewards) / len(rewards) for group, rewards in per_group.items()}
-        assert by_survey["per_group"] == pytest.approx(means, abs=1e-9)
-        # Equation fi: mean of 1 / (1 + CoV^2) over the questions of at least two groups; equal rewards count 1
-        fairness = [
-            1.0 if min(rewards) == max(rewards) else 1 / (1 + (np.std(rewards) / np.mean(rewards)) ** 2)
-            for rewards in per_question.values()
-            if len(rewards) > 1
-        ]
-        assert by_survey["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
+        of_group = pd.Series(scores_of(finished, method, metric)).groupby(level=0).mean()
+        assert rows_of(finished)[method, metric]["survey"]["per_group"] == pytest.approx(of_group.to_dict(), abs=1e-9)
 
 
 def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, survey, held_out):

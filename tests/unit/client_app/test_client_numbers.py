@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from client_node import prepared_node, uniform_request
 
-from appa_flwr.protocol import asks, rewards
+from appa_flwr.protocol import asks, rewards, votes
 from appa_flwr.protocol.asks import Ask, ScoreRequest
 from client_app.numbers import score
 from server_app.questions import run_survey
@@ -65,33 +65,21 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
         np.testing.assert_array_equal(reward_GJ(draw), drawn[draw])
 
 
-@pytest.mark.parametrize("task", ["dpa", "opa"])
-def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(task):
+@pytest.mark.parametrize(
+    ("task", "kind", "ballot"),
+    [
+        ("dpa", asks.VOTES, "mode"),
+        ("opa", asks.VOTES, "ranking"),
+        ("dpa", asks.ANSWERS, "distribution"),
+        ("dpa", asks.PREDICTIONS, "distribution"),
+    ],
+)
+def test_a_group_votes_and_answers_by_its_training_answers_and_else_its_predictions(task, kind, ballot):
+    """Predictions hold no answer at all, and nothing holds a held-out one."""
     node, catalogue = prepared_node(task=task)
-    votes = {name: own["votes"] for name, own in node.numbers(Ask(asks.VOTES)).items()}
-    survey = run_survey(node.config)
-    assert set(votes) == set(survey.groups)
-    for group, vote_QK in votes.items():
-        table_QK = node.targets(group)
-        sources = set()
-        for q, question in enumerate(catalogue.questions):
-            size = len(question.options)
-            own = survey.answers[group].get(question.question_id) if catalogue.train_Q[q] else None
-            sources.add(own is None)
-            opinion = table_QK[q, :size] if own is None else own
-            favourites = sorted(range(size), key=lambda k, p=opinion: (-p[k], k))
-            expected = [0.0] * vote_QK.shape[1]
-            for place, option in enumerate(favourites):
-                expected[option] = float(size - place) if task == "opa" else float(place == 0)
-            assert vote_QK[q].tolist() == expected
-        assert sources == {True, False}
-
-
-@pytest.mark.parametrize("kind", [asks.ANSWERS, asks.PREDICTIONS])
-def test_answers_hold_no_held_out_answer_and_predictions_no_answer_at_all(kind):
-    node, catalogue = prepared_node()
     for group, own in node.numbers(Ask(kind)).items():
-        truth_QK, table_QK = node.truth(group), node.targets(group)
-        own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q & (kind == asks.ANSWERS)
-        np.testing.assert_array_equal(own["votes"], np.where(own_Q[:, None], truth_QK, table_QK))
-        assert own_Q.any() == (kind == asks.ANSWERS)
+        truth_QK = node.truth(group)
+        own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q & (kind != asks.PREDICTIONS)
+        assert own_Q.any() == (kind != asks.PREDICTIONS)
+        opinion_QK = np.where(own_Q[:, None], truth_QK, node.targets(group))
+        np.testing.assert_array_equal(own["votes"], votes.cast(opinion_QK, catalogue.option_QK, kind=ballot))

@@ -1,4 +1,4 @@
-"""Scores of methods through a federation that scores with the clients' own code.
+"""Votes and scores of methods through a federation; it scores with the clients' own code.
 
 Axis letters: G groups, Q questions, K options, J answers.
 """
@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_groups import GROUPS, NODES, TABLES, TEST_J, TRUTHS, federated, scoring_node
+from fake_groups import GROUPS, NODES, TABLES, TEST_J, TRUTHS, FakeGroups, federated, scoring_node
 from fake_groups import THREE_CATALOGUE as CATALOGUE
-from fakes import PROMPTS, tiny_causal_lm
+from fakes import PROMPTS, catalogue_of, tiny_causal_lm
 
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
-from appa_flwr.protocol import rewards
+from appa_flwr.protocol import asks, rewards
 from server_app import evaluation
 from server_app.federation.responses import parse_responses
-from server_app.inputs import PolicyInputs, RunInputs
+from server_app.inputs import PolicyInputs, RunInputs, ask_votes
 
 JS_ONLY = ["js"]
 
@@ -88,3 +88,31 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
         assert answers.question_J.tolist() == [4, 0, 2]
     assert found[1] == found[2] == found[100]
     assert len(set(found[100])) == 3
+
+
+# --- the groups' votes ------------------------------------------------------------------------------------------------
+
+VOTED = catalogue_of([3, 2], train=[True, False])
+MODES = {"A": [[1, 0, 0], [1, 0, 0]], "B": [[1, 0, 0], [0, 1, 0]], "C": [[0, 0, 1], [0, 1, 0]]}
+SHARES = {"A": [[0.6, 0.2, 0.2], [1, 0, 0]], "B": [[0.5, 0.1, 0.4], [0, 1, 0]], "C": [[0.1, 0, 0.9], [0.2, 0.8, 0]]}
+MEAN = [[0.4, 0.1, 0.5], [0.4, 0.6, 0.0]]
+MAJORITY = [[1, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("target", "sft_QK", "kind"),
+    [
+        ("majority", MAJORITY, asks.VOTES),
+        ("votes", [[2 / 3, 0, 1 / 3], [1 / 3, 2 / 3, 0]], asks.VOTES),
+        # 2, 0 and 1 votes of 3 become 3, 1 and 2 of 6; 1 and 2 of 3 become 2 and 3 of 5
+        ("smoothed-votes", [[3 / 6, 1 / 6, 2 / 6], [2 / 5, 3 / 5, 0]], asks.VOTES),
+        ("predicted-mean", MEAN, asks.PREDICTIONS),
+        ("mean", MEAN, asks.ANSWERS),
+    ],
+)
+def test_sft_s_targets_and_the_majority(target, sft_QK, kind):
+    node = FakeGroups([*MODES], lambda ask, name: {"votes": (MODES if ask.kind == asks.VOTES else SHARES)[name]})
+    votes = ask_votes(RunInputs(Config.load({"sft.target": target}), None, federated({1: node}, VOTED), VOTED))
+    np.testing.assert_allclose(votes.sft_QK, sft_QK, atol=1e-12)
+    np.testing.assert_allclose(votes.majority_QK, MAJORITY)
+    assert [ask.kind for ask in node.asked] == [kind]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small import keys_of
 from surveys import row, write
 
 from appa_flwr.config import Config
@@ -26,7 +27,7 @@ def survey_file(tmp_path):
 
 def catalogue_by(survey_file, **changes):
     keys = {"survey": str(survey_file), "groups": ",".join(GROUPS)}
-    return build_catalogue(Config.load({**keys, **{key.replace("__", "."): value for key, value in changes.items()}}))
+    return build_catalogue(Config.load({**keys, **keys_of(changes)}))
 
 
 def ids(catalogue, of_Q):
@@ -34,7 +35,7 @@ def ids(catalogue, of_Q):
 
 
 def test_questions_of_other_groups_are_learned_from_and_never_held_out(survey_file):
-    plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
+    plain = catalogue_by(survey_file, data__extra_questions="")
     assert not plain.unanswered_Q.any()
     assert not catalogue_by(survey_file, groups="").unanswered_Q.any()  # every group takes part
     catalogue = catalogue_by(survey_file)
@@ -45,7 +46,7 @@ def test_questions_of_other_groups_are_learned_from_and_never_held_out(survey_fi
 
 
 def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twice(survey_file, tmp_path):
-    plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
+    plain = catalogue_by(survey_file, data__extra_questions="")
     held_out, training = ids(plain, plain.held_out_Q)[0], ids(plain, plain.train_Q)[0]
     text = {question.question_id: question.text for question in plain.questions}
     rows = [
@@ -58,13 +59,13 @@ def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twi
     ]
     names = ("question_id", "question", "options")
     path = write(tmp_path / "more.jsonl", [dict(zip(names, values, strict=True)) for values in rows])
-    catalogue = catalogue_by(survey_file, **{"data__extra-questions": str(path)})
+    catalogue = catalogue_by(survey_file, data__extra_questions=str(path))
     assert ids(catalogue, catalogue.unanswered_Q) == ["x0", "x1", "x2", "other options", "as a training one", "new"]
 
 
 def test_a_file_of_more_questions_that_is_missing_is_named(survey_file):
     with pytest.raises(UserError, match=r"nowhere\.jsonl"):
-        catalogue_by(survey_file, **{"data__extra-questions": "nowhere.jsonl"})
+        catalogue_by(survey_file, data__extra_questions="nowhere.jsonl")
 
 
 def test_the_generated_survey_has_two_unasked_texts_to_each_asked_one():

@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+import torch
 from fakes import raising
 from report_runs import line
 
@@ -14,6 +15,7 @@ from appa_flwr.run import run_files as files_of_run
 from appa_flwr.run.records import Iteration
 from appa_flwr.run.run_files import METRICS
 from server_app import run_folder as run_folders
+from server_app.checkpoint import Checkpoint, load, save
 from server_app.federation import groups
 from server_app.policy import base, limits
 from server_app.run_folder import RunFolder
@@ -131,3 +133,16 @@ def test_a_token_is_made_once_for_its_owner_alone_and_never_empty(tmp_path):
     path.write_text(" \n")
     with pytest.raises(UserError, match="there is no token"):
         folder.token()
+
+
+@pytest.mark.parametrize("spoil", ["cut", "text", "empty", "code", "other", "list"])
+def test_a_spoilt_checkpoint_is_the_user_s_to_know(spoil, tmp_path):
+    save(path := tmp_path / "checkpoint.pt", Checkpoint(40, 320, {}, {"weights": [torch.ones(2)]}))
+    whole = path.read_bytes()
+    if spoil in ("code", "other", "list"):  # a pickle that would run something, and two that are no checkpoint
+        torch.save({"code": {"run": os.system}, "other": {"iteration": 1}, "list": [1]}[spoil], path)
+    else:
+        path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint", "empty": b""}[spoil])
+    with pytest.raises(UserError, match=r"^/.*checkpoint\.pt: cannot be read") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)

@@ -15,7 +15,8 @@ from flwr.app import ArrayRecord
 from in_process import flower_task
 from small import VALUE_MODEL, keys_of
 
-from appa_flwr.analysis.equations import fairness_index
+from appa_flwr.analysis.equations import training_reward
+from appa_flwr.analysis.rule_choice import make
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import asks, formats, messages
@@ -155,30 +156,28 @@ def test_values_are_computed_while_the_groups_score():
 
 
 def test_line_and_scores_are_the_rule_s():
-    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
+    parameters = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.7}
+    strategy, groups, engine, lines = build(**{f"appa__{name}": value for name, value in parameters.items()})
     run(strategy, groups, 2)
-    first, last = lines
     assert [(line.iteration, line.num_iterations, line.missing_groups) for line in lines] == [(1, 3, ()), (2, 3, ())]
-    assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
-    assert {name: getattr(last, name) for name in LEARNED} == LEARNED
     reward_GJ = alignment_rewards()
-    assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
-    assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
     # three whole answers, nothing, and for "0.50,0.50" to three options: in range and summing to one, but incomplete
     format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
-    assert last.format_score == pytest.approx(format_J.mean())
-    # .85 r + .15 s for the answers that could be read, 0 for the others
-    training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
-    assert list(first.weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
-    history_G = 0.2 * reward_GJ.mean(1)
-    assert list(first.history.values()) == pytest.approx(history_G.tolist())
-    raw_G = np.exp((1 - history_G) / 0.1)
-    alpha_G = raw_G / raw_G.sum()
-    assert list(last.weights.values()) == pytest.approx(alpha_G.tolist())
-    expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
-    np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
-    assert (last.reward, last.fell_back) == (pytest.approx(expected_J.mean()), False)
-    assert list(last.history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
+    training_GJ = training_reward(reward_GJ, format_J, np.array([True, True, False, True, False]))
+    rule = make("appa", **parameters)
+    state = rule.init(len(GROUPS))
+    for line, score_J in zip(lines, engine.scores, strict=True):
+        expected = rule.apply(state, reward_GJ, training_GJ)
+        state = expected.state
+        assert tuple(line.weights) == tuple(line.history) == tuple(line.rewards) == GROUPS
+        for found, value_G in ((line.weights, expected.weight_G), (line.history, state.history_G)):
+            assert found == pytest.approx(dict(zip(GROUPS, value_G, strict=True)))
+        assert line.rewards == pytest.approx(dict(zip(GROUPS, reward_GJ.mean(1), strict=True)))
+        assert line.fairness_index == pytest.approx(expected.fairness_index)
+        assert (line.reward, line.fell_back) == (pytest.approx(expected.aggregate_J.mean()), False)
+        assert line.format_score == pytest.approx(format_J.mean())
+        np.testing.assert_allclose(score_J, expected.aggregate_J, rtol=1e-5, atol=1e-6)
+        assert {name: getattr(line, name) for name in LEARNED} == LEARNED
 
 
 def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):

@@ -1,20 +1,24 @@
 """A run that serves: the groups' real ClientApp in this process, the service on a loopback port, end and resume."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
 from types import SimpleNamespace
 
+import datasets
 import pytest
 from fakes import raising
 from served import rounds_of
 from small import SMALLEST
+from typer.testing import CliRunner
 from whole_loop import looped
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
+from appa_flwr.launch.cli import app
 from appa_flwr.report import build
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import PROGRESS
@@ -182,3 +186,42 @@ def test_a_port_in_use_is_named(tmp_path):
         ):
             pass
         assert not (tmp_path / "r" / "pluralllm.json").exists()  # it was said before anything was trained
+
+
+# --- `appa export prompts`: every engine's rows ask the run's questions by id, and held-out ones stand apart ---
+
+EXPORTED = {"data.num-questions": 20, "data.num-groups": 3}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prompts")
+    keys = [f"{key}={value}" for key, value in EXPORTED.items()]
+    done = CliRunner().invoke(app, ["export", "prompts", "generated", *keys, "--out", str(folder)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_engine_gets_the_run_s_questions_of_a_split_in_its_shape(written, split):
+    catalogue = build_catalogue(Config.load(EXPORTED))
+    questions = {
+        question.question_id: question
+        for question, held_out in zip(catalogue.questions, catalogue.held_out_Q, strict=True)
+        if held_out == (split == "test")
+    }
+    found = lines(written / f"{split}.jsonl")
+    ids, prompts = [row["question_id"] for row in found], [row["prompt"] for row in found]
+    assert set(ids) == set(questions)
+    for row in found:
+        (message,) = row["prompt"]
+        assert message["role"] == "user"
+        assert questions[row["question_id"]].text in message["content"]
+        assert row["options"] == list(questions[row["question_id"]].options)
+    loaded = datasets.load_dataset("parquet", data_files=str(written / f"verl.{split}.parquet"), split="train")
+    assert [row["ground_truth"] for row in loaded["reward_model"]] == ids
+    assert list(loaded["prompt"]) == prompts

@@ -4,18 +4,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
 
 from appa_flwr.config import split_names
+from appa_flwr.core.arrays import IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Entries, Entry, Item, Listed, Refusals, Weight
 from appa_flwr.survey.frames import LAYOUTS, LEFT_OUT, Column, Frame
 from appa_flwr.survey.names import group_name, same, some, usual_name
 from appa_flwr.survey.nonanswers import Kind, Missing, in_context, looks_missing, number
-from appa_flwr.survey.respondents import codes_of, numbers, weights
+from appa_flwr.survey.respondents import numbers, weights
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 
 MAX_GROUPS: Final = 200
@@ -84,10 +86,8 @@ def weightiest(frame: Frame, codebook: Codebook) -> list[tuple[float, str]]:
     guesses += [(0.0, f"{name}: {item.guessed}") for name, item in codebook.questions.items() if item.guessed]
     for name, column in (codebook.groups | codebook.questions).items():
         if name in frame.cells and (marked := [entry for entry in column.entries if entry.guessed]):
-            code_R, codes = codes_of(frame, name)
-            size_of = dict(zip(codes, np.bincount(code_R + 1, minlength=len(codes) + 1)[1:], strict=True))
             for entry in marked:
-                share = float(size_of.get(entry.code, 0)) / len(frame.cells)
+                share = frame.codes(name)[1].get(entry.code, 0) / len(frame.cells)
                 guesses.append((share, f"{name}: {entry.code} {entry.label!r}: {entry.guessed}"))
     return sorted(guesses, key=lambda guess: -guess[0])
 
@@ -111,23 +111,28 @@ def _group_columns(frame: Frame, group_by: str) -> tuple[str, ...]:
 
 def _check_layout(frame: Frame, columns: Sequence[str]) -> None:
     """Raise a `UserError` if a respondent seems to have several rows, such as one for each question or event."""
+    import pandas as pd
+
     items = [name for name in frame.cells.columns if _QUESTION.fullmatch(name.casefold()) and name not in columns]
     answers = [name for name in frame.cells.columns if _ANSWER.fullmatch(name.casefold())]
     events = [name for name in frame.cells.columns if _EVENT.fullmatch(name) and frame.cells[name].nunique() > 1]
     why = f"{items[0]!r} names the question of the answer in {answers[0]!r}" if items and answers else ""
     why = f"{events[0]!r} has several events" if events else why
-    lists = [name for name in frame.cells.columns if isinstance(frame.cells[name].iloc[0], list | np.ndarray)]
-    cells = frame.cells.drop(columns=lists)
-    cells = cells.mask(cells == "")
+    code_of: dict[str, IntArray] = {}
+    for name in frame.cells.columns:
+        with suppress(UserError):  # lists
+            code_of[name] = frame.codes(name)[0]
+    cells = pd.DataFrame(code_of)
+    groups = pd.DataFrame({name: frame.codes(name)[0] for name in columns}).replace(-1, math.nan)
     for person in cells.columns.difference([*columns], sort=False):
-        rows = cells.groupby(person)
-        if not _FEWEST_PEOPLE <= rows.ngroups <= len(cells) / 1.2 or cells[person].isna().any():
+        size_of = frame.codes(person)[1]
+        if not _FEWEST_PEOPLE <= len(size_of) <= len(cells) / 1.2 or cells[person].min() < 0:
             continue
-        if (rows[[*columns]].nunique() > 1).any(axis=None):
+        if (groups.groupby(cells[person]).nunique() > 1).any(axis=None):
             continue  # groups differ between the rows of one value
-        most = 2 * rows.size().max()
+        most = 2 * max(size_of.values())
         for part in cells.columns.difference([person, *columns], sort=False):
-            if 1 < cells[part].nunique() <= most and not cells.duplicated([person, part]).any():
+            if 1 < len(frame.codes(part)[1]) <= most and not cells.duplicated([person, part]).any():
                 why = why or f"values of {person!r} are repeated, and {part!r} tells their rows apart"
     if why:
         raise UserError(
@@ -171,18 +176,14 @@ def _may_be_weight(frame: Frame, name: str) -> bool:
     if 2 * len(number_R) <= sum(cell not in (None, "") for cell in frame.cells[name]):
         return False
     # A label of one code, such as "no weight", leaves the column a weight; labels of all codes make it a question.
-    is_labelled = all(code in column.labels for code in codes_of(frame, name)[1])
+    is_labelled = all(code in column.labels for code in frame.codes(name)[1])
     return not is_labelled and bool(is_called or (number_R % 1.0 > 0).any())
 
 
 def _group(frame: Frame, name: str, missing: Missing) -> Listed:
     """Read the names of a column's groups, and the codes of respondents without a group."""
     column = frame.columns[name]
-    try:
-        _, codes = codes_of(frame, name)
-    except TypeError:
-        raise UserError(f"{frame.source}: column {name} has lists in its cells, so it holds no groups") from None
-    labels = {code: column.label(code) for code in codes}
+    labels = {code: column.label(code) for code in frame.codes(name)[1]}
     kinds = _kinds(name, labels, missing)
     others = [labels[code] for code, (kind, _) in kinds.items() if kind == "answer"]
     if others and all(map(_PLACE.fullmatch, others)):
@@ -211,8 +212,8 @@ def _item(frame: Frame, name: str, missing: Missing, refusals: str) -> Item | st
     if not column.is_question or not name:
         return "no question, as the file says" if name else "the column has no name"
     try:
-        _, used = codes_of(frame, name)
-    except TypeError:  # lists
+        used = [*frame.codes(name)[1]]
+    except UserError:  # lists
         used = [";"]
     if used == [";"] or (not column.labels and _has_several(used)):
         return "several answers in a cell; make a column of each option"

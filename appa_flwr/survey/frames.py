@@ -13,6 +13,9 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
+from appa_flwr.core.arrays import BoolArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
 from appa_flwr.core.text import clean, decode
@@ -90,10 +93,40 @@ class Frame:
     notes: Notes = field(default_factory=Notes)
     header: Mapping[str, Any] = field(default_factory=dict)  # first line of a file in the own format (`store`)
 
+    _codes: dict[str, tuple[IntArray, dict[str, int]]] = field(default_factory=dict)  # of columns, once asked for
+
     def require(self, *names: str) -> None:
         """Raise a `UserError` if any of these columns is missing."""
         if missing := [name for name in names if name not in self.cells.columns]:
             raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {some(self.cells.columns)}")
+
+    def codes(self, column: str) -> tuple[IntArray, dict[str, int]]:
+        """Return each row's index into a column's codes, (R,), -1 for an empty cell; and code -> number of rows.
+
+        Raises:
+            UserError: the column has lists in its cells.
+        """
+        import pandas as pd
+
+        if column not in self._codes:
+            try:
+                cell_R, values = pd.factorize(self.cells[column])
+            except TypeError:
+                raise UserError(
+                    f"{self.source}: column {column} has lists in its cells; make a column of each option"
+                ) from None
+            places: dict[str, int] = {}
+            place_of = [places.setdefault(code, len(places)) if (code := code_text(value)) else -1 for value in values]
+            code_R = np.array([*place_of, -1])[cell_R]
+            size_of = np.bincount(code_R + 1, minlength=len(places) + 1)[1:].tolist()
+            self._codes[column] = code_R, dict(zip(places, size_of, strict=True))
+        return self._codes[column]
+
+    def keep(self, is_kept_R: BoolArray) -> None:
+        """Drop all other rows."""
+        if not is_kept_R.all():
+            self.cells = self.cells[is_kept_R]
+            self._codes.clear()
 
 
 def read_frame(path: str) -> Frame:
@@ -112,8 +145,9 @@ def read_frame(path: str) -> Frame:
     try:
         with file.open("rb") as content:
             start = content.read(512).lstrip(b"\xef\xbb\xbf \r\n\t").lower()
-        if (what := next((what for mark, what in _NO_TABLES.items() if start.startswith(mark)), "")) != "":
-            raise UserError(f"{path}: is {what}")
+        for mark, what in _NO_TABLES.items():
+            if start.startswith(mark):
+                raise UserError(f"{path}: is {what}")
         frame = reader(file)
     except UserError:
         raise
@@ -125,14 +159,10 @@ def read_frame(path: str) -> Frame:
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
     frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
-    first = [code_text(cell) for cell in frame.cells.iloc[0]]
-    if not first[0] and _SURVEYMONKEY & {same(cell) for cell in first}:
-        _surveymonkey(frame)
+    is_used = [bool(name) or not frame.cells.iloc[:, k].isin(["", None]).all() for k, name in enumerate(frame.cells)]
+    frame.cells = frame.cells.loc[:, is_used]
+    _surveymonkey(frame)
     _second_header(frame)
-    names = enumerate(frame.cells.columns)
-    frame.cells = frame.cells.iloc[
-        :, [k for k, name in names if name or not frame.cells.iloc[:, k].isin(["", None]).all()]
-    ]
     if (nameless := (frame.cells.columns == "").sum()) > 1 or nameless == frame.cells.shape[1] - 1 > 0:
         raise UserError(f"{path}: columns without a name: a crosstab, or a title above the table; {LAYOUTS}")
     if (twice := frame.cells.columns.duplicated()).any():
@@ -140,11 +170,12 @@ def read_frame(path: str) -> Frame:
     return frame
 
 
-def _table(rows: Mapping[int, Any], columns: list[Any] | None = None) -> pd.DataFrame:
-    """Make a table from rows by number, which are lists of cells, or dicts whose keys become the columns."""
+def _table(rows: Mapping[int, Sequence[Any]]) -> pd.DataFrame:
+    """Make a table from rows by number, of which the first has the columns' names."""
     import pandas as pd
 
-    return pd.DataFrame([*rows.values()], index=[*rows], columns=columns, dtype=object)
+    cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
+    return cells.iloc[1:].set_axis(cells.iloc[0] if rows else [], axis=1)
 
 
 def _csv(file: Path) -> Frame:
@@ -161,15 +192,14 @@ def _csv(file: Path) -> Frame:
         delimiter = max(counts, key=lambda mark: (counts[mark][0] > 0 and len({*counts[mark]}) == 1, counts[mark][0]))
     # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    header = next(reader, [])
-    rows: dict[int, list[str]] = {}
-    for row in reader:
-        if row:
-            rows[line := reader.line_num + skipped] = row
-            if len(row) != len(header):
-                layouts = f"; {LAYOUTS}, and no title above" if len(header) == 1 else ""
-                raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}{layouts}")
-    return Frame(str(file), _table(rows, header), notes=notes)
+    width = len(header := next(reader, []))
+    rows = {0: header}
+    for row in filter(None, reader):
+        rows[line := reader.line_num + skipped] = row
+        if len(row) != width:
+            layouts = f"; {LAYOUTS}, and no title above" if width == 1 else ""
+            raise UserError(f"{file}: line {line} has {len(row)} cells, the header {width}{layouts}")
+    return Frame(str(file), _table(rows), notes=notes)
 
 
 def _decoded(file: Path, notes: Notes) -> str:
@@ -216,17 +246,22 @@ def _is_header(cells: pd.DataFrame) -> bool:
 
 
 def _surveymonkey(frame: Frame) -> None:
-    """Read a SurveyMonkey export: the second row holds the parts of a question, whose text stands above the first."""
+    """Read the row of SurveyMonkey that holds the parts of a question, whose text stands above the first, if any."""
+    parts = frame.cells.iloc[0].map(code_text)
+    if parts.iloc[0] or not _SURVEYMONKEY & {*map(same, parts)}:
+        return
     names, text = [], ""
-    for name, part in zip(frame.cells.columns, frame.cells.iloc[0], strict=True):
+    for name, part in zip(frame.cells.columns, parts, strict=True):
         text = name or text
-        names.append(f"{text}: {part}" if part and same(str(part)) not in _SURVEYMONKEY else name)
+        names.append(f"{text}: {part}" if part and same(part) not in _SURVEYMONKEY else name)
     frame.cells.columns = names
     frame.cells = frame.cells.iloc[1:]
     frame.notes.add("SurveyMonkey's two header rows")
 
 
 def _jsonl(file: Path) -> Frame:
+    import pandas as pd
+
     notes, rows = Notes(), dict[int, dict[str, object]]()
     for line, text in enumerate(_decoded(file, notes).split("\n"), start=1):
         if not text.strip():
@@ -239,7 +274,8 @@ def _jsonl(file: Path) -> Frame:
             raise UserError(f"{file}: line {line} is not a JSON object")
         rows[line] = row
     header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
-    return Frame(str(file), _table(rows), notes=notes, header=header)
+    cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
+    return Frame(str(file), cells, notes=notes, header=header)
 
 
 def _parquet(file: Path) -> Frame:
@@ -263,15 +299,9 @@ def _excel(file: Path) -> Frame:
 
     book = openpyxl.load_workbook(file, read_only=True, data_only=True)
     rows = {line: [*row] for line, row in enumerate(book.worksheets[0].iter_rows(), start=1)}
-    header = [cell.value for cell in rows.pop(1, ())]
-    cells = {line: [_shown(cell, file) for cell in row] for line, row in rows.items()}
-    width = max(
-        (place + 1 for row in (header, *cells.values()) for place, cell in enumerate(row) if cell is not None),
-        default=1,
-    )
-    cells = {line: (row + [None] * width)[:width] for line, row in cells.items()}
-    frame = Frame(str(file), _table(cells, (header + [None] * width)[:width]))
-    frame.cells = frame.cells.dropna(how="all")
+    # The first row has names, not answers.
+    cells = {line: [_shown(cell, file) if line > 1 else cell.value for cell in row] for line, row in rows.items()}
+    frame = Frame(str(file), _table(cells).dropna(how="all"))
     if len(book.sheetnames) > 1:
         frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
     return frame

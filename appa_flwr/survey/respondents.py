@@ -15,7 +15,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
 from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import some
-from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -57,10 +56,11 @@ def weights(frame: Frame, column: str) -> FloatArray:
     weight_R = numbers(frame, column)
     if np.isnan(weight_R).all():
         raise UserError(f"{frame.source}: column {column} has no number >= 0, so it is no weight")
-    if unusable := int(np.isnan(weight_R).sum()):
+    is_usable_R = np.isfinite(weight_R)
+    if unusable := int((~is_usable_R).sum()):
         frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
-        frame.cells = frame.cells[np.isfinite(weight_R)]
-    return weight_R[np.isfinite(weight_R)]
+    frame.keep(is_usable_R)
+    return weight_R[is_usable_R]
 
 
 def numbers(frame: Frame, column: str) -> FloatArray:
@@ -72,46 +72,24 @@ def numbers(frame: Frame, column: str) -> FloatArray:
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
-def codes_of(frame: Frame, column: str) -> tuple[IntArray, list[str]]:
-    """Return each respondent's index into a column's codes, (R,), -1 for an empty cell; and these codes.
-
-    Raises:
-        TypeError: the column has lists in its cells.
-    """
-    import pandas as pd
-
-    cell_R, values = pd.factorize(frame.cells[column])
-    places: dict[str, int] = {}
-    place_of = [places.setdefault(code, len(places)) if (code := code_text(value)) else -1 for value in values]
-    return np.array([*place_of, -1])[cell_R], [*places]
-
-
 def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False) -> tuple[IntArray, list[str]]:
     """Return each respondent's index into the distinct labels of options, (R,), -1 for none; and these labels."""
-    try:
-        code_R, codes = codes_of(frame, column)
-    except TypeError:
-        raise UserError(
-            f"{frame.source}: column {column} has lists in its cells; make a column of each option"
-        ) from None
+    code_R, size_of = frame.codes(column)
     labels = [*dict.fromkeys(entry.label for entry in listed.options)]
     place = {entry.code: labels.index(entry.label) for entry in listed.options}
     without = {entry.code: entry.label for entry in listed.no_answers}
-    *size_of, empty = np.bincount(code_R % (len(codes) + 1), minlength=len(codes) + 1).tolist()
-    unlisted = {
-        code: size for code, size in zip(codes, size_of, strict=True) if code not in place.keys() | without.keys()
-    }
+    unlisted = {code: size for code, size in size_of.items() if code not in place.keys() | without.keys()}
     if unlisted:
         named = f"{sum(unlisted.values())} of {column} ({some(map(repr, unlisted))})"
         frame.notes.add("cells left out that no list of the codebook has", named)
-    lost = {without[code]: size for code, size in zip(codes, size_of, strict=True) if code in without}
+    lost = {without[code]: size for code, size in size_of.items() if code in without}
+    empty = int((code_R < 0).sum())
     if is_group and (lost or empty):
-        empty_too = {"empty": empty} if empty else {}
-        named_sizes = (f"{size} {label}" for label, size in (lost | empty_too).items())
-        frame.notes.add(f"respondents without a group in {column}", *named_sizes)
+        sizes = lost | ({"empty": empty} if empty else {})
+        frame.notes.add(f"respondents without a group in {column}", *(f"{n} {label}" for label, n in sizes.items()))
     elif lost:
         frame.notes.add("left out as no answers", *lost)
-    return np.array([*(place.get(code, -1) for code in codes), -1])[code_R], labels
+    return np.array([*(place.get(code, -1) for code in size_of), -1])[code_R], labels
 
 
 def _counted(

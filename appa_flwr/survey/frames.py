@@ -78,10 +78,6 @@ class Column:
     places: Mapping[str, float] = field(default_factory=dict)  # code -> scale position, if the source states it
     is_question: bool = True
 
-    def label(self, code: str) -> str:
-        """Label of a code; the code itself if it has none."""
-        return self.labels.get(code, code)
-
 
 @dataclass
 class Frame:
@@ -218,31 +214,30 @@ def _decoded(file: Path, notes: Notes) -> str:
 
 def _second_header(frame: Frame) -> None:
     """Read the rows of question texts, and of Qualtrics' kinds of columns, below the names of the columns."""
-    cells = frame.cells
-    rows = [cells.iloc[row].map(code_text) for row in range(min(2, len(cells)))]
-    kinds = next((row for row, texts in enumerate(rows) if texts.iloc[0].startswith(_IMPORT_ID)), None)
-    if kinds is None and not _is_header(cells):
+    rows = [[*map(code_text, row)] for row in frame.cells.iloc[:_MOST_ROWS].to_numpy()]
+    kinds = next((number for number, row in enumerate(rows[:2]) if row[0].startswith(_IMPORT_ID)), None)
+    if kinds is None and not _is_header(rows):
         return
-    for name, text in zip(cells.columns, rows[0] if kinds != 0 else cells.columns, strict=True):
-        frame.columns[name].text = text
-    if kinds is not None:
-        for name, kind in zip(cells.columns, rows[kinds], strict=True):
-            frame.columns[name].is_question = kind.replace(" ", "").startswith(_IMPORT_ID + ':"QID')
-    frame.cells = cells.iloc[1 if kinds is None else kinds + 1 :]
+    for k, name in enumerate(frame.cells.columns):
+        frame.columns[name].text = name if kinds == 0 else rows[0][k]
+        if kinds is not None:
+            frame.columns[name].is_question = rows[kinds][k].replace(" ", "").startswith(_IMPORT_ID + ':"QID')
+    frame.cells = frame.cells.iloc[1 if kinds is None else kinds + 1 :]
     frame.notes.add("header rows below the first, with the questions' texts")
 
 
-def _is_header(cells: pd.DataFrame) -> bool:
+def _is_header(rows: Sequence[Sequence[str]]) -> bool:
     """True if a table's first row is unlike the others: none of its cells is an answer, and most are longer.
 
     Columns of answers are those in which the same few cells are repeated; there must be two.
     """
-    table = cells.iloc[:_MOST_ROWS].map(code_text)
-    first, rest = [*table.iloc[0]], [table.iloc[1:, k] for k in range(table.shape[1])]
-    answers = [k for k, cell_R in enumerate(rest) if cell_R.nunique() <= min(MAX_OPTIONS, len(cell_R) / 2)]
-    is_new = all(first[k] and (rest[k] != first[k]).all() for k in answers)
-    num_longer = sum(len(first[k]) > rest[k].str.len().max() for k in answers)
-    return len(table) > _FEWEST_ROWS and len(answers) > 1 and is_new and 2 * num_longer > len(answers)
+    if len(rows) <= _FEWEST_ROWS:
+        return False
+    columns = [(column[0], column[1:]) for column in zip(*rows, strict=True)]
+    answers = [(first, rest) for first, rest in columns if len({*rest}) <= min(MAX_OPTIONS, len(rest) / 2)]
+    is_new = all(first and first not in rest for first, rest in answers)
+    num_longer = sum(len(first) > max(map(len, rest)) for first, rest in answers)
+    return len(answers) > 1 and is_new and 2 * num_longer > len(answers)
 
 
 def _surveymonkey(frame: Frame) -> None:
@@ -288,7 +283,7 @@ def _parquet(file: Path) -> Frame:
     for name, kind in cells.dtypes.items():
         if isinstance(kind, pd.CategoricalDtype):
             frame.columns[clean(str(name))] = Column(
-                order=tuple(map(code_text, kind.categories)), is_ordered=bool(kind.ordered)
+                order=tuple(filter(None, map(code_text, kind.categories))), is_ordered=bool(kind.ordered)
             )
     return frame
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
@@ -15,6 +14,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
 from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import some
+from appa_flwr.survey.nonanswers import Kind
 from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -100,15 +100,13 @@ def _counted(
     An answer has weighted shares, and the number of respondents per option.
     """
     option_R, options = _placed(frame, column, item)
-    if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
-        frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
-    refusal = {entry.label: entry.refusal for entry in item.options}
-    place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
-    question = RawAnswer(
-        *(1, item.id, item.text, tuple(options)),
-        ordinal=[place[label] for label in options],
-        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
-    )
+    entry_of: dict[str, tuple[float, Kind]] = {}  # label of an option -> its position on the scale, and its kind
+    for entry, position in zip(item.options, item.places(), strict=True):
+        if entry.label in entry_of:
+            frame.notes.add("options and groups that are one", f"several codes are {entry.label!r}")
+        entry_of[entry.label] = position, "refusal" if entry.refusal else "answer"
+    positions, kinds = zip(*entry_of.values(), strict=True)
+    question = RawAnswer(1, item.id, item.text, tuple(options), ordinal=positions, kinds=kinds)
     was_asked = False
     for attribute, (group_R, names) in groups.items():
         cell_R, size = group_R * len(options) + option_R, len(names) * len(options)
@@ -135,8 +133,7 @@ def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:
         For each wave its table, its columns of groups, and its column of weights.
     """
     root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    matches = ((_WAVE.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
-    waves = {int(match[1]): path for match, path in matches if match}
+    waves = {int(match[1]): path for path in root.iterdir() if path.is_dir() and (match := _WAVE.fullmatch(path.name))}
     if not waves:
         raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     read = []

@@ -166,12 +166,12 @@ def read_frame(path: str) -> Frame:
     return frame
 
 
-def _table(rows: Mapping[int, Sequence[Any]]) -> pd.DataFrame:
-    """Make a table from rows by number, of which the first has the columns' names."""
+def _table(rows: Mapping[int, Any], *, has_header: bool = True) -> pd.DataFrame:
+    """Make a table from rows by number: lists, of which the first has the columns' names, or else dicts."""
     import pandas as pd
 
     cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
-    return cells.iloc[1:].set_axis(cells.iloc[0] if rows else [], axis=1)
+    return cells.iloc[1:].set_axis(cells.iloc[0], axis=1) if has_header else cells
 
 
 def _csv(file: Path) -> Frame:
@@ -255,8 +255,6 @@ def _surveymonkey(frame: Frame) -> None:
 
 
 def _jsonl(file: Path) -> Frame:
-    import pandas as pd
-
     notes, rows = Notes(), dict[int, dict[str, object]]()
     for line, text in enumerate(_decoded(file, notes).split("\n"), start=1):
         if not text.strip():
@@ -269,8 +267,7 @@ def _jsonl(file: Path) -> Frame:
             raise UserError(f"{file}: line {line} is not a JSON object")
         rows[line] = row
     header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
-    cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
-    return Frame(str(file), cells, notes=notes, header=header)
+    return Frame(str(file), _table(rows, has_header=False), notes=notes, header=header)
 
 
 def _parquet(file: Path) -> Frame:
@@ -296,7 +293,7 @@ def _excel(file: Path) -> Frame:
     rows = {line: [*row] for line, row in enumerate(book.worksheets[0].iter_rows(), start=1)}
     # The first row has names, not answers.
     cells = {line: [_shown(cell, file) if line > 1 else cell.value for cell in row] for line, row in rows.items()}
-    frame = Frame(str(file), _table(cells).dropna(how="all"))
+    frame = Frame(str(file), _table({1: [], **cells}).dropna(how="all"))
     if len(book.sheetnames) > 1:
         frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
     return frame

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -198,14 +199,15 @@ def _survey(
     source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # normalised name of a group -> its usual or first spelling
+    tidy = cache(clean)  # labels are repeated from row to row
     for raw in raws:
         words = json.dumps([raw.text, raw.options]).encode()
         key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
         usual = usual_name(raw.group)
         group = names.setdefault(same(usual), usual) if raw.group else ""
         notes.add_spelling(raw.group, group)
-        options = tuple(map(clean, raw.options))
-        row = raw._replace(question_id=key, group=group, text=clean(raw.text), options=options)
+        options = tuple(map(tidy, raw.options))
+        row = raw._replace(question_id=key, group=group, text=tidy(raw.text), options=options)
         rows.setdefault(key, []).append(row)
     read = {key: _question(mine, by, missing, notes) for key, mine in rows.items()}
     asked = {key: question for key, (question, _, _) in read.items() if question}

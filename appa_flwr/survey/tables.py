@@ -255,24 +255,22 @@ def _sums(number: "pd.DataFrame", measure: str) -> dict[str, bool]:
     equal numbers in all groups are no accident; shares have nets only if they sum to more than one.
     """
     called = [name for name in number.columns if name in _TOTALS or _NET.search(name)]
-    result: dict[str, bool] = {}
+    result = dict.fromkeys(called, False)
     for name in number.columns:
         others = [other for other in number.columns if other not in (name, *called) and not result.get(other)]
         mine_G = number[name].dropna()
         other_GK = number.loc[mine_G.index, others].fillna(0.0).to_numpy()
-        total_G = other_GK.sum(axis=1)
-        if all(_is_sum(total, UNITS[measure] or total) for total in total_G):
-            runs = [(i, j) for i in range(len(others)) for j in range(i + 2, len(others) + 1)]
-            runs = [(0, len(others))] if name in _TOTALS else runs
-            sums = [other_GK[:, i:j].sum(axis=1) for i, j in runs]
-            if name in called:
-                # Beside shares that sum to one, a net is one too many, however it is rounded.
-                is_over = bool(UNITS[measure]) and name not in _TOTALS
-                result[name] = is_over or (len(mine_G) > 0 and any(all(map(_is_sum, mine_G, sum_G)) for sum_G in sums))
-            elif not UNITS[measure] and np.log10(mine_G + 1.0).sum() >= _NO_ACCIDENT and len(mine_G) > 1:
-                result |= {name: True} if any((sum_G == mine_G).all() for sum_G in sums) else {}
-        elif name in called:
-            result[name] = False
+        if not all(_is_sum(total, UNITS[measure] or total) for total in other_GK.sum(axis=1)):
+            continue
+        runs = [(i, j) for i in range(len(others)) for j in range(i + 2, len(others) + 1)]
+        runs = [(0, len(others))] if name in _TOTALS else runs
+        sums = [other_GK[:, i:j].sum(axis=1) for i, j in runs]
+        if name in called:
+            # Beside shares that sum to one, a net is one too many, however it is rounded.
+            is_over = bool(UNITS[measure]) and name not in _TOTALS
+            result[name] = is_over or (len(mine_G) > 0 and any(all(map(_is_sum, mine_G, sum_G)) for sum_G in sums))
+        elif not UNITS[measure] and np.log10(mine_G + 1.0).sum() >= _NO_ACCIDENT and len(mine_G) > 1:
+            result |= {name: True} if any((sum_G == mine_G).all() for sum_G in sums) else {}
     return result
 
 

@@ -13,7 +13,6 @@ from appa_flwr.config import Config
 from appa_flwr.config.sources import read_toml
 from appa_flwr.launch.checks import read_survey as read_checked
 from appa_flwr.survey.names import usual_name
-from appa_flwr.survey.nonanswers import classify, in_context
 from appa_flwr.survey.sources import convert, read_survey
 
 CASES = Path(__file__).parents[3] / "cases"
@@ -24,30 +23,6 @@ def people(path, n=60, **columns):
     table = {"g": ["N", "S"] * (n // 2), "q": [*"abc"] * (n // 3)} | columns
     pd.DataFrame(table).to_csv(path, index=False)
     return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "doubtful", "labels"),
-    [
-        ("none", False, "Inap. (not 1 or 2 in qa1a_1)|NAP (code 2 in v1)|INAP: No internet|Missing; Unknown|.x: Moved"),
-        ("none", True, "Valid skip|No aplicable|Not in universe|Interview breakoff (partial)|N.v.t.|Left blank"),
-        ("refusal", False, "Don't know [DNR]|DK (SPONTANEOUS)|DK/Refused|Refused (VOL.)"),
-        (
-            "refusal",
-            True,
-            "I don't know|Decline to answer|Not stated|Weiß ich nicht|No contestó|Je ne sais pas|No sé",
-        ),
-        ("answer", False, "Don't know him|Refused to pay|Never skip|Not missing|Rather not|Not sure|Filter coffee|No"),
-    ],
-)
-def test_labels_of_no_answers(kind, doubtful, labels):
-    labels = labels.split("|")
-    assert {label: classify(label) for label in labels} == dict.fromkeys(labels, (kind, doubtful))
-
-
-def test_the_end_of_a_scale_is_an_answer():
-    scale = dict(enumerate(("Trifft voll zu", "Trifft eher zu", "Trifft nicht zu", "Weiß ich nicht")))
-    assert [kind for kind, _ in in_context(scale).values()] == ["answer", "answer", "answer", "refusal"]
 
 
 def test_negative_codes_with_labels_are_guessed_to_be_no_answers_unless_all_between_occur(tmp_path):
@@ -160,22 +135,6 @@ def test_literal_percent_signs_and_ordered_categories(tmp_path):
     pd.DataFrame({"list": [["a"]] * 12, "g": ["N"] * 12, "q": answers}).to_parquet(tmp_path / "x.parquet")
     (question,) = read_survey(tmp_path / "x.parquet", group_by="g").questions
     assert (question.options, question.ordinal) == (("Low", "Mid", "High"), (1.0, 2.0, 3.0))
-
-
-@pytest.mark.parametrize(
-    ("rows", "options"),
-    [
-        ({"Top 2 box": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (200, 230)}, 3),
-        ({"Pleased (all)": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (205, 230)}, 3),
-        ({"Yes": (3, 5), "No": (1, 2), "Maybe": (2, 3)}, 3),  # 3 = 1 + 2 and 5 = 2 + 3 can be an accident
-    ],
-)
-def test_nets(tmp_path, rows, options):
-    lines = [f"Q?,{group},{name},{count[k]}\n" for k, group in enumerate("AB") for name, count in rows.items()]
-    (tmp_path / "x.csv").write_text("question,group,option,count\n" + "".join(lines))
-    survey = read_survey(tmp_path / "x.csv")
-    assert len(survey.questions[0].options) == options
-    assert [*survey.respondents["A"].values()] == [sum([count[0] for count in rows.values()][-options:])]
 
 
 def test_toml_of_windows(tmp_path):

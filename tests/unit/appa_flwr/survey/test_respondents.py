@@ -3,7 +3,7 @@
 import pandas as pd
 import pyreadstat
 import pytest
-from surveys import ids, refused
+from surveys import ids, refused, shares
 
 from appa_flwr.survey.sources import read_survey
 
@@ -43,8 +43,7 @@ def test_spss_with_missing_ranges_measures_and_a_weight(tmp_path):
     (view,) = survey.questions
     assert (view.text, view.options, view.ordinal) == ("Do you agree?", ("Agree", "Neither", "Disagree"), (1, 2, 3))
     # North: weights 2 + 1 agree, 1 disagrees; -8 is declared. South: one Neither; 97 is declared, one has no weight.
-    found = {group: mine["view"].tolist() for group, mine in survey.answers.items()}
-    assert found == {"North": [0.75, 0.0, 0.25], "South": [0.0, 1.0, 0.0]}
+    assert shares(survey) == {"North": {"view": [0.75, 0.0, 0.25]}, "South": {"view": [0.0, 1.0, 0.0]}}
     assert survey.respondents == {"North": {"view": 3.0}, "South": {"view": 1.0}}
     assert "as the file declares: 'Refused', 'Interview broken off'" in notes(survey)
     assert "1 respondents left out" in notes(survey)
@@ -57,7 +56,7 @@ def test_stata_letters_are_no_answers(tmp_path):
     missing = {"happy": ["a", "d"]}
     pyreadstat.write_dta(table, tmp_path / "x.dta", variable_value_labels=labels, missing_user_values=missing)
     survey = read_survey(tmp_path / "x.dta", group_by="sex", refusals="drop")
-    assert {group: mine["happy"].tolist() for group, mine in survey.answers.items()} == {"F": [1, 0], "M": [1, 0]}
+    assert shares(survey) == {"F": {"happy": [1, 0]}, "M": {"happy": [1, 0]}}
     assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
     assert "as the file declares: 'Inapplicable', 'Do not know'" in notes(survey)
 
@@ -97,9 +96,7 @@ THIRDS, HALF = {"A": [1 / 3, 2 / 3]}, [0.5, 0.5]
 )
 def test_shares_of_groups_and_what_is_said_of_them(tmp_path, text, keys, right, note):
     survey = read_survey(csv(tmp_path / "x.csv", text), group_by="g", **keys)
-    assert ids(survey.questions) == ["q"]
-    found = {group: mine["q"].tolist() for group, mine in survey.answers.items()}
-    assert found == {group: pytest.approx(share_K) for group, share_K in right.items()}
+    assert shares(survey) == {group: {"q": pytest.approx(share_K)} for group, share_K in right.items()}
     assert note in notes(survey)
 
 
@@ -169,10 +166,8 @@ def test_opinionqa_as_published(tmp_path):
     survey = read_survey(tmp_path, refusals="drop")
     (question,) = survey.questions
     assert (question.options, question.ordinal) == (("Very", "Not"), (1.0, 2.0))
-    found = {
-        group: (mine["SAFE"].tolist(), survey.respondents[group]["SAFE"]) for group, mine in survey.answers.items()
-    }
-    assert found == {"D": ([0.75, 0.25], 2.0), "R": ([0.0, 1.0], 1.0)}
+    assert shares(survey) == {"D": {"SAFE": [0.75, 0.25]}, "R": {"SAFE": [0.0, 1.0]}}
+    assert survey.respondents == {"D": {"SAFE": 2.0}, "R": {"SAFE": 1.0}}
     assert "no list of the codebook has: 1 of SAFE" in notes(survey)
     refused("has no column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
     (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")

@@ -85,7 +85,7 @@ THIRDS, HALF = {"A": [1 / 3, 2 / 3]}, [0.5, 0.5]
         ),
         (CODES, {"missing": "4-5,1 .. 1"}, {"A": [1, 0, 0], "B": [0, 0.5, 0.5]}, "codes that no answer has: 4-5"),
         (CODES, {"missing": "r=5"}, {"A": [0.5, 0.5, 0, 0], "B": [0, 0, 0.5, 0.5]}, "that no answer has: r=5"),
-        ("id,g,q\n,Response,Response\n7,A,Yes\n7,A,No\n", {}, {"A": [0.5, 0.5]}, "SurveyMonkey's two header rows"),
+        ("id,g,q\n,Response,Response\n7,A,Yes\n7,A,No\n", {}, {"A": HALF}, "SurveyMonkey's two header rows"),
         (
             "g,q\nx,Yes\nx,No\nx,Yes\ny,No\n",
             {"min_respondents": 3},
@@ -184,17 +184,19 @@ def test_answers_that_begin_with_numbers_stand_in_their_order(tmp_path):
         assert ("the order of the alphabet" in notes(survey)) == (answers in words)
 
 
-def test_parts_of_a_question_of_surveymonkey_are_questions(tmp_path):
-    header = "ID,Country,How good?,,\n,Response,Price,Service,\n"
-    survey = read_survey(csv(tmp_path / "x.csv", header + "1,A,1,2,\n2,A,2,2,\n3,A,1,1,\n"), group_by="Country")
-    assert survey.answers["A"]["How good?: Price"].tolist() == [2 / 3, 1 / 3]
-    assert survey.answers["A"]["How good?: Service"].tolist() == [1 / 3, 2 / 3]
-
-
-def test_tabs_between_headers_with_commas(tmp_path):
-    text = '"Country"\t"Tax, or no tax, or both"\n' + "A\tYes\nA\tNo\n"
-    survey = read_survey(csv(tmp_path / "x.txt", text), group_by="Country")
-    assert survey.answers["A"]["Tax, or no tax, or both"].tolist() == [0.5, 0.5]
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (
+            "ID,g,How good?,,\n,Response,Price,Service,\n1,A,1,2,\n2,A,2,2,\n3,A,1,1,\n",  # of SurveyMonkey
+            {"ID": [1 / 3] * 3, "How good?: Price": [2 / 3, 1 / 3], "How good?: Service": [1 / 3, 2 / 3]},
+        ),
+        ('"g"\t"Tax, or no tax, or both"\nA\tYes\nA\tNo\n', {"Tax, or no tax, or both": HALF}),
+        ("g;What, if any, do you, say\n" + "A;a\nA;b\n" * 5, {"What, if any, do you, say": HALF}),
+    ],
+)
+def test_parts_of_questions_and_delimiters_in_names(tmp_path, text, right):
+    assert shares(read_survey(csv(tmp_path / "x.txt", text), group_by="g")) == {"A": right}
 
 
 def test_the_time_at_which_a_form_was_sent_is_no_answer(tmp_path):

@@ -163,17 +163,7 @@ class Missing:
 def looks_missing(labels: Mapping[str, str]) -> list[str]:
     """Find codes of a question that are probably undeclared missing codes; a code without a label is its own label.
 
-    | survey | codes without labels | no answers |
-    | --- | --- | --- |
-    | Pew, American Trends Panel | 1 2 3 4 98 99 | 98 99 |
-    | European Social Survey, interest in politics | 1 2 3 4 7 8 9 | 7 8 9 |
-    | European Social Survey, trust | 0 1 2 3 4 5 6 7 8 9 10 77 88 99 | 77 88 99 |
-    | World Values Survey | 1 2 3 4 -1 -2 -5 | -1 -2 -5 |
-    | ANES, seven points | 1 2 3 4 5 6 7 -8 -9 | -8 -9 |
-    | Eurobarometer | 1 2 3 4 5 9 | 9 |
-    | Afrobarometer | 0 1 2 3 4 8 9 98 99 | 8 9 98 99 |
-    | Latinobarometro, nine points | 1 2 3 4 5 6 7 8 9 | |
-    | Stata's letters | 1 2 .a .b | .a .b |
+    `nonanswers.toml` has the codes of known surveys.
     """
     bare = {code for code, label in labels.items() if code == label}
     whole = {code: int(value) for code in labels if (value := number(code)) is not None and value.is_integer()}

@@ -144,10 +144,9 @@ def read_run(config: Config) -> Survey:
                 raise unknown_name("group", name, valid=survey.groups)
         answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
         return with_extra(replace(survey, answers=answers, about=About(GENERATED_SURVEY)), config)
-    path, frame = Path(config.survey), None
-    if not path.is_dir() and path.suffix.lower() not in STATISTICS:
-        frame = read_frame(config.survey)
-    if frame is None or not tables.is_table(frame):
+    path = Path(config.survey)
+    is_other = path.is_dir() or path.suffix.lower() in STATISTICS
+    if is_other or not tables.is_table(frame := read_frame(config.survey)):
         command = f"appa survey {path} data.group-by=NAME --write {path.stem}.jsonl"
         raise UserError(f"{path}: is no table of shares or counts; convert it first: {command}")
     by = Words(refusals=data.refusals, min_respondents=data.min_respondents)
@@ -248,15 +247,9 @@ def _survey(
 def _complete(about: About, frame: Frame) -> About:
     """Add the source and the notes on it, and what our own format says of where it came from."""
     earlier = store.about_of(frame.header)
-    return replace(
-        about,
-        source=Path(frame.source).name,
-        sha256=sha256_of(frame.source),
-        group_by=about.group_by or earlier.group_by,
-        weight=about.weight or earlier.weight,
-        missing=about.missing or earlier.missing,
-        notes=(*earlier.notes, *frame.notes.lines()),
-    )
+    known = {name: getattr(about, name) or getattr(earlier, name) for name in ("group_by", "weight", "missing")}
+    notes = (*earlier.notes, *frame.notes.lines())
+    return replace(about, source=Path(frame.source).name, sha256=sha256_of(frame.source), notes=notes, **known)
 
 
 def _question(

@@ -179,7 +179,9 @@ def test_totals_and_nets_are_no_options_and_a_group_called_so_is_said(tmp_path, 
 def test_a_code_of_no_answer_in_tables(tmp_path):
     path = tidy(tmp_path / "y.csv", "percent", "Q?,A,1,40", "Q?,A,2,40", "Q?,A,9,20")
     refused('data.missing="[0-9a-f]{12}=9"', read_survey, path)
-    assert only(read_survey(path, missing="9"), "A") == [0.5, 0.5]
+    survey = read_survey(path, missing="9,98")
+    assert only(survey, "A") == [0.5, 0.5]
+    assert "data.missing lists codes that no answer has: 98" in survey.about.notes
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path):

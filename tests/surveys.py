@@ -37,3 +37,8 @@ def refused(message, call, *args, **options):
 
 def ids(questions):
     return [question.question_id for question in questions]
+
+
+def shares(survey):
+    """Group -> question id -> list of shares, which are compared with ==."""
+    return {name: {key: share_K.tolist() for key, share_K in mine.items()} for name, mine in survey.answers.items()}

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -29,28 +29,18 @@ def _config(source: str, words: list[str] | None) -> Config:
     return assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
 
 
+def _path(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, show_default=False)
+
+
 def survey(
     source: Source,
     words: Words = None,
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Write all answers in this package's format.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Write one private file per group, and the public questions.", show_default=False
-        ),
-    ] = None,
-    codebook: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Read a file of respondents by this codebook.", show_default=False),
-    ] = None,
+    write: Annotated[Path | None, _path("FILE.jsonl", "Write all answers in this package's format.")] = None,
+    out: Annotated[Path | None, _path("FOLDER", "Write one private file per group, and the public questions.")] = None,
+    codebook: Annotated[Path | None, _path("FILE.toml", "Read a file of respondents by this codebook.")] = None,
     questions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.jsonl", help="Restrict a file of respondents to these public questions.", show_default=False
-        ),
+        Path | None, _path("FILE.jsonl", "Restrict a file of respondents to these public questions.")
     ] = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Show how far the rules can differ on this survey.")

@@ -187,23 +187,19 @@ def restrict(codebook: Codebook, public: Sequence[Question]) -> tuple[Codebook, 
 
 def _restricted(item: Item, question: Question) -> Item | str:
     """Give a question the words and options of a public one, or say why it does not fit."""
-    place = {same(option): k for k, option in enumerate(question.options)}
     if same(item.text) != same(question.text):
         return f"the text differs: {item.text!r}"
-    for entry in item.options:
-        if same(entry.label) not in place and not entry.refusal:
+    entries_of: dict[str, list[Entry]] = {}
+    for entry in item.entries:
+        entries_of.setdefault(same(entry.label), []).append(entry)
+    options, scale = list[Entry](), list[float]()
+    for k, label in enumerate(question.options):
+        for entry in entries_of.pop(same(label), [Entry(code=label, label=label)]):
+            options.append(entry.model_copy(update={"label": label}))
+            scale += [question.ordinal[k]] if question.ordinal and not entry.refusal else []
+    rest = tuple(entry for entry in item.entries if same(entry.label) in entries_of)
+    for entry in rest:
+        if entry in item.options and not entry.refusal:
             return f"not among its options: {entry.label!r}"
-    known = [entry for entry in item.entries if same(entry.label) in place]
-    unchosen = place.keys() - {same(entry.label) for entry in known}
-    known += [Entry(code=name, label=name) for name in question.options if same(name) in unchosen]
-    known.sort(key=lambda entry: place[same(entry.label)])
-    scale = [question.ordinal[place[same(entry.label)]] for entry in known if question.ordinal and not entry.refusal]
-    return Item(
-        id=question.question_id,
-        text=question.text,
-        ordinal=tuple(scale) or False,
-        options=tuple(
-            entry.model_copy(update={"label": question.options[place[same(entry.label)]]}) for entry in known
-        ),
-        no_answers=tuple(entry for entry in item.entries if same(entry.label) not in place),
-    )
+    ordinal = tuple(scale) or False
+    return Item(id=question.question_id, text=question.text, ordinal=ordinal, options=tuple(options), no_answers=rest)

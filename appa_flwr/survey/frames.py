@@ -13,6 +13,9 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
+from appa_flwr.core.arrays import BoolArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import in_words
 from appa_flwr.core.text import clean, decode
@@ -75,10 +78,6 @@ class Column:
     places: Mapping[str, float] = field(default_factory=dict)  # code -> scale position, if the source states it
     is_question: bool = True
 
-    def label(self, code: str) -> str:
-        """Label of a code; the code itself if it has none."""
-        return self.labels.get(code, code)
-
 
 @dataclass
 class Frame:
@@ -90,10 +89,40 @@ class Frame:
     notes: Notes = field(default_factory=Notes)
     header: Mapping[str, Any] = field(default_factory=dict)  # first line of a file in the own format (`store`)
 
+    _codes: dict[str, tuple[IntArray, dict[str, int]]] = field(default_factory=dict)  # of columns, once asked for
+
     def require(self, *names: str) -> None:
         """Raise a `UserError` if any of these columns is missing."""
         if missing := [name for name in names if name not in self.cells.columns]:
             raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {some(self.cells.columns)}")
+
+    def codes(self, column: str) -> tuple[IntArray, dict[str, int]]:
+        """Return each row's index into a column's codes, (R,), -1 for an empty cell; and code -> number of rows.
+
+        Raises:
+            UserError: the column has lists in its cells.
+        """
+        import pandas as pd
+
+        if column not in self._codes:
+            try:
+                cell_R, values = pd.factorize(self.cells[column])
+            except TypeError:
+                raise UserError(
+                    f"{self.source}: column {column} has lists in its cells; make a column of each option"
+                ) from None
+            places: dict[str, int] = {}
+            place_of = [places.setdefault(code, len(places)) if (code := code_text(value)) else -1 for value in values]
+            code_R = np.array([*place_of, -1])[cell_R]
+            size_of = np.bincount(code_R + 1, minlength=len(places) + 1)[1:].tolist()
+            self._codes[column] = code_R, dict(zip(places, size_of, strict=True))
+        return self._codes[column]
+
+    def keep(self, is_kept_R: BoolArray) -> None:
+        """Drop all other rows."""
+        if not is_kept_R.all():
+            self.cells = self.cells[is_kept_R]
+            self._codes.clear()
 
 
 def read_frame(path: str) -> Frame:
@@ -112,8 +141,9 @@ def read_frame(path: str) -> Frame:
     try:
         with file.open("rb") as content:
             start = content.read(512).lstrip(b"\xef\xbb\xbf \r\n\t").lower()
-        if (what := next((what for mark, what in _NO_TABLES.items() if start.startswith(mark)), "")) != "":
-            raise UserError(f"{path}: is {what}")
+        for mark, what in _NO_TABLES.items():
+            if start.startswith(mark):
+                raise UserError(f"{path}: is {what}")
         frame = reader(file)
     except UserError:
         raise
@@ -125,14 +155,10 @@ def read_frame(path: str) -> Frame:
     if frame.cells.empty:
         raise UserError(f"{path}: holds no survey rows")
     frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
-    first = [code_text(cell) for cell in frame.cells.iloc[0]]
-    if not first[0] and _SURVEYMONKEY & {same(cell) for cell in first}:
-        _surveymonkey(frame)
+    is_used = [bool(name) or not frame.cells.iloc[:, k].isin(["", None]).all() for k, name in enumerate(frame.cells)]
+    frame.cells = frame.cells.loc[:, is_used]
+    _surveymonkey(frame)
     _second_header(frame)
-    names = enumerate(frame.cells.columns)
-    frame.cells = frame.cells.iloc[
-        :, [k for k, name in names if name or not frame.cells.iloc[:, k].isin(["", None]).all()]
-    ]
     if (nameless := (frame.cells.columns == "").sum()) > 1 or nameless == frame.cells.shape[1] - 1 > 0:
         raise UserError(f"{path}: columns without a name: a crosstab, or a title above the table; {LAYOUTS}")
     if (twice := frame.cells.columns.duplicated()).any():
@@ -140,11 +166,12 @@ def read_frame(path: str) -> Frame:
     return frame
 
 
-def _table(rows: Mapping[int, Any], columns: list[Any] | None = None) -> pd.DataFrame:
-    """Make a table from rows by number, which are lists of cells, or dicts whose keys become the columns."""
+def _table(rows: Mapping[int, Any], *, has_header: bool = True) -> pd.DataFrame:
+    """Make a table from rows by number: lists, of which the first has the columns' names, or else dicts."""
     import pandas as pd
 
-    return pd.DataFrame([*rows.values()], index=[*rows], columns=columns, dtype=object)
+    cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
+    return cells.iloc[1:].set_axis(cells.iloc[0], axis=1) if has_header else cells
 
 
 def _csv(file: Path) -> Frame:
@@ -161,15 +188,14 @@ def _csv(file: Path) -> Frame:
         delimiter = max(counts, key=lambda mark: (counts[mark][0] > 0 and len({*counts[mark]}) == 1, counts[mark][0]))
     # The standard library's reader, since pandas pads or cuts rows whose length differs from the header's.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    header = next(reader, [])
-    rows: dict[int, list[str]] = {}
-    for row in reader:
-        if row:
-            rows[line := reader.line_num + skipped] = row
-            if len(row) != len(header):
-                layouts = f"; {LAYOUTS}, and no title above" if len(header) == 1 else ""
-                raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}{layouts}")
-    return Frame(str(file), _table(rows, header), notes=notes)
+    width = len(header := next(reader, []))
+    rows = {0: header}
+    for row in filter(None, reader):
+        rows[line := reader.line_num + skipped] = row
+        if len(row) != width:
+            layouts = f"; {LAYOUTS}, and no title above" if width == 1 else ""
+            raise UserError(f"{file}: line {line} has {len(row)} cells, the header {width}{layouts}")
+    return Frame(str(file), _table(rows), notes=notes)
 
 
 def _decoded(file: Path, notes: Notes) -> str:
@@ -188,39 +214,41 @@ def _decoded(file: Path, notes: Notes) -> str:
 
 def _second_header(frame: Frame) -> None:
     """Read the rows of question texts, and of Qualtrics' kinds of columns, below the names of the columns."""
-    cells = frame.cells
-    rows = [cells.iloc[row].map(code_text) for row in range(min(2, len(cells)))]
-    kinds = next((row for row, texts in enumerate(rows) if texts.iloc[0].startswith(_IMPORT_ID)), None)
-    if kinds is None and not _is_header(cells):
+    rows = [[*map(code_text, row)] for row in frame.cells.iloc[:_MOST_ROWS].to_numpy()]
+    kinds = next((number for number, row in enumerate(rows[:2]) if row[0].startswith(_IMPORT_ID)), None)
+    if kinds is None and not _is_header(rows):
         return
-    for name, text in zip(cells.columns, rows[0] if kinds != 0 else cells.columns, strict=True):
-        frame.columns[name].text = text
-    if kinds is not None:
-        for name, kind in zip(cells.columns, rows[kinds], strict=True):
-            frame.columns[name].is_question = kind.replace(" ", "").startswith(_IMPORT_ID + ':"QID')
-    frame.cells = cells.iloc[1 if kinds is None else kinds + 1 :]
+    for k, name in enumerate(frame.cells.columns):
+        frame.columns[name].text = name if kinds == 0 else rows[0][k]
+        if kinds is not None:
+            frame.columns[name].is_question = rows[kinds][k].replace(" ", "").startswith(_IMPORT_ID + ':"QID')
+    frame.cells = frame.cells.iloc[1 if kinds is None else kinds + 1 :]
     frame.notes.add("header rows below the first, with the questions' texts")
 
 
-def _is_header(cells: pd.DataFrame) -> bool:
+def _is_header(rows: Sequence[Sequence[str]]) -> bool:
     """True if a table's first row is unlike the others: none of its cells is an answer, and most are longer.
 
     Columns of answers are those in which the same few cells are repeated; there must be two.
     """
-    table = cells.iloc[:_MOST_ROWS].map(code_text)
-    first, rest = [*table.iloc[0]], [table.iloc[1:, k] for k in range(table.shape[1])]
-    answers = [k for k, cell_R in enumerate(rest) if cell_R.nunique() <= min(MAX_OPTIONS, len(cell_R) / 2)]
-    is_new = all(first[k] and (rest[k] != first[k]).all() for k in answers)
-    num_longer = sum(len(first[k]) > rest[k].str.len().max() for k in answers)
-    return len(table) > _FEWEST_ROWS and len(answers) > 1 and is_new and 2 * num_longer > len(answers)
+    if len(rows) <= _FEWEST_ROWS:
+        return False
+    columns = [(column[0], column[1:]) for column in zip(*rows, strict=True)]
+    answers = [(first, rest) for first, rest in columns if len({*rest}) <= min(MAX_OPTIONS, len(rest) / 2)]
+    is_new = all(first and first not in rest for first, rest in answers)
+    num_longer = sum(len(first) > max(map(len, rest)) for first, rest in answers)
+    return len(answers) > 1 and is_new and 2 * num_longer > len(answers)
 
 
 def _surveymonkey(frame: Frame) -> None:
-    """Read a SurveyMonkey export: the second row holds the parts of a question, whose text stands above the first."""
+    """Read the row of SurveyMonkey that holds the parts of a question, whose text stands above the first, if any."""
+    parts = frame.cells.iloc[0].map(code_text)
+    if parts.iloc[0] or not _SURVEYMONKEY & {*map(same, parts)}:
+        return
     names, text = [], ""
-    for name, part in zip(frame.cells.columns, frame.cells.iloc[0], strict=True):
+    for name, part in zip(frame.cells.columns, parts, strict=True):
         text = name or text
-        names.append(f"{text}: {part}" if part and same(str(part)) not in _SURVEYMONKEY else name)
+        names.append(f"{text}: {part}" if part and same(part) not in _SURVEYMONKEY else name)
     frame.cells.columns = names
     frame.cells = frame.cells.iloc[1:]
     frame.notes.add("SurveyMonkey's two header rows")
@@ -239,7 +267,7 @@ def _jsonl(file: Path) -> Frame:
             raise UserError(f"{file}: line {line} is not a JSON object")
         rows[line] = row
     header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
-    return Frame(str(file), _table(rows), notes=notes, header=header)
+    return Frame(str(file), _table(rows, has_header=False), notes=notes, header=header)
 
 
 def _parquet(file: Path) -> Frame:
@@ -252,7 +280,7 @@ def _parquet(file: Path) -> Frame:
     for name, kind in cells.dtypes.items():
         if isinstance(kind, pd.CategoricalDtype):
             frame.columns[clean(str(name))] = Column(
-                order=tuple(map(code_text, kind.categories)), is_ordered=bool(kind.ordered)
+                order=tuple(filter(None, map(code_text, kind.categories))), is_ordered=bool(kind.ordered)
             )
     return frame
 
@@ -263,15 +291,9 @@ def _excel(file: Path) -> Frame:
 
     book = openpyxl.load_workbook(file, read_only=True, data_only=True)
     rows = {line: [*row] for line, row in enumerate(book.worksheets[0].iter_rows(), start=1)}
-    header = [cell.value for cell in rows.pop(1, ())]
-    cells = {line: [_shown(cell, file) for cell in row] for line, row in rows.items()}
-    width = max(
-        (place + 1 for row in (header, *cells.values()) for place, cell in enumerate(row) if cell is not None),
-        default=1,
-    )
-    cells = {line: (row + [None] * width)[:width] for line, row in cells.items()}
-    frame = Frame(str(file), _table(cells, (header + [None] * width)[:width]))
-    frame.cells = frame.cells.dropna(how="all")
+    # The first row has names, not answers.
+    cells = {line: [_shown(cell, file) if line > 1 else cell.value for cell in row] for line, row in rows.items()}
+    frame = Frame(str(file), _table({1: [], **cells}).dropna(how="all"))
     if len(book.sheetnames) > 1:
         frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
     return frame

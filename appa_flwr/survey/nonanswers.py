@@ -15,6 +15,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.names import NUM_SHOWN
 
 Kind = Literal["answer", "refusal", "none"]
+Kinds = dict[str, tuple[Kind, str]]
+"""Code -> its kind, and why that is a guess; empty if it is none."""
 NONE: Final = "none"  # entry of `data.missing`: all codes are answers
 
 WORDS: Final = tomllib.loads(resources.files(__package__).joinpath("nonanswers.toml").read_text(encoding="utf-8"))
@@ -110,9 +112,17 @@ class Missing:
             self._by_column[column] = listed
         self._unused = {(column, code) for column, codes in self._by_column.items() for code in codes} - {("", NONE)}
 
-    def kind(self, column: str, code: str, label: str) -> tuple[Kind, bool]:
-        """Classify an option of a column by the user's list, then by its label; the kind can be doubtful."""
-        return ("none", False) if self.lists(column, code, label) else classify(label)
+    def kinds(self, column: str, labels: Mapping[str, str]) -> Kinds:
+        """Classify the codes of a column by the user's list, else by their labels, or since they are negative."""
+        kinds: Kinds = {}
+        for code, (kind, is_doubtful) in in_context(labels).items():
+            is_listed = self.lists(column, code, labels[code])
+            kinds[code] = ("none", "") if is_listed else (kind, "reads as no answer" if is_doubtful else "")
+        answers = {code: labels[code] for code, (kind, _) in kinds.items() if kind == "answer"}
+        if not self._decides(column) and any((number(code) or 0.0) > 0.0 for code in answers):
+            negative = (code for code in looks_missing(answers) if labels[code] != code and (number(code) or 0.0) < 0.0)
+            kinds |= dict.fromkeys(negative, ("none", "a negative code beside positive ones"))
+        return kinds
 
     def lists(self, column: str, code: str, label: str) -> bool:
         """True if the user lists this code or label of the column."""
@@ -125,7 +135,7 @@ class Missing:
                 return True
         return False
 
-    def decides(self, column: str) -> bool:
+    def _decides(self, column: str) -> bool:
         """True if the user's list settles all codes of a column."""
         return column in self._by_column or self._by_column.get("") == (NONE,)
 
@@ -135,8 +145,8 @@ class Missing:
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
         """Raise `UserError` if an answer (column -> code -> label) has a code that looks missing and is undecided."""
-        doubtful = {name: looks_missing(labels) for name, labels in columns.items() if not self.decides(name)}
-        doubtful = {name: codes for name, codes in doubtful.items() if codes}
+        open_columns = {name: labels for name, labels in columns.items() if not self._decides(name)}
+        doubtful = {name: codes for name, labels in open_columns.items() if (codes := looks_missing(labels))}
         if not doubtful:
             return
         by_column = [f"{name}={','.join(codes)}" for name, codes in doubtful.items()]
@@ -153,17 +163,7 @@ class Missing:
 def looks_missing(labels: Mapping[str, str]) -> list[str]:
     """Find codes of a question that are probably undeclared missing codes; a code without a label is its own label.
 
-    | survey | codes without labels | no answers |
-    | --- | --- | --- |
-    | Pew, American Trends Panel | 1 2 3 4 98 99 | 98 99 |
-    | European Social Survey, interest in politics | 1 2 3 4 7 8 9 | 7 8 9 |
-    | European Social Survey, trust | 0 1 2 3 4 5 6 7 8 9 10 77 88 99 | 77 88 99 |
-    | World Values Survey | 1 2 3 4 -1 -2 -5 | -1 -2 -5 |
-    | ANES, seven points | 1 2 3 4 5 6 7 -8 -9 | -8 -9 |
-    | Eurobarometer | 1 2 3 4 5 9 | 9 |
-    | Afrobarometer | 0 1 2 3 4 8 9 98 99 | 8 9 98 99 |
-    | Latinobarometro, nine points | 1 2 3 4 5 6 7 8 9 | |
-    | Stata's letters | 1 2 .a .b | .a .b |
+    `nonanswers.toml` has the codes of known surveys.
     """
     bare = {code for code, label in labels.items() if code == label}
     whole = {code: int(value) for code in labels if (value := number(code)) is not None and value.is_integer()}

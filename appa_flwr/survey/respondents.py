@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
@@ -15,7 +14,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
 from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import some
-from appa_flwr.survey.nonanswers import code_text
+from appa_flwr.survey.nonanswers import Kind
 from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -57,10 +56,11 @@ def weights(frame: Frame, column: str) -> FloatArray:
     weight_R = numbers(frame, column)
     if np.isnan(weight_R).all():
         raise UserError(f"{frame.source}: column {column} has no number >= 0, so it is no weight")
-    if unusable := int(np.isnan(weight_R).sum()):
+    is_usable_R = np.isfinite(weight_R)
+    if unusable := int((~is_usable_R).sum()):
         frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
-        frame.cells = frame.cells[np.isfinite(weight_R)]
-    return weight_R[np.isfinite(weight_R)]
+    frame.keep(is_usable_R)
+    return weight_R[is_usable_R]
 
 
 def numbers(frame: Frame, column: str) -> FloatArray:
@@ -72,46 +72,24 @@ def numbers(frame: Frame, column: str) -> FloatArray:
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
-def codes_of(frame: Frame, column: str) -> tuple[IntArray, list[str]]:
-    """Return each respondent's index into a column's codes, (R,), -1 for an empty cell; and these codes.
-
-    Raises:
-        TypeError: the column has lists in its cells.
-    """
-    import pandas as pd
-
-    cell_R, values = pd.factorize(frame.cells[column])
-    places: dict[str, int] = {}
-    place_of = [places.setdefault(code, len(places)) if (code := code_text(value)) else -1 for value in values]
-    return np.array([*place_of, -1])[cell_R], [*places]
-
-
 def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False) -> tuple[IntArray, list[str]]:
     """Return each respondent's index into the distinct labels of options, (R,), -1 for none; and these labels."""
-    try:
-        code_R, codes = codes_of(frame, column)
-    except TypeError:
-        raise UserError(
-            f"{frame.source}: column {column} has lists in its cells; make a column of each option"
-        ) from None
+    code_R, size_of = frame.codes(column)
     labels = [*dict.fromkeys(entry.label for entry in listed.options)]
     place = {entry.code: labels.index(entry.label) for entry in listed.options}
     without = {entry.code: entry.label for entry in listed.no_answers}
-    *size_of, empty = np.bincount(code_R % (len(codes) + 1), minlength=len(codes) + 1).tolist()
-    unlisted = {
-        code: size for code, size in zip(codes, size_of, strict=True) if code not in place.keys() | without.keys()
-    }
+    unlisted = {code: size for code, size in size_of.items() if code not in place.keys() | without.keys()}
     if unlisted:
         named = f"{sum(unlisted.values())} of {column} ({some(map(repr, unlisted))})"
         frame.notes.add("cells left out that no list of the codebook has", named)
-    lost = {without[code]: size for code, size in zip(codes, size_of, strict=True) if code in without}
+    lost = {without[code]: size for code, size in size_of.items() if code in without}
+    empty = int((code_R < 0).sum())
     if is_group and (lost or empty):
-        empty_too = {"empty": empty} if empty else {}
-        named_sizes = (f"{size} {label}" for label, size in (lost | empty_too).items())
-        frame.notes.add(f"respondents without a group in {column}", *named_sizes)
+        sizes = lost | ({"empty": empty} if empty else {})
+        frame.notes.add(f"respondents without a group in {column}", *(f"{n} {label}" for label, n in sizes.items()))
     elif lost:
         frame.notes.add("left out as no answers", *lost)
-    return np.array([*(place.get(code, -1) for code in codes), -1])[code_R], labels
+    return np.array([*(place.get(code, -1) for code in size_of), -1])[code_R], labels
 
 
 def _counted(
@@ -122,15 +100,13 @@ def _counted(
     An answer has weighted shares, and the number of respondents per option.
     """
     option_R, options = _placed(frame, column, item)
-    if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
-        frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
-    refusal = {entry.label: entry.refusal for entry in item.options}
-    place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
-    question = RawAnswer(
-        *(1, item.id, item.text, tuple(options)),
-        ordinal=[place[label] for label in options],
-        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
-    )
+    entry_of: dict[str, tuple[float, Kind]] = {}  # label of an option -> its position on the scale, and its kind
+    for entry, position in zip(item.options, item.places(), strict=True):
+        if entry.label in entry_of:
+            frame.notes.add("options and groups that are one", f"several codes are {entry.label!r}")
+        entry_of[entry.label] = position, "refusal" if entry.refusal else "answer"
+    positions, kinds = zip(*entry_of.values(), strict=True)
+    question = RawAnswer(1, item.id, item.text, tuple(options), ordinal=positions, kinds=kinds)
     was_asked = False
     for attribute, (group_R, names) in groups.items():
         cell_R, size = group_R * len(options) + option_R, len(names) * len(options)
@@ -157,8 +133,7 @@ def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:
         For each wave its table, its columns of groups, and its column of weights.
     """
     root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    matches = ((_WAVE.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
-    waves = {int(match[1]): path for match, path in matches if match}
+    waves = {int(match[1]): path for path in root.iterdir() if path.is_dir() and (match := _WAVE.fullmatch(path.name))}
     if not waves:
         raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     read = []

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -26,7 +27,7 @@ from appa_flwr.survey import draft, generate, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.frames import LEFT_OUT, STATISTICS, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import Notes, group_name, same, usual_name
-from appa_flwr.survey.nonanswers import Kind, Missing
+from appa_flwr.survey.nonanswers import Missing
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, About, Question, Survey
 
 SUM_TOLERANCE: Final = 0.02
@@ -83,22 +84,13 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
         raise UserError(first_problem(error)) from None
     if by.codebook and (own := [name for name in ("group_by", "weight", "missing", "refusals") if words.get(name)]):
         raise UserError(f"data.{own[0].replace('_', '-')}: {by.codebook} says that; change it there")
-    return _converted(str(source), by, groups)
-
-
-def _converted(source: str, by: Words, groups: Sequence[str] | None, *, is_run: bool = False) -> Conversion:
-    """Read a survey; a run reads neither respondents nor a folder."""
     path, missing = Path(source), Missing(by.missing)
-    if is_run and (path.is_dir() or path.suffix.lower() in STATISTICS):
-        raise _no_table(source)
     book, about = None, About(missing=by.missing, refusals=by.refusals)
     if path.is_dir():
         frame, raws = _opinionqa(path, by, missing)
         about = replace(about, group_by=by.group_by, weight=by.weight)
-    elif tables.is_table(frame := read_frame(source)):
+    elif tables.is_table(frame := read_frame(str(source))):
         raws = tables.raw_answers(frame)
-    elif is_run:
-        raise _no_table(source)
     else:
         if by.codebook:
             book = codebooks.read(by.codebook)
@@ -112,24 +104,8 @@ def _converted(source: str, by: Words, groups: Sequence[str] | None, *, is_run: 
         about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals)
     if book is None and (by.codebook or by.questions):
         raise UserError(f"{source}: a codebook and public questions are for a file with one row a respondent")
-    if unused := missing.unused():
-        frame.notes.add("data.missing lists codes that no answer has", *unused)
-    survey, earlier = _settle(frame, raws, by, missing, groups), store.about_of(frame.header)
-    about = replace(
-        about,
-        source=path.name,
-        sha256=sha256_of(source),
-        group_by=about.group_by or earlier.group_by,
-        weight=about.weight or earlier.weight,
-        missing=about.missing or earlier.missing,
-        notes=(*earlier.notes, *frame.notes.lines()),
-    )
-    return Conversion(replace(survey, about=about), book, [] if book is None else draft.weightiest(frame, book))
-
-
-def _no_table(source: str) -> UserError:
-    command = f"appa survey {source} data.group-by=NAME --write {Path(source).stem}.jsonl"
-    return UserError(f"{source}: is no table of shares or counts; convert it first: {command}")
+    survey = _survey(frame, raws, by, missing, groups, about)
+    return Conversion(survey, book, [] if book is None else draft.weightiest(frame, book))
 
 
 def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
@@ -168,9 +144,14 @@ def read_run(config: Config) -> Survey:
                 raise unknown_name("group", name, valid=survey.groups)
         answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
         return with_extra(replace(survey, answers=answers, about=About(GENERATED_SURVEY)), config)
+    path = Path(config.survey)
+    is_other = path.is_dir() or path.suffix.lower() in STATISTICS
+    if is_other or not tables.is_table(frame := read_frame(config.survey)):
+        command = f"appa survey {path} data.group-by=NAME --write {path.stem}.jsonl"
+        raise UserError(f"{path}: is no table of shares or counts; convert it first: {command}")
     by = Words(refusals=data.refusals, min_respondents=data.min_respondents)
-    made = _converted(config.survey, by, config.group_names or None, is_run=True)
-    return with_extra(made.survey, config)
+    raws, about = tables.raw_answers(frame), About(refusals=by.refusals)
+    return with_extra(_survey(frame, raws, by, Missing(), config.group_names or None, about), config)
 
 
 def with_extra(survey: Survey, config: Config) -> Survey:
@@ -210,114 +191,111 @@ def sha256_of(source: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _settle(
-    frame: Frame, raws: Sequence[RawAnswer], by: Words, missing: Missing, groups: Sequence[str] | None
+def _survey(
+    frame: Frame, raws: Sequence[RawAnswer], by: Words, missing: Missing, groups: Sequence[str] | None, about: About
 ) -> Survey:
-    """Collect the usable answers of the named groups, or of all; decisions and omissions go to `frame.notes`."""
+    """Collect the usable answers of the named groups, or of all; decisions and omissions are noted in `about`."""
     source, notes = frame.source, frame.notes
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # normalised name of a group -> its usual or first spelling
+    tidy = cache(clean)  # labels are repeated from row to row
     for raw in raws:
         words = json.dumps([raw.text, raw.options]).encode()
         key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
         usual = usual_name(raw.group)
         group = names.setdefault(same(usual), usual) if raw.group else ""
         notes.add_spelling(raw.group, group)
-        rows.setdefault(key, []).append(raw._replace(question_id=key, group=group))
-    read = {key: _read_question(mine, by, missing, notes) for key, mine in rows.items()}
-    asked = {key: question for key, (question, problem, _, _) in read.items() if not problem}
-    missing.check(source, {key: {label: label for label in read[key][2]} for key in asked})
+        options = tuple(map(tidy, raw.options))
+        row = raw._replace(question_id=key, group=group, text=tidy(raw.text), options=options)
+        rows.setdefault(key, []).append(row)
+    read = {key: _question(mine, by, missing, notes) for key, mine in rows.items()}
+    asked = {key: question for key, (question, _, _) in read.items() if question}
+    missing.check(source, {key: {label: label for label in read[key][1]} for key in asked})
     # A deployment's public questions have no groups, whatever `groups` names.
     wanted = [usual_name(group_name(name)) for name in groups] if groups is not None and names else [*names.values()]
     for name in wanted:
         if name not in names.values():
             raise UserError(f"{source}: {unknown_name('group', name, valid=names.values())}")
     answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted}
-    respondents_of: dict[str, dict[str, float]] = {name: {} for name in wanted}
-    for key, mine in rows.items():
-        for raw in mine:
-            if (group := raw.group) and group not in answers:
-                continue
-            try:
-                shares, n = read[key][3](raw)
-                if group and key in answers[group]:
-                    raise Unusable("question already answered by this group")
-                if group:
-                    answers[group][key] = shares
-                    respondents_of[group] |= {} if n is None else {key: n}
-            except Unusable as reason:
-                place = ", ".join(filter(None, (raw.group, raw.question_id)))
-                notes.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({place})")
+    people: dict[str, dict[str, float]] = {name: {} for name in wanted}
+    for raw in (raw for mine in rows.values() for raw in mine if not raw.group or raw.group in answers):
+        key, group = raw.question_id, raw.group
+        try:
+            shares, n = read[key][2](raw)
+            if key in answers.get(group, ()):
+                raise Unusable("question already answered by this group")
+        except Unusable as reason:
+            notes.add(f"{LEFT_OUT}{reason}", f"row {raw.row} ({', '.join(filter(None, (group, key)))})")
+            continue
+        if group:
+            answers[group][key] = shares
+            people[group] |= {} if n is None else {key: n}
     causes = "; ".join(notes.lines(LEFT_OUT))
     if groups is not None and (without := [name for name in wanted if not answers[name]]):
         raise UserError(f"{source}: group {without[0]!r} has no usable answer ({causes})")
     answers = {name: mine for name, mine in answers.items() if mine}
     if not asked or (names and not answers):
         raise UserError(f"{source}: no usable {'answer' if names else 'question'} ({causes})")
-    answered = {key for mine in answers.values() for key in mine} if names else set(asked)
+    answered = {key for mine in answers.values() for key in mine} if names else {*asked}
     questions = tuple(question for key, question in asked.items() if key in answered)
     extra = tuple(question for key, question in asked.items() if key not in answered)
-    return Survey(questions, answers, {name: respondents_of[name] for name in answers}, extra)
+    if unused := missing.unused():
+        notes.add("data.missing lists codes that no answer has", *unused)
+    return Survey(questions, answers, {name: people[name] for name in answers}, extra, _complete(about, frame))
 
 
-def _read_question(
+def _complete(about: About, frame: Frame) -> About:
+    """Add the source and the notes on it, and what our own format says of where it came from."""
+    earlier = store.about_of(frame.header)
+    known = {name: getattr(about, name) or getattr(earlier, name) for name in ("group_by", "weight", "missing")}
+    notes = (*earlier.notes, *frame.notes.lines())
+    return replace(about, source=Path(frame.source).name, sha256=sha256_of(frame.source), notes=notes, **known)
+
+
+def _question(
     rows: Sequence[RawAnswer], by: Words, missing: Missing, notes: Notes
-) -> tuple[Question, str, list[str], Callable[[RawAnswer], tuple[FloatArray, float | None]]]:
+) -> tuple[Question | None, list[str], Callable[[RawAnswer], tuple[FloatArray, float | None]]]:
     """Read a question from its first row with options.
 
     Returns:
-        The question with its remaining options; why no row can be used, if so; the labels that no codebook has settled;
-        and a function of a row that returns shares over the remaining options, and the number of respondents.
+        The question with its remaining options, None if no row can be used; the labels of answers that no codebook has
+        settled; and a function of a row that returns shares over the remaining options, and the number of respondents.
     """
     first = next((raw for raw in rows if raw.options), rows[0])
-    cleaned = [*map(clean, first.options)]
-    kind_K: list[Kind] = [*first.kinds]
-    for label in cleaned if not first.kinds else ():
-        kind, is_doubtful = missing.kind(first.question_id, label, label)
-        kind_K.append("answer" if is_doubtful else kind)  # a table has no codebook for guesses
-        if is_doubtful:
-            notes.add("count as answers, and may be none (data.missing)", label)
+    kind_K = first.kinds
+    if not kind_K:  # a table has no codebook for guesses
+        kinds = missing.kinds(first.question_id, {label: label for label in first.options})
+        kind_K = tuple("answer" if kinds[label][1] else kinds[label][0] for label in first.options)
+        if guesses := [label for label in first.options if kinds[label][1]]:
+            notes.add("count as answers, and may be none (data.missing)", *guesses)
     policy = {"keep": "kept as options", "drop": "dropped"}[by.refusals]
     sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
     options: dict[str, tuple[str, float]] = {}  # normalised label -> label and position on the scale
     place_K: list[int | None] = []  # index of each source option among the remaining options
-    for label, kind, position in zip(cleaned, kind_K, first.ordinal or repeat(math.nan), strict=False):
+    for label, kind, position in zip(first.options, kind_K, first.ordinal or repeat(math.nan), strict=False):
         if kind != "answer":
             notes.add(sentences[kind], label)
         if kind == "none" or (kind == "refusal" and by.refusals == "drop"):
             place_K.append(None)
             continue
-        if (ours := options.setdefault(same(label), (label, position))[0]) != label:
-            notes.add_spelling(label, ours)
-        elif [*options].index(same(label)) in place_K:
+        ours, _ = options.setdefault(same(label), (label, position))
+        place = [*options].index(same(label))
+        notes.add_spelling(label, ours)
+        if label == ours and place in place_K:
             notes.add("options and groups that are one", f"several codes are {label!r}")
-        place_K.append([*options].index(same(label)))
+        place_K.append(place)
     problem = ""
-    if not clean(first.text) or not all(cleaned):
+    if not first.text or not all(first.options):
         problem = "empty question or option text"
     elif not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
         problem = f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
-    # There is no scale if a remaining option has no position or all options have the same position.
-    positions = tuple(position for _, position in options.values())
-    scale = positions if all(map(math.isfinite, positions)) and len(set(positions)) > 1 else None
-    question = Question(first.question_id, clean(first.text), tuple(label for label, _ in options.values()), scale)
 
     def answer(raw: RawAnswer) -> tuple[FloatArray, float | None]:
         if cause := raw.problem or problem:
             raise Unusable(cause)
-        if same(raw.text) != same(first.text):
-            raise Unusable("question text differs from the question's first row")
-        if raw.options != first.options:
-            if [*map(same, raw.options)] != [*map(same, first.options)]:
-                raise Unusable("options differ from the question's first row")
-            for label, ours in zip(map(clean, raw.options), cleaned, strict=True):
-                notes.add_spelling(label, ours)
+        _check(raw, first, notes)
         if not raw.group:
             return np.zeros(0), None
-        if len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares)):
-            raise Unusable("distribution is not a list of numbers, one for each option")
-        if min(raw.shares) < 0.0:
-            raise Unusable("negative share in the distribution")
         shares = np.zeros(len(options))
         for share, place in zip(raw.shares, place_K, strict=True):
             if place is not None:
@@ -333,5 +311,24 @@ def _read_question(
             raise Unusable("fewer respondents than the minimum")
         return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n
 
-    answers = [label for label, kind in zip(cleaned, kind_K, strict=True) if kind == "answer" and not first.kinds]
-    return question, problem, answers, answer
+    # There is no scale if a remaining option has no position or all options have the same position.
+    positions = tuple(position for _, position in options.values())
+    scale = positions if all(map(math.isfinite, positions)) and len(set(positions)) > 1 else None
+    question = Question(first.question_id, first.text, tuple(label for label, _ in options.values()), scale)
+    open_labels = [label for label, kind in zip(first.options, kind_K, strict=True) if kind == "answer"]
+    return None if problem else question, [] if first.kinds else open_labels, answer
+
+
+def _check(raw: RawAnswer, first: RawAnswer, notes: Notes) -> None:
+    """Raise `Unusable` if a row has other words than its question's first row, or no shares."""
+    if same(raw.text) != same(first.text):
+        raise Unusable("question text differs from the question's first row")
+    if raw.options != first.options:
+        if [*map(same, raw.options)] != [*map(same, first.options)]:
+            raise Unusable("options differ from the question's first row")
+        for label, ours in zip(raw.options, first.options, strict=True):
+            notes.add_spelling(label, ours)
+    if raw.group and (len(raw.shares) != len(raw.options) or not all(map(math.isfinite, raw.shares))):
+        raise Unusable("distribution is not a list of numbers, one for each option")
+    if raw.group and min(raw.shares) < 0.0:
+        raise Unusable("negative share in the distribution")

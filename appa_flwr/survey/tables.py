@@ -7,8 +7,7 @@ import ast
 import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -147,34 +146,39 @@ def _selections(cells: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     """Join the rows of each question and group into one answer."""
+    import pandas as pd
+
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
     beside = next((name for name in ("count", "n") if name in frame.cells.columns), "")
     commas = {name for name in (measure, beside) if name and _has_decimal_comma(frame, name)}
-    questions: defaultdict[str, list[RawAnswer]] = defaultdict(list)
+    rows = []
     for raw, cells in _rows(frame):
+        option = code_text(cells.get("option"))
+        place = number = people = None
         try:
-            raw = raw._replace(group=_group(cells), options=(code_text(cells.get("option")),), ordinal=(math.nan,))
-            if (place := _number(cells, "ordinal", unit=1.0, least=-math.inf)) is not None:
-                raw = raw._replace(ordinal=(place,))
+            raw = raw._replace(group=_group(cells))
+            place = _number(cells, "ordinal", unit=1.0, least=-math.inf)
             number = _number(cells, measure, UNITS[measure], decimal_comma=measure in commas)
             if number is None:
                 raise Unusable(f"{measure}: empty")
-            raw = raw._replace(shares=(number,))
             with suppress(Unusable):  # then the number of people is unknown
                 people = _number(cells, beside, decimal_comma=beside in commas)
-                raw = raw._replace(people=() if people is None else (people,))
         except Unusable as error:
             raw = raw._replace(problem=str(error))
         if not raw.group:
             yield raw
             continue
-        questions[raw.question_id or same(raw.text)].append(raw)
+        rows.append(
+            (raw.question_id or same(raw.text), raw, same(raw.group), same(option), option, place, number, people)
+        )
         if same(raw.group) in _TOTALS:
             frame.notes.add("counts as a group, whatever its name", raw.group)
-    for raws in questions.values():
-        yield from _joined(raws, measure, frame.notes, is_total=beside == "n")
+    table = pd.DataFrame(rows, columns=["question", "raw", "group", "option", "label", "place", "number", "people"])
+    table = table.astype({"place": float, "number": float, "people": float})
+    for _, question in table.groupby("question", sort=False):
+        yield from _joined(question, measure, frame.notes, is_total=beside == "n")
 
 
 def _has_decimal_comma(frame: Frame, column: str) -> bool:
@@ -182,50 +186,42 @@ def _has_decimal_comma(frame: Frame, column: str) -> bool:
     return not all(_THOUSANDS.fullmatch(cell.strip(" %")) for cell in commas)
 
 
-def _joined(rows: Sequence[RawAnswer], measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
+def _joined(rows: "pd.DataFrame", measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
     """Join one question's rows, one per option, into each group's answer.
 
     Two spellings of an option are added up. Three checks: one spelling with two different numbers makes the group's
     answer unusable, totals and nets are no options (`_sums`), and options without a row have share 0, which is noted.
     """
-    import pandas as pd
-
-    firsts: dict[str, RawAnswer] = {}  # option -> the first row that has it
-    answers: dict[str, RawAnswer] = {}  # group -> its first row, or its first row with a problem
-    for raw in rows:
-        if raw.options[0] or not raw.problem:  # a wrong number costs a group's answer, not the question's option
-            firsts.setdefault(same(raw.options[0]), raw)
-        if not answers.setdefault(same(raw.group), raw).problem and raw.problem:
-            answers[same(raw.group)] = raw
-    cells = [
-        (same(raw.group), same(raw.options[0]), raw.options[0], raw.shares[0], *(raw.people or (math.nan,)))
-        for raw in rows
-        if not raw.problem
-    ]
-    table = pd.DataFrame(cells, columns=["group", "option", "label", "number", "people"])
-    table = table.drop_duplicates(["group", "label", "number"])
+    answers: dict[str, RawAnswer] = {  # group -> its first row, or its first row with a problem
+        str(group): next((raw for raw in raws if raw.problem), raws.iloc[0])
+        for group, raws in rows.groupby("group", sort=False)["raw"]
+    }
+    has_number = rows["number"].notna()
+    # A wrong number costs a group's answer, not the question's option.
+    firsts = rows[has_number | (rows["label"] != "")].drop_duplicates("option").set_index("option")
+    table = rows[has_number].drop_duplicates(["group", "label", "number"])
     for group in table["group"][table.duplicated(["group", "label"])]:
         answers[group] = answers[group]._replace(problem="an option twice in a question's rows of one group")
-    table = table.groupby(["group", "option"], sort=False)[["number", "people"]].sum(min_count=1).reset_index()
-    number = table.pivot(index="group", columns="option", values="number").reindex(columns=[*firsts])
-    people = table.pivot(index="group", columns="option", values="people").reindex(columns=[*firsts])
-    for name, is_sum in _sums(number, measure).items():
-        label = repr(firsts[name].options[0])
-        notes.add("options left out as sums of others" if is_sum else "counts as an option, whatever its name", label)
-        if is_sum:
-            del firsts[name]
-    if all(number_of(option) is not None for option in firsts):
-        firsts = {option: firsts[option] for option in sorted(firsts, key=float)}
-    options = tuple(first.options[0] for first in firsts.values())
-    places = [first.ordinal[0] for first in firsts.values()]
+    added = table.groupby(["group", "option"])[["number", "people"]].sum(min_count=1).reset_index()
+    number = added.pivot(index="group", columns="option", values="number").reindex(columns=firsts.index)
+    people = added.pivot(index="group", columns="option", values="people").reindex(columns=firsts.index)
+    sums = _sums(number, measure)
+    for name, is_sum in sums.items():
+        sentence = "options left out as sums of others" if is_sum else "counts as an option, whatever its name"
+        notes.add(sentence, repr(firsts["label"][name]))
+    names = [name for name in firsts.index if not sums.get(name)]
+    if all(number_of(name) is not None for name in names):
+        names.sort(key=float)
+    options, places = tuple(firsts["label"][names]), firsts["place"][names].tolist()
     for group, raw in answers.items():
-        raw = raw._replace(options=options, ordinal=places, shares=[0.0] * len(options), people=())
+        raw = raw._replace(options=options, ordinal=places)
         if not raw.problem:
             number_K, people_K = (
-                table.loc[group, [*firsts]].to_numpy(dtype=float, copy=True) for table in (number, people)
+                number.loc[group, names].to_numpy(copy=True),
+                people.loc[group, names].to_numpy(copy=True),
             )
             if (empty_K := np.isnan(number_K)).any():
-                empty = ", ".join(repr(options[k]) for k in np.flatnonzero(empty_K))
+                empty = ", ".join(repr(option) for option, is_empty in zip(options, empty_K, strict=True) if is_empty)
                 notes.add("options without a row count as 0", f"{empty} of {raw.group}")
             number_K[empty_K] = people_K[empty_K] = 0.0
             share_K = number_K / (UNITS[measure] or math.fsum(number_K) or 1.0)
@@ -259,24 +255,22 @@ def _sums(number: "pd.DataFrame", measure: str) -> dict[str, bool]:
     equal numbers in all groups are no accident; shares have nets only if they sum to more than one.
     """
     called = [name for name in number.columns if name in _TOTALS or _NET.search(name)]
-    result: dict[str, bool] = {}
+    result = dict.fromkeys(called, False)
     for name in number.columns:
         others = [other for other in number.columns if other not in (name, *called) and not result.get(other)]
         mine_G = number[name].dropna()
         other_GK = number.loc[mine_G.index, others].fillna(0.0).to_numpy()
-        total_G = other_GK.sum(axis=1)
-        if all(_is_sum(total, UNITS[measure] or total) for total in total_G):
-            runs = [(i, j) for i in range(len(others)) for j in range(i + 2, len(others) + 1)]
-            runs = [(0, len(others))] if name in _TOTALS else runs
-            sums = [other_GK[:, i:j].sum(axis=1) for i, j in runs]
-            if name in called:
-                # Beside shares that sum to one, a net is one too many, however it is rounded.
-                is_over = bool(UNITS[measure]) and name not in _TOTALS
-                result[name] = is_over or (len(mine_G) > 0 and any(all(map(_is_sum, mine_G, sum_G)) for sum_G in sums))
-            elif not UNITS[measure] and np.log10(mine_G + 1.0).sum() >= _NO_ACCIDENT and len(mine_G) > 1:
-                result |= {name: True} if any((sum_G == mine_G).all() for sum_G in sums) else {}
-        elif name in called:
-            result[name] = False
+        if not all(_is_sum(total, UNITS[measure] or total) for total in other_GK.sum(axis=1)):
+            continue
+        runs = [(i, j) for i in range(len(others)) for j in range(i + 2, len(others) + 1)]
+        runs = [(0, len(others))] if name in _TOTALS else runs
+        sums = [other_GK[:, i:j].sum(axis=1) for i, j in runs]
+        if name in called:
+            # Beside shares that sum to one, a net is one too many, however it is rounded.
+            is_over = bool(UNITS[measure]) and name not in _TOTALS
+            result[name] = is_over or (len(mine_G) > 0 and any(all(map(_is_sum, mine_G, sum_G)) for sum_G in sums))
+        elif not UNITS[measure] and np.log10(mine_G + 1.0).sum() >= _NO_ACCIDENT and len(mine_G) > 1:
+            result |= {name: True} if any((sum_G == mine_G).all() for sum_G in sums) else {}
     return result
 
 

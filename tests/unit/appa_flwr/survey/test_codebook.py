@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyreadstat
 import pytest
-from surveys import ids, refused
+from surveys import ids, refused, shares
 
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import store
@@ -27,10 +27,6 @@ def file(tmp_path):
     path = tmp_path / "x.sav"
     pyreadstat.write_sav(pd.DataFrame(table), str(path), variable_value_labels=labels, column_labels=texts)
     return path
-
-
-def shares(survey):
-    return {name: {key: share_K.tolist() for key, share_K in mine.items()} for name, mine in survey.answers.items()}
 
 
 def test_the_command_writes_a_codebook_that_gives_the_same_answers(file, appa, tmp_path):
@@ -120,9 +116,9 @@ def test_two_thousand_columns_are_written_and_read_in_a_second(tmp_path):
     book = Codebook(
         weight=Weight(), groups={"g": Listed(options=options[:2])}, questions=items, left_out={"é": 'a "b"'}
     )
-    begun = time.perf_counter()
+    begun = time.process_time()
     codebooks.write(book, tmp_path / "b.toml")
-    assert time.perf_counter() - begun < 1.0
+    assert time.process_time() - begun < 1.0
     assert codebooks.read(tmp_path / "b.toml") == book
 
 

@@ -6,7 +6,7 @@ Axis letters: G groups, Q questions, K options.
 import numpy as np
 import pytest
 from public_questions import public_questions
-from surveys import ids, refused
+from surveys import ids, refused, shares
 
 from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_correlation, shared_rewards
 from appa_flwr.analysis.ceilings import shared_answer
@@ -24,10 +24,6 @@ NUM_QUESTIONS, NUM_GROUPS = SIZE.values()
 @pytest.fixture(scope="module", params=range(2))
 def population(request):
     return *ground_truth(**SIZE, seed=request.param), generate(**SIZE, seed=request.param)
-
-
-def shares(survey):
-    return {name: {key: shares_K.tolist() for key, shares_K in mine.items()} for name, mine in survey.answers.items()}
 
 
 def test_the_same_seed_gives_the_same_survey_and_another_gives_another():

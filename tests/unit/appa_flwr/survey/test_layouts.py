@@ -13,7 +13,6 @@ from appa_flwr.config import Config
 from appa_flwr.config.sources import read_toml
 from appa_flwr.launch.checks import read_survey as read_checked
 from appa_flwr.survey.names import usual_name
-from appa_flwr.survey.nonanswers import classify, in_context
 from appa_flwr.survey.sources import convert, read_survey
 
 CASES = Path(__file__).parents[3] / "cases"
@@ -24,30 +23,6 @@ def people(path, n=60, **columns):
     table = {"g": ["N", "S"] * (n // 2), "q": [*"abc"] * (n // 3)} | columns
     pd.DataFrame(table).to_csv(path, index=False)
     return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "doubtful", "labels"),
-    [
-        ("none", False, "Inap. (not 1 or 2 in qa1a_1)|NAP (code 2 in v1)|INAP: No internet|Missing; Unknown|.x: Moved"),
-        ("none", True, "Valid skip|No aplicable|Not in universe|Interview breakoff (partial)|N.v.t.|Left blank"),
-        ("refusal", False, "Don't know [DNR]|DK (SPONTANEOUS)|DK/Refused|Refused (VOL.)"),
-        (
-            "refusal",
-            True,
-            "I don't know|Decline to answer|Not stated|Weiß ich nicht|No contestó|Je ne sais pas|No sé",
-        ),
-        ("answer", False, "Don't know him|Refused to pay|Never skip|Not missing|Rather not|Not sure|Filter coffee|No"),
-    ],
-)
-def test_labels_of_no_answers(kind, doubtful, labels):
-    labels = labels.split("|")
-    assert {label: classify(label) for label in labels} == dict.fromkeys(labels, (kind, doubtful))
-
-
-def test_the_end_of_a_scale_is_an_answer():
-    scale = dict(enumerate(("Trifft voll zu", "Trifft eher zu", "Trifft nicht zu", "Weiß ich nicht")))
-    assert [kind for kind, _ in in_context(scale).values()] == ["answer", "answer", "answer", "refusal"]
 
 
 def test_negative_codes_with_labels_are_guessed_to_be_no_answers_unless_all_between_occur(tmp_path):
@@ -126,7 +101,6 @@ def test_countries_whose_codes_mean_no_answer_elsewhere(tmp_path):
         ("Table 1,Poll,,\n,,Gender,\n,Total,Male,Female\nYes,41 %,40 %,42 %\n", "crosstab"),
         ("Poll of adults\n\n,Total,Male\nYes,41 %,40 %\n", "line 3 has 3 cells.* row an option"),
         ("\ufeff\n<!DOCTYPE html>\n", "is a web page"),
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
     ],
 )
 def test_what_is_no_table(tmp_path, text, message):
@@ -141,8 +115,6 @@ def test_headers_of_qualtrics_in_excel_and_of_others(tmp_path):
     book.save(tmp_path / "x.xlsx")
     survey = read_survey(tmp_path / "x.xlsx", group_by="Q1")
     assert (survey.groups, survey.questions[0].text) == (("N", "S"), "Should taxes rise?")
-    (tmp_path / "x.csv").write_text("g;What, if any, do you, say\n" + "N;a\nN;b\n" * 5)
-    assert ids(read_survey(tmp_path / "x.csv", group_by="g").questions) == ["What, if any, do you, say"]
     # A first respondent with rare answers is no header.
     (tmp_path / "x.csv").write_text("g,q\nW,c\n" + "N,a\nS,b\n" * 6)
     assert read_survey(tmp_path / "x.csv", group_by="g").groups == ("N", "S", "W")
@@ -156,26 +128,10 @@ def test_literal_percent_signs_and_ordered_categories(tmp_path):
         cell.number_format = '0"%"'
     book.save(tmp_path / "x.xlsx")
     assert next(iter(read_survey(tmp_path / "x.xlsx").answers["A"].values())).tolist() == [0.4, 0.6]
-    answers = pd.Categorical(["Low", "High", "Mid"] * 4, ["Low", "Mid", "High"], ordered=True)
+    answers = pd.Categorical(["Low", "High", "Mid", ""] * 3, ["Low", "Mid", "High", ""], ordered=True)
     pd.DataFrame({"list": [["a"]] * 12, "g": ["N"] * 12, "q": answers}).to_parquet(tmp_path / "x.parquet")
     (question,) = read_survey(tmp_path / "x.parquet", group_by="g").questions
     assert (question.options, question.ordinal) == (("Low", "Mid", "High"), (1.0, 2.0, 3.0))
-
-
-@pytest.mark.parametrize(
-    ("rows", "options"),
-    [
-        ({"Top 2 box": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (200, 230)}, 3),
-        ({"Pleased (all)": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (205, 230)}, 3),
-        ({"Yes": (3, 5), "No": (1, 2), "Maybe": (2, 3)}, 3),  # 3 = 1 + 2 and 5 = 2 + 3 can be an accident
-    ],
-)
-def test_nets(tmp_path, rows, options):
-    lines = [f"Q?,{group},{name},{count[k]}\n" for k, group in enumerate("AB") for name, count in rows.items()]
-    (tmp_path / "x.csv").write_text("question,group,option,count\n" + "".join(lines))
-    survey = read_survey(tmp_path / "x.csv")
-    assert len(survey.questions[0].options) == options
-    assert [*survey.respondents["A"].values()] == [sum([count[0] for count in rows.values()][-options:])]
 
 
 def test_toml_of_windows(tmp_path):

@@ -1,44 +1,59 @@
-import re
-
 import pytest
 from surveys import refused
 
-from appa_flwr.survey.nonanswers import Missing, classify, code_text, looks_missing
+from appa_flwr.survey.nonanswers import WORDS, Missing, classify, code_text, in_context, looks_missing
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels"),
+    ("kind", "doubtful", "labels"),
     [
         (
-            "refusal",
+            *("refusal", {False}),
             "DK|Don't know|Don’t know|DON`T KNOW.|Don't know/Refused|DK / Refused (VOL.)|(98) Refused|99. Refused"
-            "|-1 Don't know|[DK]|<Refusal>|Refusal*|No answer|.n:  No answer|No answer, refused"
-            "|Refused or don't know|Weiß nicht|keine Angabe|No sabe / No contesta|Ne sait pas|Não sabe|Weet niet"
-            "|затрудняюсь ответить|不知道|わからない|VOL. Don't know|Don't know (DO NOT READ)|Refused/Not applicable"
-            "|7. VOLUNTEERED: REFUSED",
+            "|-1 Don't know|[DK]|<Refusal>|Refusal*|No answer|.n:  No answer|No answer, refused|Don't know [DNR]"
+            "|Weiß nicht|keine Angabe|No sabe / No contesta|Ne sait pas|Não sabe|Weet niet|DK (SPONTANEOUS)"
+            "|затрудняюсь ответить|不知道|わからない|VOL. Don't know|Refused (VOL.)|7. VOLUNTEERED: REFUSED",
         ),
         (
-            "none",
-            "IAP|.i:  Inapplicable|.s:  Skipped on Web|#NULL!|NA|n/a|Not asked|Not asked in country|Not applicable"
-            "|Missing|Missing; Unknown|Missing; Not asked|Other missing; Multiple answers Mail (EVS)|System missing"
-            "|-4 Not asked in survey|-5 Missing: other|.x: Not available in this release|Trifft nicht zu|No aplica|"
+            *("refusal", {True}),
+            "I don't know|Decline to answer|Not stated|Weiß ich nicht|No contestó|Je ne sais pas|No sé",
+        ),
+        ("refusal", {False, True}, "Refused or don't know|Don't know (DO NOT READ)|Refused/Not applicable"),
+        (
+            *("none", {False}),
+            "Inap. (not 1 or 2 in qa1a_1)|NAP (code 2 in v1)|INAP: No internet|Missing; Unknown|.x: Moved|IAP"
+            "|.i:  Inapplicable|.s:  Skipped on Web|#NULL!|NA|n/a|Not asked|Not asked in country|Not applicable"
+            "|Missing|Missing; Not asked|Other missing; Multiple answers Mail (EVS)|System missing|No aplica"
+            "|-4 Not asked in survey|-5 Missing: other|.x: Not available in this release"
             "|-2. Missing, other specify not coded|-4. NAP; not in this country",
         ),
         (
-            "answer",
-            "Not sure|Don't know anyone|No opinion|None|No|Agree|Other|0|98|10 Completely|A great deal|Never"
-            "|Neither/nor|Refused entry|Unknown soldier|Nothing|Missing persons should be found|All applicable laws",
+            *("none", {True}),
+            "Valid skip|No aplicable|Not in universe|Interview breakoff (partial)|N.v.t.|Left blank|Trifft nicht zu",
+        ),
+        (
+            *("answer", {False}),
+            "Not sure|Don't know anyone|Don't know him|No opinion|None|No|Agree|Other|0|98|10 Completely|A great deal"
+            "|Never|Neither/nor|Refused entry|Refused to pay|Unknown soldier|Nothing|Missing persons should be found"
+            "|All applicable laws|Never skip|Not missing|Rather not|Filter coffee",
         ),
     ],
 )
-def test_labels(kind, labels):
-    assert {label: classify(label)[0] for label in labels.split("|")} == dict.fromkeys(labels.split("|"), kind)
+def test_labels(kind, doubtful, labels):
+    kinds = {label: classify(label) for label in labels.split("|")}
+    assert {label: found for label, (found, _) in kinds.items()} == dict.fromkeys(kinds, kind)
+    assert {is_doubtful for _, is_doubtful in kinds.values()} == doubtful
+
+
+def test_the_end_of_a_scale_is_an_answer():
+    scale = dict(enumerate(("Trifft voll zu", "Trifft eher zu", "Trifft nicht zu", "Weiß ich nicht")))
+    assert [kind for kind, _ in in_context(scale).values()] == ["answer", "answer", "answer", "refusal"]
 
 
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        *(re.findall(r"\| ([^|]*) \| ([^|]*)\|$", looks_missing.__doc__, re.MULTILINE)[2:]),
+        *WORDS["codebooks"].values(),
         ("1 2 3 4 5 6 7 9", "9"),
         ("1 2 3 998 999", "998 999"),
         ("1 2 3 4 66", "66"),

@@ -3,7 +3,7 @@
 import pandas as pd
 import pyreadstat
 import pytest
-from surveys import ids, refused
+from surveys import ids, refused, shares
 
 from appa_flwr.survey.sources import read_survey
 
@@ -43,8 +43,7 @@ def test_spss_with_missing_ranges_measures_and_a_weight(tmp_path):
     (view,) = survey.questions
     assert (view.text, view.options, view.ordinal) == ("Do you agree?", ("Agree", "Neither", "Disagree"), (1, 2, 3))
     # North: weights 2 + 1 agree, 1 disagrees; -8 is declared. South: one Neither; 97 is declared, one has no weight.
-    found = {group: mine["view"].tolist() for group, mine in survey.answers.items()}
-    assert found == {"North": [0.75, 0.0, 0.25], "South": [0.0, 1.0, 0.0]}
+    assert shares(survey) == {"North": {"view": [0.75, 0.0, 0.25]}, "South": {"view": [0.0, 1.0, 0.0]}}
     assert survey.respondents == {"North": {"view": 3.0}, "South": {"view": 1.0}}
     assert "as the file declares: 'Refused', 'Interview broken off'" in notes(survey)
     assert "1 respondents left out" in notes(survey)
@@ -57,7 +56,7 @@ def test_stata_letters_are_no_answers(tmp_path):
     missing = {"happy": ["a", "d"]}
     pyreadstat.write_dta(table, tmp_path / "x.dta", variable_value_labels=labels, missing_user_values=missing)
     survey = read_survey(tmp_path / "x.dta", group_by="sex", refusals="drop")
-    assert {group: mine["happy"].tolist() for group, mine in survey.answers.items()} == {"F": [1, 0], "M": [1, 0]}
+    assert shares(survey) == {"F": {"happy": [1, 0]}, "M": {"happy": [1, 0]}}
     assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
     assert "as the file declares: 'Inapplicable', 'Do not know'" in notes(survey)
 
@@ -86,7 +85,7 @@ THIRDS, HALF = {"A": [1 / 3, 2 / 3]}, [0.5, 0.5]
         ),
         (CODES, {"missing": "4-5,1 .. 1"}, {"A": [1, 0, 0], "B": [0, 0.5, 0.5]}, "codes that no answer has: 4-5"),
         (CODES, {"missing": "r=5"}, {"A": [0.5, 0.5, 0, 0], "B": [0, 0, 0.5, 0.5]}, "that no answer has: r=5"),
-        ("id,g,q\n,Response,Response\n7,A,Yes\n7,A,No\n", {}, {"A": [0.5, 0.5]}, "SurveyMonkey's two header rows"),
+        ("id,g,q\n,Response,Response\n7,A,Yes\n7,A,No\n", {}, {"A": HALF}, "SurveyMonkey's two header rows"),
         (
             "g,q\nx,Yes\nx,No\nx,Yes\ny,No\n",
             {"min_respondents": 3},
@@ -97,9 +96,7 @@ THIRDS, HALF = {"A": [1 / 3, 2 / 3]}, [0.5, 0.5]
 )
 def test_shares_of_groups_and_what_is_said_of_them(tmp_path, text, keys, right, note):
     survey = read_survey(csv(tmp_path / "x.csv", text), group_by="g", **keys)
-    assert ids(survey.questions) == ["q"]
-    found = {group: mine["q"].tolist() for group, mine in survey.answers.items()}
-    assert found == {group: pytest.approx(share_K) for group, share_K in right.items()}
+    assert shares(survey) == {group: {"q": pytest.approx(share_K)} for group, share_K in right.items()}
     assert note in notes(survey)
 
 
@@ -169,10 +166,8 @@ def test_opinionqa_as_published(tmp_path):
     survey = read_survey(tmp_path, refusals="drop")
     (question,) = survey.questions
     assert (question.options, question.ordinal) == (("Very", "Not"), (1.0, 2.0))
-    found = {
-        group: (mine["SAFE"].tolist(), survey.respondents[group]["SAFE"]) for group, mine in survey.answers.items()
-    }
-    assert found == {"D": ([0.75, 0.25], 2.0), "R": ([0.0, 1.0], 1.0)}
+    assert shares(survey) == {"D": {"SAFE": [0.75, 0.25]}, "R": {"SAFE": [0.0, 1.0]}}
+    assert survey.respondents == {"D": {"SAFE": 2.0}, "R": {"SAFE": 1.0}}
     assert "no list of the codebook has: 1 of SAFE" in notes(survey)
     refused("has no column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
     (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")
@@ -189,17 +184,19 @@ def test_answers_that_begin_with_numbers_stand_in_their_order(tmp_path):
         assert ("the order of the alphabet" in notes(survey)) == (answers in words)
 
 
-def test_parts_of_a_question_of_surveymonkey_are_questions(tmp_path):
-    header = "ID,Country,How good?,,\n,Response,Price,Service,\n"
-    survey = read_survey(csv(tmp_path / "x.csv", header + "1,A,1,2,\n2,A,2,2,\n3,A,1,1,\n"), group_by="Country")
-    assert survey.answers["A"]["How good?: Price"].tolist() == [2 / 3, 1 / 3]
-    assert survey.answers["A"]["How good?: Service"].tolist() == [1 / 3, 2 / 3]
-
-
-def test_tabs_between_headers_with_commas(tmp_path):
-    text = '"Country"\t"Tax, or no tax, or both"\n' + "A\tYes\nA\tNo\n"
-    survey = read_survey(csv(tmp_path / "x.txt", text), group_by="Country")
-    assert survey.answers["A"]["Tax, or no tax, or both"].tolist() == [0.5, 0.5]
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (
+            "ID,g,How good?,,\n,Response,Price,Service,\n1,A,1,2,\n2,A,2,2,\n3,A,1,1,\n",  # of SurveyMonkey
+            {"ID": [1 / 3] * 3, "How good?: Price": [2 / 3, 1 / 3], "How good?: Service": [1 / 3, 2 / 3]},
+        ),
+        ('"g"\t"Tax, or no tax, or both"\nA\tYes\nA\tNo\n', {"Tax, or no tax, or both": HALF}),
+        ("g;What, if any, do you, say\n" + "A;a\nA;b\n" * 5, {"What, if any, do you, say": HALF}),
+    ],
+)
+def test_parts_of_questions_and_delimiters_in_names(tmp_path, text, right):
+    assert shares(read_survey(csv(tmp_path / "x.txt", text), group_by="g")) == {"A": right}
 
 
 def test_the_time_at_which_a_form_was_sent_is_no_answer(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from surveys import ids, refused, row, write
+from surveys import ids, refused, row, shares, write
 
 from appa_flwr.config import Config
 from appa_flwr.survey import generate, sources, store
@@ -20,10 +20,6 @@ SURVEY = Survey(
     extra=(Question("q3", "Three?", ("x", "y")),),
     about=About("x.sav", "ab" * 32, "region", "w", "98,99", "drop", ("México", "a note")),
 )
-
-
-def shares(survey):
-    return {name: {key: share_K.tolist() for key, share_K in mine.items()} for name, mine in survey.answers.items()}
 
 
 def test_what_is_written_is_read_to_the_bit_and_private(tmp_path):

@@ -149,25 +149,39 @@ def test_spellings_of_an_option_are_added_up_and_two_numbers_of_one_spelling_cos
 @pytest.mark.parametrize(
     ("measure", "rows", "options"),
     [
-        ("count", [("Yes", 3), ("No", 1), ("Base", 9)], ("Yes", "No", "Base")),
-        ("percent", [("Yes", 75), ("No", 25), ("Summe", 100)], ("Yes", "No")),
-        ("count", [("Yes", 3), ("No", 1), ("Base", 4), ("Total", 4)], ("Yes", "No")),
-        ("share", [("Some", 0.25), ("None of it", 0.25), ("All", 0.5)], ("Some", "None of it", "All")),
+        ("count", {"Yes": "33", "No": "11", "Base": "99"}, "Yes|No|Base"),
+        ("percent", {"Yes": (75, 75), "No": (25, 25), "Summe": (100, 100)}, "Yes|No"),
+        ("count", {"Yes": "33", "No": "11", "Base": "44", "Total": "44"}, "Yes|No"),
+        ("share", {"Some": (0.25, 0.25), "None of it": (0.25, 0.25), "All": (0.5, 0.5)}, "Some|None of it|All"),
+        (
+            "count",
+            {"Top 2 box": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (200, 230)},
+            "Very|Quite|Not",
+        ),
+        ("count", {"Pleased": (200, 190), "Very": (60, 40), "Quite": (140, 150), "Not": (205, 230)}, "Very|Quite|Not"),
+        ("count", {"Yes": "35", "No": "12", "Maybe": "23"}, "Yes|No|Maybe"),  # 3 = 1 + 2, 5 = 2 + 3 by accident
     ],
 )
-def test_totals_are_no_options_and_a_group_called_so_is_said(tmp_path, measure, rows, options):
-    lines = (f"Q?,{group},{name},{value}" for group in ("A", "Total") for name, value in rows)
+def test_totals_and_nets_are_no_options_and_a_group_called_so_is_said(tmp_path, measure, rows, options):
+    lines = (
+        f"Q?,{group},{name},{number[k]}" for k, group in enumerate(("A", "Total")) for name, number in rows.items()
+    )
     survey = read_survey(tidy(tmp_path / "x.csv", measure, *lines))
-    assert survey.questions[0].options == options
-    assert any("sums of others" in note for note in survey.about.notes) == (len(options) == 2)
+    options = options.split("|")
+    assert [*survey.questions[0].options] == options
+    assert any("sums of others" in note for note in survey.about.notes) == (len(options) < len(rows))
     assert survey.groups == ("A", "Total")
     assert "counts as a group, whatever its name: Total" in survey.about.notes
+    if measure == "count":
+        assert [*survey.respondents["A"].values()] == [sum(int(rows[name][0]) for name in options)]
 
 
 def test_a_code_of_no_answer_in_tables(tmp_path):
     path = tidy(tmp_path / "y.csv", "percent", "Q?,A,1,40", "Q?,A,2,40", "Q?,A,9,20")
     refused('data.missing="[0-9a-f]{12}=9"', read_survey, path)
-    assert only(read_survey(path, missing="9"), "A") == [0.5, 0.5]
+    survey = read_survey(path, missing="9,98")
+    assert only(survey, "A") == [0.5, 0.5]
+    assert "data.missing lists codes that no answer has: 98" in survey.about.notes
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path):

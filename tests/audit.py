@@ -80,7 +80,7 @@ def make_world(folder: Path, **changes: object) -> World:
     return World(config, dict(files), answers, tuple(texts))
 
 
-FIELDS = {messages.CATALOGUE: {"answered": int, "may": str}}
+FIELDS = {messages.CATALOGUE: {"answered": int, "may": str, "noise": float}}
 """What each kind of reply holds beside the group's name and numbers: lists of these types."""
 
 

@@ -1,6 +1,7 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,17 +12,33 @@ from rich.table import Table
 from appa_flwr.config import GENERATED_SURVEY, SURVEY_WORDS, Config
 from appa_flwr.config.sections import DataSection
 from appa_flwr.config.sources import assemble, read_words
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import store
+from appa_flwr.survey import noise, respondents, store
+from appa_flwr.survey.codebook import Codebook
+from appa_flwr.survey.frames import Frame
 from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
 from appa_flwr.survey.split import too_few
 from appa_flwr.survey.types import Survey
 
 NUM_WEIGHTIEST = 3  # guesses that are shown
+EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose cost is shown
 
 export = typer.Typer(help="Write a survey in the formats of other programs.", no_args_is_help=True)
 
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01, max=100.0, help="Protect respondents by noise; without --write: show its cost.", show_default=False
+    ),
+]
+Delta = Annotated[float, typer.Option(min=1e-15, max=1e-3, help="Chance that epsilon does not hold.")]
+WeightCap = Annotated[
+    float,
+    typer.Option(min=0.0, max=1e6, help="Largest weight of a respondent, chosen without the file.", show_default=False),
+]
+Again = Annotated[bool, typer.Option("--again", help="Release noisy answers once more, which adds to the epsilon.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
 
 
@@ -55,28 +72,28 @@ def survey(
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Show how far the rules can differ on this survey.")
     ] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-6,
+    weight_cap: WeightCap = 0.0,
+    again: Again = False,
 ) -> None:
     """Read a survey, show what was read and left out, and convert it to this package's format.
 
     For a file with one row a respondent, data.group-by=NAME names the columns of groups, and data.weight and
     data.missing the weight and codes that are no answers; or --codebook says all that.
     """
-    config, made = _converted(source, words or [], codebook, questions)
-    survey = made.survey
-    # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
-    written = [_guesses(made)] if made.codebook else []
+    promise = None if epsilon is None else noise.Promise(epsilon, delta, weight_cap, again)
     if write is not None:
-        store.write(survey, write)
-        written.append(f"all groups' answers: {write}")
-    if out is not None:
-        split = store.write_split(survey, out)
-        written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
-        written.append(f"public, for the server: {split.questions}")
-    if made.codebook and codebook is None and (place := write or (out and out / "survey")):
-        if (file := codebooks.beside(place)).exists():  # its owner may have edited it
-            written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
-        codebooks.write(made.codebook, file)
-        written.append(f"the codebook, to be read and corrected: {file}")
+        store.check_suffix(write)
+    config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
+    survey = made.survey
+    costs: list[Table | str] = []
+    if promise:
+        if made.frame is None or made.codebook is None:
+            raise UserError(f"{source}: noise needs one row a respondent")
+        costs = [] if survey.about.noise else [*_costs(made.frame, made.codebook, survey, promise)]
+    # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
+    written = _written(made, write, out, codebook)
     diagnosis: list[Table | str] = []
     if diagnose:
         from appa_flwr.analysis import destinations
@@ -92,12 +109,57 @@ def survey(
         too_few(survey, test_fraction=config.data.test_fraction, seed=config.seed) or None,
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
+        *costs,
         *diagnosis,
     )
 
 
+def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
+    """Write a survey to the named places, and say so."""
+    survey, written = made.survey, [_guesses(made)] if made.codebook else []
+    if (line := survey.about.noise) and made.codebook and codebook:
+        written.append(f"{line.sentence()}, noted in {codebook}")
+        if earlier := made.codebook.releases:
+            spent = noise.composed((*earlier, line), line.delta)
+            written.append(f"{len(earlier) + 1} releases together: epsilon {spent:.3g} a respondent")
+    if write is not None:
+        store.write(survey, write)
+        written.append(f"all groups' answers: {write}")
+    if out is not None:
+        split = store.write_split(survey, out)
+        written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
+        written.append(f"public, for the server: {split.questions}")
+    if made.codebook and codebook is None and (place := write or (out and out / "survey")):
+        if (file := codebooks.beside(place)).exists():  # its owner may have edited it
+            written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
+        codebooks.write(made.codebook, file)
+        written.append(f"the codebook, to be read and corrected: {file}")
+    return written
+
+
+def _costs(frame: Frame, codebook: Codebook, survey: Survey, promise: noise.Promise) -> Iterator[Table | str]:
+    """Table of what noise would cost each group, and what would help where it is larger than the sampling error."""
+    lines = [noise.plan(codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
+    weight_R = respondents.weights(frame, codebook.weight.column)
+    mean_weight = float(np.minimum(weight_R, lines[-1].cap).mean())
+    *shown, wanted = (noise.costs(survey, line, mean_weight) for line in lines)
+    table = Table("error of a share, in points", "respondents", "sampling", *(f"epsilon {x:g}" for x in EPSILONS))
+    for by_epsilon in zip(*shown, strict=True):
+        errors = by_epsilon[0].sampling, *(cost.noise for cost in by_epsilon)
+        table.add_row(by_epsilon[0].group, f"{by_epsilon[0].respondents:.0f}", *(f"{error:.2g}" for error in errors))
+    yield table
+    if small := [cost for cost in wanted if cost.noise > cost.sampling]:
+        fewer = f"fewer questions than {lines[-1].questions} (--questions)"
+        fewer += f", one column of groups instead of {lines[-1].columns}" if lines[-1].columns > 1 else ""
+        needed = max(cost.needed for cost in small)
+        where = f"at epsilon {promise.epsilon:g}, in {len(small)} of {len(wanted)} groups"
+        yield f"the noise is larger than the sampling error {where}; what helps: {fewer}"
+        yield f"respondents a question from which it is smaller: {needed:.0f}"
+    yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
+
+
 def _converted(
-    source: str, words: list[str], codebook: Path | None, questions: Path | None
+    source: str, words: list[str], codebook: Path | None, questions: Path | None, promise: noise.Promise | None
 ) -> tuple[Config, Conversion]:
     """Read a source by the words of `appa survey` and by the keys of a run, which select groups and answers."""
     own = [word for word in words if word.partition("=")[0].strip() in SURVEY_WORDS]
@@ -108,7 +170,9 @@ def _converted(
     by |= {"min_respondents": config.data.min_respondents}
     if config.data.refusals != DataSection().refusals:
         by["refusals"] = config.data.refusals
-    made = convert(config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, **by)
+    made = convert(
+        config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, promise=promise, **by
+    )
     return config, made._replace(survey=with_extra(made.survey, config))
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Final
@@ -94,7 +94,7 @@ def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False
         raise UserError(
             f"{frame.source}: column {column} has lists in its cells; make a column of each option"
         ) from None
-    labels = [*dict.fromkeys(entry.label for entry in listed.options)]
+    labels = labels_of(listed)
     place = {entry.code: labels.index(entry.label) for entry in listed.options}
     without = {entry.code: entry.label for entry in listed.no_answers}
     *size_of, empty = np.bincount(code_R % (len(codes) + 1), minlength=len(codes) + 1).tolist()
@@ -124,13 +124,7 @@ def _counted(
     option_R, options = _placed(frame, column, item)
     if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
         frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
-    refusal = {entry.label: entry.refusal for entry in item.options}
-    place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
-    question = RawAnswer(
-        *(1, item.id, item.text, tuple(options)),
-        ordinal=[place[label] for label in options],
-        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
-    )
+    question = question_of(item)
     was_asked = False
     for attribute, (group_R, names) in groups.items():
         cell_R, size = group_R * len(options) + option_R, len(names) * len(options)
@@ -141,11 +135,33 @@ def _counted(
         for name, sum_K, count_K in zip(names, sum_GK, count_GK, strict=True):
             if count_K.any():  # else the question was not asked of this group
                 was_asked = True
-                full_name = f"{attribute}/{name}" if len(groups) > 1 else name
                 shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-                yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
+                yield question._replace(
+                    group=full_name(groups, attribute, name), shares=shares, people=count_K.tolist()
+                )
     if not was_asked:
         yield question
+
+
+def labels_of(listed: Listed) -> list[str]:
+    """The distinct labels of a column's options."""
+    return [*dict.fromkeys(entry.label for entry in listed.options)]
+
+
+def full_name(columns: Collection[str], column: str, name: str) -> str:
+    """Name of a group, which has its column's before it where there are several columns."""
+    return f"{column}/{name}" if len(columns) > 1 else name
+
+
+def question_of(item: Item) -> RawAnswer:
+    """A question without an answer."""
+    refusal = {entry.label: entry.refusal for entry in item.options}
+    place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
+    return RawAnswer(
+        *(1, item.id, item.text, tuple(options := labels_of(item))),
+        ordinal=[place[label] for label in options],
+        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
+    )
 
 
 def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:

@@ -22,7 +22,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import draft, generate, respondents, store, tables
+from appa_flwr.survey import draft, generate, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.frames import LEFT_OUT, STATISTICS, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import Notes, group_name, same, usual_name
@@ -45,6 +45,7 @@ class Words(Section):
     questions: Path | None = None  # public questions to which a file of respondents is restricted
     refusals: Literal["keep", "drop"] = DataSection().refusals
     min_respondents: int = 0
+    promise: noise.Promise | None = None  # noise is added, and listed in the file `codebook`
 
 
 class Conversion(NamedTuple):
@@ -53,6 +54,7 @@ class Conversion(NamedTuple):
     survey: Survey
     codebook: Codebook | None = None
     guesses: Sequence[tuple[float, str]] = ()
+    frame: Frame | None = None  # the respondents
 
 
 def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **words: Any) -> Survey:
@@ -81,6 +83,8 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
         by = Words.model_validate(words)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
+    if by.promise and not by.codebook:
+        raise UserError("--epsilon: name a --codebook that you have read; what is guessed from answers may tell them")
     if by.codebook and (own := [name for name in ("group_by", "weight", "missing", "refusals") if words.get(name)]):
         raise UserError(f"data.{own[0].replace('_', '-')}: {by.codebook} says that; change it there")
     return _converted(str(source), by, groups)
@@ -107,24 +111,33 @@ def _converted(source: str, by: Words, groups: Sequence[str] | None, *, is_run: 
         if by.questions:
             book = _restricted(frame, book, by.questions)
         by = by.model_copy(update={"refusals": book.refusals})
-        raws = respondents.raw_answers(frame, book)
+        line = None
+        if by.promise and by.codebook:
+            raws, line = noise.release(frame, book, by.promise)
+            codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
+        else:
+            raws = respondents.raw_answers(frame, book)
         weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
-        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals)
+        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals, noise=line)
     if book is None and (by.codebook or by.questions):
-        raise UserError(f"{source}: a codebook and public questions are for a file with one row a respondent")
+        raise UserError(
+            f"{source}: a codebook, public questions and noise are for a file with one row a respondent; of shares and "
+            "counts nobody knows who answered"
+        )
     if unused := missing.unused():
         frame.notes.add("data.missing lists codes that no answer has", *unused)
-    survey, earlier = _settle(frame, raws, by, missing, groups), store.about_of(frame.header)
+    survey, earlier = _settle(frame, raws, by, missing, groups), store.about_of(frame.header, source)
     about = replace(
         about,
         source=path.name,
-        sha256=sha256_of(source),
+        sha256="" if by.promise else sha256_of(source),  # a hash lets others try out guesses
         group_by=about.group_by or earlier.group_by,
         weight=about.weight or earlier.weight,
         missing=about.missing or earlier.missing,
-        notes=(*earlier.notes, *frame.notes.lines()),
+        notes=() if by.promise else (*earlier.notes, *frame.notes.lines()),
+        noise=about.noise or earlier.noise,
     )
-    return Conversion(replace(survey, about=about), book, [] if book is None else draft.weightiest(frame, book))
+    return Conversion(replace(survey, about=about), book, draft.weightiest(frame, book) if book else [], frame)
 
 
 def _no_table(source: str) -> UserError:

@@ -96,7 +96,7 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
         def answer(message):
             if message.metadata.message_type != messages.CATALOGUE:
                 return replying(names[-1])(message)
-            return Message(messages.pack_reply(names, answered=counts, may=[]), reply_to=message)
+            return Message(messages.pack_reply(names, answered=counts, may=[], noise=[]), reply_to=message)
 
         return answer
 

@@ -29,14 +29,12 @@ export = typer.Typer(help="Write a survey in the formats of other programs.", no
 
 Epsilon = Annotated[
     float | None,
-    typer.Option(
-        min=0.01, max=100.0, help="Protect respondents by noise; without --write: show its cost.", show_default=False
-    ),
+    typer.Option(min=0.01, max=100.0, help="Protect respondents by noise; without --write, show what that costs."),
 ]
 Delta = Annotated[float, typer.Option(min=1e-15, max=1e-3, help="Chance that epsilon does not hold.")]
 WeightCap = Annotated[
-    float,
-    typer.Option(min=0.0, max=1e6, help="Largest weight of a respondent, chosen without the file.", show_default=False),
+    float | None,
+    typer.Option(min=1.0 / noise.UNITS, max=1e6, help="Largest weight that counts, chosen without a look at the file."),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Release noisy answers once more, which adds to the epsilon.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
@@ -74,7 +72,7 @@ def survey(
     ] = False,
     epsilon: Epsilon = None,
     delta: Delta = 1e-6,
-    weight_cap: WeightCap = 0.0,
+    weight_cap: WeightCap = None,
     again: Again = False,
 ) -> None:
     """Read a survey, show what was read and left out, and convert it to this package's format.
@@ -82,7 +80,7 @@ def survey(
     For a file with one row a respondent, data.group-by=NAME names the columns of groups, and data.weight and
     data.missing the weight and codes that are no answers; or --codebook says all that.
     """
-    promise = None if epsilon is None else noise.Promise(epsilon, delta, weight_cap, again)
+    promise = None if epsilon is None else noise.Promise(epsilon, delta, weight_cap or 0.0, again)
     if write is not None:
         store.check_suffix(write)
     config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)

@@ -55,7 +55,8 @@ class Noise:
 
 def noise_sentence(epsilon: float, sd: float) -> str:
     """See `Noise.sentence`."""
-    return f"epsilon {epsilon:.4g} a respondent (noise of {sd:.3g} people)"
+    people = f"{sd:.1f}".removesuffix(".0")
+    return f"epsilon {epsilon:.4g} a respondent (noise of {people} people)"
 
 
 @dataclass(frozen=True)

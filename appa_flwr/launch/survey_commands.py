@@ -138,21 +138,22 @@ def _written(made: Conversion, write: Path | None, out: Path | None, codebook: P
 def _costs(frame: Frame, codebook: Codebook, survey: Survey, promise: noise.Promise) -> Iterator[Table | str]:
     """Table of what noise would cost each group, and what would help where it is larger than the sampling error."""
     lines = [noise.plan(codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
-    weight_R = respondents.weights(frame, codebook.weight.column)
-    mean_weight = float(np.minimum(weight_R, lines[-1].cap).mean())
-    *shown, wanted = (noise.costs(survey, line, mean_weight) for line in lines)
+    sd, weight_R = lines[-1].sd, respondents.weights(frame, codebook.weight.column)
+    costs = noise.costs(survey, float(np.minimum(weight_R, lines[-1].cap).mean()))
     table = Table("error of a share, in points", "respondents", "sampling", *(f"epsilon {x:g}" for x in EPSILONS))
-    for by_epsilon in zip(*shown, strict=True):
-        errors = by_epsilon[0].sampling, *(cost.noise for cost in by_epsilon)
-        table.add_row(by_epsilon[0].group, f"{by_epsilon[0].respondents:.0f}", *(f"{error:.2g}" for error in errors))
+    for cost in costs:
+        errors = (cost.sampling, *(cost.noise * line.sd for line in lines[:-1]))
+        table.add_row(cost.group, f"{cost.respondents:.0f}", *(f"{error:.2g}" for error in errors))
     yield table
-    if small := [cost for cost in wanted if cost.noise > cost.sampling]:
-        fewer = f"fewer questions than {lines[-1].questions} (--questions)"
-        fewer += f", one column of groups instead of {lines[-1].columns}" if lines[-1].columns > 1 else ""
-        needed = max(cost.needed for cost in small)
-        where = f"at epsilon {promise.epsilon:g}, in {len(small)} of {len(wanted)} groups"
-        yield f"the noise is larger than the sampling error {where}; what helps: {fewer}"
-        yield f"respondents a question from which it is smaller: {needed:.0f}"
+    if small := [cost for cost in costs if cost.noise * sd > cost.sampling]:
+        # The noise's error falls as 1 / n, the sampling error as 1 / sqrt(n).
+        ratios = ((cost.respondents, cost.noise * sd / cost.sampling) for cost in small if cost.sampling)
+        needed = max((people * ratio**2 for people, ratio in ratios), default=np.inf)
+        yield (
+            f"at epsilon {promise.epsilon:g} the noise is larger than the sampling error in {len(small)} groups of "
+            f"{len(costs)}; {needed:.0f} respondents a question make them equal. What helps: fewer questions than "
+            f"{lines[-1].questions} (--questions), and one column of groups (now {lines[-1].columns})"
+        )
     yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
 
 

@@ -100,11 +100,7 @@ def composed(releases: Sequence[Noise], delta: float) -> float:
 def release(frame: Frame, codebook: Codebook, promise: Promise) -> tuple[list[RawAnswer], Noise]:
     """Count, add the noise, and compute all answers from the noisy counts; raises as `plan`."""
     line = plan(codebook, promise)
-    cells = counts(frame, codebook, line.cap)
-    noisy_C = draw(np.concatenate([count_GK.ravel() for count_GK in cells.values()]), line)
-    ends = np.cumsum([count_GK.size for count_GK in cells.values()])[:-1]
-    parts = zip(cells.items(), np.split(noisy_C, ends), strict=True)
-    noisy = {at: noisy_C.reshape(count_GK.shape) for (at, count_GK), noisy_C in parts}
+    noisy = {at: draw(count_GK, line) for at, count_GK in counts(frame, codebook, line.cap).items()}
     return [*_raw_answers(codebook, noisy, line.sd)], line
 
 
@@ -136,17 +132,17 @@ def _places(frame: Frame, column: str, listed: Listed) -> tuple[IntArray, int]:
     return np.array([place.get(code_text(cell), -1) for cell in frame.cells[column]], np.int64), len(labels)
 
 
-def draw(count_C: IntArray, line: Noise) -> FloatArray:
-    """Add noise to counts (C,) in 1 / `UNITS` people; returns people.
+def draw(counts: IntArray, line: Noise) -> FloatArray:
+    """Add noise to counts in 1 / `UNITS` people; returns people, in the same shape.
 
     Raises:
-        RuntimeError: by OpenDP's account the noise keeps not the promise.
+        RuntimeError: by OpenDP's account the noise does not keep the promise.
     """
     mechanism = _mechanism(line.sd * UNITS, line.delta)
     epsilon, delta = mechanism.map(line.sensitivity * UNITS)
     if not (epsilon <= line.epsilon and delta <= line.delta):
         raise RuntimeError(f"the noise keeps epsilon {epsilon}, delta {delta}, and not the promise {line}")
-    return np.array(mechanism(count_C.tolist()), dtype=np.float64) / UNITS
+    return np.array(mechanism(counts.ravel().tolist()), dtype=np.float64).reshape(counts.shape) / UNITS
 
 
 def _raw_answers(codebook: Codebook, noisy: Mapping[tuple[str, str], FloatArray], sd: float) -> Iterator[RawAnswer]:
@@ -154,11 +150,10 @@ def _raw_answers(codebook: Codebook, noisy: Mapping[tuple[str, str], FloatArray]
     for column, item in codebook.questions.items():
         yield (question := respondents.question_of(item))
         for attribute, listed in codebook.groups.items():
-            names = respondents.labels_of(listed)
-            for name, noisy_K in zip(names, noisy.get((attribute, column), [None] * len(names)), strict=True):
+            # of a question that the file does not have there is nothing to release
+            for name, noisy_K in zip(respondents.labels_of(listed), noisy.get((attribute, column), ()), strict=False):
                 answer = question._replace(group=respondents.full_name(codebook.groups, attribute, name))
-                people_K = None if noisy_K is None else people(noisy_K, sd)
-                if people_K is None:
+                if (people_K := people(noisy_K, sd)) is None:
                     yield answer._replace(problem="the noise outweighs it")
                 else:
                     yield answer._replace(people=people_K.tolist(), shares=(people_K / people_K.sum()).tolist())
@@ -176,16 +171,15 @@ def people(noisy_K: FloatArray, sd: float) -> FloatArray | None:
 
 
 class Cost(NamedTuple):
-    """Errors of a group's shares, in points of a hundred, each the median over its questions."""
+    """Errors of a group's shares, in points of a hundred; the median over its questions."""
 
     group: str
     respondents: float  # of a question
     sampling: float
-    noise: float
-    needed: float  # respondents of a question for which the noise would be as large as the sampling error
+    noise: float  # of a standard deviation of one person
 
 
-def costs(survey: Survey, line: Noise, mean_weight: float) -> list[Cost]:
+def costs(survey: Survey, mean_weight: float) -> list[Cost]:
     """Expected errors (root mean squares over the options) by the exact answers: for the owner's eyes alone.
 
     A share p of n respondents of mean weight w has the sampling error sqrt(p (1 - p) / n), and noise of standard
@@ -196,8 +190,7 @@ def costs(survey: Survey, line: Noise, mean_weight: float) -> list[Cost]:
         counted = [key for key in answers if survey.respondents[group][key]]  # others have refusals alone
         n_Q = np.array([survey.respondents[group][key] for key in counted])
         size_Q = np.array([len(answers[key]) for key in counted])
-        spread_Q = np.array([1.0 - (answers[key] ** 2).sum() for key in counted])
-        sampling, noise = np.sqrt(spread_Q / size_Q / n_Q), line.sd / mean_weight * np.sqrt(1.0 - 1.0 / size_Q) / n_Q
-        needed = np.divide(n_Q * noise**2, sampling**2, out=np.full(len(n_Q), np.inf), where=sampling > 0.0)
-        rows.append(Cost(group, *(float(np.median(x)) for x in (n_Q, 100.0 * sampling, 100.0 * noise, needed))))
+        sampling_Q = np.sqrt([1.0 - (answers[key] ** 2).sum() for key in counted]) / np.sqrt(size_Q * n_Q)
+        noise_Q = np.sqrt(1.0 - 1.0 / size_Q) / (mean_weight * n_Q)
+        rows.append(Cost(group, *(float(np.median(x)) for x in (n_Q, 100.0 * sampling_Q, 100.0 * noise_Q))))
     return rows

@@ -5,6 +5,7 @@ The noise has no seed. Limits are six standard errors of the draws (three of a f
 
 import json
 import math
+import re
 import sys
 from collections import Counter
 
@@ -207,7 +208,10 @@ def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
     words = ("survey", tmp_path / "f.csv", "--codebook", file, "--epsilon", "4")
     code, text = run(*words)  # the costs, which spend nothing
     assert code == 0
-    assert [f"epsilon {value}" in text for value in (1, 2, 4, 8)] == [True] * 4
+    assert all(f"epsilon {value}" in text for value in (1, 2, 4, 8))
+    needed = re.search(r"(\d+) respondents a question", run(*words[:-1], "0.5")[1])
+    sd = plan(codebook, Promise(0.5)).sd
+    assert abs(int(needed[1]) / (3 * sd**2) - 1.0) < 0.1  # three equal shares: n = K sd^2
     assert codebooks.read(file) == codebook
     assert run(*words, "--write", tmp_path / "f.jsonl")[0] == 0
     assert "holds a release" in run(*words, "--write", tmp_path / "f.jsonl")[1]
@@ -224,13 +228,11 @@ def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
 def test_costs_by_hand():
     shares = {"q": np.full(4, 0.25), "p": np.array([0.5, 0.5])}
     questions = (Question("q", "?", tuple("abcd")), Question("p", "?", tuple("ab")))
-    line = Noise(4.0, 1e-6, 8.0, 40, 1)
-    (cost,) = noise.costs(Survey(questions, {"A": shares}, {"A": {"q": 100.0, "p": 100.0}}), line, 2.0)
-    # q: sampling sqrt(.25 .75 / 100) = .0433, noise 8 / 2 sqrt(3/4) / 100 = .0346; p: .05 and 4 sqrt(1/2) / 100 = .0283
+    (cost,) = noise.costs(Survey(questions, {"A": shares}, {"A": {"q": 100.0, "p": 100.0}}), 2.0)
+    # q: sampling sqrt(.25 .75 / 100) = .0433, noise of one person sqrt(3/4) / 200 = .00433
+    # p: sampling sqrt(.5 .5 / 100) = .05, noise sqrt(1/2) / 200 = .00354
     assert cost[:2] == ("A", 100.0)
-    assert np.allclose([cost.sampling, cost.noise], [(4.330 + 5.0) / 2, (3.464 + 2.828) / 2], atol=0.001)
-    # equal at n = sd^2 K / w^2: 8^2 4 / 4 = 64, and 8^2 2 / 4 = 32
-    assert math.isclose(cost.needed, 48.0)
+    assert np.allclose([cost.sampling, cost.noise], [(4.330 + 5.0) / 2, (0.4330 + 0.3536) / 2], atol=0.001)
 
 
 @pytest.mark.parametrize(

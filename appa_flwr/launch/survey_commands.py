@@ -16,8 +16,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, respondents, store
-from appa_flwr.survey.codebook import Codebook
-from appa_flwr.survey.frames import Frame
 from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
 from appa_flwr.survey.split import too_few
 from appa_flwr.survey.types import Survey
@@ -81,26 +79,15 @@ def survey(
     data.missing the weight and codes that are no answers; or --codebook says all that.
     """
     promise = None if epsilon is None else noise.Promise(epsilon, delta, weight_cap or 0.0, again)
+    if promise is None and (weight_cap or again):
+        raise UserError("--weight-cap and --again go with --epsilon")
     if write is not None:
         store.check_suffix(write)
     config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
     survey = made.survey
-    costs: list[Table | str] = []
-    if promise:
-        if made.frame is None or made.codebook is None:
-            raise UserError(f"{source}: noise needs one row a respondent")
-        costs = [] if survey.about.noise else [*_costs(made.frame, made.codebook, survey, promise)]
+    costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
     written = _written(made, write, out, codebook)
-    diagnosis: list[Table | str] = []
-    if diagnose:
-        from appa_flwr.analysis import destinations
-        from appa_flwr.report import tables
-
-        rules = destinations.rules(config)
-        frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
-        rule = "appa" if config.rule == "average" else config.rule
-        diagnosis = [*(tables.show(frame, sign=True) for frame in frames), destinations.verdict(frames[1], rule=rule)]
     show(
         _table(survey),
         *survey.about.notes,
@@ -108,8 +95,18 @@ def survey(
         f"{len(survey.questions)} questions, {len(survey.groups)} groups",
         *written,
         *costs,
-        *diagnosis,
+        *(_diagnosis(config, survey) if diagnose else ()),
     )
+
+
+def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
+    from appa_flwr.analysis import destinations
+    from appa_flwr.report import tables
+
+    rules = destinations.rules(config)
+    frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
+    yield from (tables.show(frame, sign=True) for frame in frames)
+    yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
 
 
 def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
@@ -135,11 +132,13 @@ def _written(made: Conversion, write: Path | None, out: Path | None, codebook: P
     return written
 
 
-def _costs(frame: Frame, codebook: Codebook, survey: Survey, promise: noise.Promise) -> Iterator[Table | str]:
+def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Table | str]:
     """Table of what noise would cost each group, and what would help where it is larger than the sampling error."""
-    lines = [noise.plan(codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
-    sd, weight_R = lines[-1].sd, respondents.weights(frame, codebook.weight.column)
-    costs = noise.costs(survey, float(np.minimum(weight_R, lines[-1].cap).mean()))
+    if made.frame is None or made.codebook is None:
+        raise UserError(f"{source}: noise needs one row a respondent")
+    lines = [noise.plan(made.codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
+    sd, weight_R = lines[-1].sd, respondents.weights(made.frame, made.codebook.weight.column)
+    costs = noise.costs(made.survey, float(np.minimum(weight_R, lines[-1].cap).mean()))
     table = Table("error of a share, in points", "respondents", "sampling", *(f"epsilon {x:g}" for x in EPSILONS))
     for cost in costs:
         errors = (cost.sampling, *(cost.noise * line.sd for line in lines[:-1]))

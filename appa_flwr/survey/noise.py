@@ -20,7 +20,7 @@ from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey import respondents
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Listed
-from appa_flwr.survey.frames import Frame, RawAnswer
+from appa_flwr.survey.frames import NOT_UTF8, Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.types import Noise, Survey
@@ -99,6 +99,8 @@ def composed(releases: Sequence[Noise], delta: float) -> float:
 
 def release(frame: Frame, codebook: Codebook, promise: Promise) -> tuple[list[RawAnswer], Noise]:
     """Count, add the noise, and compute all answers from the noisy counts; raises as `plan`."""
+    if frame.notes.lines(NOT_UTF8):
+        raise UserError(f"{frame.source}: is not in UTF-8, perhaps by one person's cell, which changes all; save it so")
     line = plan(codebook, promise)
     noisy = {at: draw(count_GK, line) for at, count_GK in counts(frame, codebook, line.cap).items()}
     return [*_raw_answers(codebook, noisy, line.sd)], line

@@ -196,6 +196,10 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
     refused("--codebook", convert, tmp_path / "f.csv", promise=four)
     (tmp_path / "shares.csv").write_text("question,group,option,share\nq,A,a,.5\nq,A,b,.5\n")
     codebooks.write(codebook, tmp_path / "f.toml")
+    (tmp_path / "f.csv").write_bytes("G0,Q0,Q1,TEXT\n0,1,1,\u00e9\n".encode("cp1252"))
+    refused("UTF-8", convert, tmp_path / "f.csv", codebook=tmp_path / "f.toml", promise=four)
+    assert codebooks.read(tmp_path / "f.toml").releases == ()
+    assert "--epsilon" in run("survey", tmp_path / "f.csv", "--again")[1]
     refused("nobody knows who answered", convert, tmp_path / "shares.csv", codebook=tmp_path / "f.toml", promise=four)
 
 

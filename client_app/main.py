@@ -63,8 +63,12 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     if not answered:
         raise problem
     party.memory["groups"] = "\n".join(answered).encode()
+    about = party.survey.about
+    if party.ledger is not None:
+        log.warning("%s: %s", ", ".join(answered), about.precision)
+    noise = [] if about.noise is None else [about.noise.epsilon, about.noise.sd]
     counts, may = list(answered.values()), list(party.policy.may_leave)
-    return Leaving(messages.pack_reply(list(answered), answered=counts, may=may))
+    return Leaving(messages.pack_reply(list(answered), answered=counts, may=may, noise=noise))
 
 
 @app.query("targets")

@@ -32,6 +32,7 @@ from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Survey
 from client_app import predictor
 from experiments import entry, study
 from pluralllm.data import GroupData, group_data
@@ -110,7 +111,13 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     else:
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
-    features = embed_questions(survey.questions, encoder="ngrams" if name == "generated" else "minilm")
+    groups = {UNSEEN: [name for name in names if name not in seen], SEEN: seen}
+    return problem_of(survey, groups, encoder="ngrams" if name == "generated" else "minilm", seed=seed)
+
+
+def problem_of(survey: Survey, groups: Mapping[str, Sequence[str]], *, encoder: str, seed: int) -> Problem:
+    """Split a survey's questions by this seed, and embed them."""
+    features = embed_questions(survey.questions, encoder=encoder)
     split = split_questions(survey.questions, seed=seed)
     train_Q = np.array([question.question_id in split.train for question in survey.questions])
     public = Catalogue(survey.questions, train_Q, *features, unanswered_Q=np.zeros_like(train_Q))
@@ -121,8 +128,7 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     def part(groups: Sequence[str]) -> Part:
         return Part(tuple(data(name, split.train) for name in groups), tuple(data(name, split.test) for name in groups))
 
-    parts = {UNSEEN: part([name for name in names if name not in seen]), SEEN: part(seen)}
-    return Problem(public, parts)
+    return Problem(public, {name: part(names) for name, names in groups.items()})
 
 
 @dataclass

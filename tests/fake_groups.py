@@ -49,7 +49,7 @@ class FakeGroups:
             return self._reply(message)
         if kind == messages.CATALOGUE:
             self.catalogue = messages.unpack_catalogue(message.content)
-            return self._reply(message, answered=[3] * len(self.names), may=self.may)
+            return self._reply(message, answered=[3] * len(self.names), may=self.may, noise=[])
         if kind == messages.TARGETS:
             return self._reply(message)
         ask, _ = messages.unpack_ask(message.content)

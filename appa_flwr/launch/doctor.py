@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from appa_flwr import __version__
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.sites import PRIVATE
+from appa_flwr.survey import store
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 PACKAGE = "appa-flwr"
@@ -80,7 +81,7 @@ def _gpus() -> Finding:
 
 
 def party(folder: Path) -> Iterator[Finding]:
-    """Check a party's folder made by `appa deploy`: file modes, and for a group the server and its clock.
+    """Check a party's folder made by `appa deploy`: file modes, and for a group its answers, the server and its clock.
 
     Raises:
         UserError: the folder is not a party's.
@@ -91,8 +92,16 @@ def party(folder: Path) -> Iterator[Finding]:
     private = [path for pattern in PRIVATE for path in folder.glob(pattern) if path.name != QUESTIONS_FILE]
     opened = [f"others can open it: chmod go= {path}" for path in (folder, *private) if path.stat().st_mode & 0o077]
     yield Finding("file modes", "; ".join(opened) or "nobody else can open what is private", not opened)
+    yield from (_answers(file) for file in sorted(folder.glob(f"*{store.SUFFIX}")) if file.name != QUESTIONS_FILE)
     if address := _ADDRESS.search(script.read_text()):
         yield _server(address[1], int(address[2]), authority)
+
+
+def _answers(file: Path) -> Finding:
+    try:
+        return Finding(file.name, store.read(file).about.precision, good=True)
+    except UserError as error:
+        return Finding(file.name, str(error), good=False)
 
 
 def _server(host: str, port: int, authority: Path) -> Finding:

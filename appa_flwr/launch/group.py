@@ -53,7 +53,8 @@ def check(
             raise UserError(f"{questions}: {name} has answered none of its questions; {why}")
         table.add_row(name, str(len(answers)), f"{same} of {len(asked)}", some + (", ..." if len(other) > FEW else ""))
     shared = replace(survey, questions=tuple(question for key, question in own.items() if key in asked))
-    show(table, too_few(shared) or None, f"{owner_policy}: can be used" if owner_policy else None)
+    usable = f"{owner_policy}: can be used" if owner_policy else None
+    show(table, f"{file}: {survey.about.precision}", too_few(shared) or None, usable)
 
 
 @app.command("policy")

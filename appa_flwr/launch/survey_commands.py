@@ -1,6 +1,7 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,17 +12,29 @@ from rich.table import Table
 from appa_flwr.config import GENERATED_SURVEY, SURVEY_WORDS, Config
 from appa_flwr.config.sections import DataSection
 from appa_flwr.config.sources import assemble, read_words
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import store
+from appa_flwr.survey import noise, respondents, store
 from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
 from appa_flwr.survey.split import too_few
 from appa_flwr.survey.types import Survey
 
 NUM_WEIGHTIEST = 3  # guesses that are shown
+EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose cost is shown
 
 export = typer.Typer(help="Write a survey in the formats of other programs.", no_args_is_help=True)
 
+Epsilon = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=100.0, help="Protect respondents by noise; without --write, show what that costs."),
+]
+Delta = Annotated[float, typer.Option(min=1e-15, max=1e-3, help="Chance that epsilon does not hold.")]
+WeightCap = Annotated[
+    float | None,
+    typer.Option(min=1.0 / noise.UNITS, max=1e6, help="Largest weight that counts, chosen without a look at the file."),
+]
+Again = Annotated[bool, typer.Option("--again", help="Release noisy answers once more, which adds to the epsilon.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
 
 
@@ -45,16 +58,55 @@ def survey(
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Show how far the rules can differ on this survey.")
     ] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-6,
+    weight_cap: WeightCap = None,
+    again: Again = False,
 ) -> None:
     """Read a survey, show what was read and left out, and convert it to this package's format.
 
     For a file with one row a respondent, data.group-by=NAME names the columns of groups, and data.weight and
     data.missing the weight and codes that are no answers; or --codebook says all that.
     """
-    config, made = _converted(source, words or [], codebook, questions)
+    promise = None if epsilon is None else noise.Promise(epsilon, delta, weight_cap or 0.0, again)
+    if promise is None and (weight_cap or again):
+        raise UserError("--weight-cap and --again go with --epsilon")
+    if write is not None:
+        store.check_suffix(write)
+    config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
     survey = made.survey
+    costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
-    written = [_guesses(made)] if made.codebook else []
+    written = _written(made, write, out, codebook)
+    show(
+        _table(survey),
+        *survey.about.notes,
+        too_few(survey, test_fraction=config.data.test_fraction, seed=config.seed) or None,
+        f"{len(survey.questions)} questions, {len(survey.groups)} groups",
+        *written,
+        *costs,
+        *(_diagnosis(config, survey) if diagnose else ()),
+    )
+
+
+def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
+    from appa_flwr.analysis import destinations
+    from appa_flwr.report import tables
+
+    rules = destinations.rules(config)
+    frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
+    yield from (tables.show(frame, sign=True) for frame in frames)
+    yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
+
+
+def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
+    """Write a survey to the named places, and say so."""
+    survey, written = made.survey, [_guesses(made)] if made.codebook else []
+    if (line := survey.about.noise) and made.codebook and codebook:
+        written.append(f"{line.sentence()}, noted in {codebook}")
+        if earlier := made.codebook.releases:
+            spent = noise.composed((*earlier, line), line.delta)
+            written.append(f"{len(earlier) + 1} releases together: epsilon {spent:.3g} a respondent")
     if write is not None:
         store.write(survey, write)
         written.append(f"all groups' answers: {write}")
@@ -67,27 +119,35 @@ def survey(
             written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
         codebooks.write(made.codebook, file)
         written.append(f"the codebook, to be read and corrected: {file}")
-    diagnosis: list[Table | str] = []
-    if diagnose:
-        from appa_flwr.analysis import destinations
-        from appa_flwr.report import tables
+    return written
 
-        rules = destinations.rules(config)
-        frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
-        rule = "appa" if config.rule == "average" else config.rule
-        diagnosis = [*(tables.show(frame, sign=True) for frame in frames), destinations.verdict(frames[1], rule=rule)]
-    show(
-        _table(survey),
-        *survey.about.notes,
-        too_few(survey, test_fraction=config.data.test_fraction, seed=config.seed) or None,
-        f"{len(survey.questions)} questions, {len(survey.groups)} groups",
-        *written,
-        *diagnosis,
-    )
+
+def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Table | str]:
+    """Table of what noise would cost each group, and what would help where it is larger than the sampling error."""
+    if made.frame is None or made.codebook is None:
+        raise UserError(f"{source}: noise needs one row a respondent")
+    lines = [noise.plan(made.codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
+    sd, weight_R = lines[-1].sd, respondents.weights(made.frame, made.codebook.weight.column)
+    costs = noise.costs(made.survey, float(np.minimum(weight_R, lines[-1].cap).mean()))
+    table = Table("error of a share, in points", "respondents", "sampling", *(f"epsilon {x:g}" for x in EPSILONS))
+    for cost in costs:
+        errors = (cost.sampling, *(cost.noise * line.sd for line in lines[:-1]))
+        table.add_row(cost.group, f"{cost.respondents:.0f}", *(f"{error:.2g}" for error in errors))
+    yield table
+    if small := [cost for cost in costs if cost.noise * sd > cost.sampling]:
+        # The noise's error falls as 1 / n, the sampling error as 1 / sqrt(n).
+        ratios = ((cost.respondents, cost.noise * sd / cost.sampling) for cost in small if cost.sampling)
+        needed = max((people * ratio**2 for people, ratio in ratios), default=np.inf)
+        yield (
+            f"at epsilon {promise.epsilon:g} the noise is larger than the sampling error in {len(small)} groups of "
+            f"{len(costs)}; {needed:.0f} respondents a question make them equal. What helps: fewer questions than "
+            f"{lines[-1].questions} (--questions), and one column of groups (now {lines[-1].columns})"
+        )
+    yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
 
 
 def _converted(
-    source: str, words: list[str], codebook: Path | None, questions: Path | None
+    source: str, words: list[str], codebook: Path | None, questions: Path | None, promise: noise.Promise | None
 ) -> tuple[Config, Conversion]:
     """Read a source by the words of `appa survey` and by the keys of a run, which select groups and answers."""
     own = [word for word in words if word.partition("=")[0].strip() in SURVEY_WORDS]
@@ -98,7 +158,9 @@ def _converted(
     by |= {"min_respondents": config.data.min_respondents}
     if config.data.refusals != DataSection().refusals:
         by["refusals"] = config.data.refusals
-    made = convert(config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, **by)
+    made = convert(
+        config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, promise=promise, **by
+    )
     return config, made._replace(survey=with_extra(made.survey, config))
 
 

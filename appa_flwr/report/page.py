@@ -73,7 +73,8 @@ def _sections(
         yield "PluralLLM", [scores, by_group, *drawn.get("pluralllm", ())]
     counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
     questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
-    yield "Survey", [_facts([("Survey", run.survey or run.config.survey), *questions])]
+    noise = [("Noise, by the owners' word", run.noise)] if run.noise else []
+    yield "Survey", [_facts([("Survey", run.survey or run.config.survey), *noise, *questions])]
     keys = pd.DataFrame(sorted(run.config.flat().items()), columns=["Key", "Value"]).astype(str)
     yield "Provenance", [_facts(provenance(run)), _folded("All keys", html(keys, css="texts"))]
 

@@ -38,6 +38,7 @@ class RunFiles:
         scores: one row per method, metric, kind of target, group and held-out question, with its reward.
         served: trainer's run -> one row per round that was served to it.
         made_by: version and machine; empty if the run has not written them.
+        noise: what groups' owners say of noise in their answers; empty if they say nothing.
         survey: origin of the survey, and how it was read.
     """
 
@@ -50,6 +51,7 @@ class RunFiles:
     pluralllm: records.Card | None
     questions: records.QuestionCounts | None
     made_by: str
+    noise: str
     survey: str
 
     @property
@@ -75,7 +77,7 @@ def read_run(folder: Path) -> RunFiles:
     Raises:
         UserError: see `appa_flwr.run.run_files.read_config` and `read`.
     """
-    config, progress = read_config(folder), run_files.PROGRESS.read(folder)
+    config, last = read_config(folder), {line.phase: line.message for line in run_files.PROGRESS.lines(folder)}
     # A resumed run may repeat an iteration; training continued from the later line.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
@@ -93,7 +95,8 @@ def read_run(folder: Path) -> RunFiles:
         served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
         pluralllm=run_files.CARD.read(folder),
         questions=run_files.QUESTIONS.read(folder),
-        made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),
+        made_by=last.get(run_files.MACHINE, ""),
+        noise=last.get(run_files.NOISE, ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
     )
 

@@ -85,8 +85,8 @@ class LineFile(Generic[T]):
                 yield parse(line, adapter, f"{path}: line {number}")
 
 
-MACHINE = "machine"
-"""Phase of the line in progress.jsonl that states the version and machine of the run."""
+MACHINE, NOISE = "machine", "noise, by the owners' word"
+"""Phases of the lines in progress.jsonl that state version and machine of the run, and noise in groups' answers."""
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)

@@ -1,13 +1,15 @@
 """The codebook of a file with one row a respondent: its groups, weight and questions, and what each code means.
 
 It holds no count and no share, so it can be shown and shared. What the file does not declare is marked, `seen` if it
-stands in cells, `guessed` with the reason; the file's owner removes a mark to confirm a line.
+stands in cells, `guessed` with the reason; the file's owner removes a mark to confirm a line. Each release of answers
+with noise is added to it, since what several releases tell of a respondent adds up.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,10 +19,11 @@ from appa_flwr.config.keys import to_toml
 from appa_flwr.config.sections import Section
 from appa_flwr.config.sources import parse_toml
 from appa_flwr.core.errors import UserError, first_problem
-from appa_flwr.core.files import replace_file
+from appa_flwr.core.files import read_file, replace_file
+from appa_flwr.core.text import decode
 from appa_flwr.survey.names import same
 from appa_flwr.survey.nonanswers import number
-from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Noise, Question
 
 SUFFIX: Final = ".codebook.toml"
 UNWEIGHTED: Final = "none"
@@ -42,6 +45,11 @@ class Entry(Section):
     refusal: bool = False
     seen: bool = False
     guessed: str = ""
+
+    @property
+    def is_marked(self) -> bool:
+        """True if nobody has confirmed the line."""
+        return self.seen or bool(self.guessed)
 
 
 Entries = tuple[Entry, ...]
@@ -108,11 +116,19 @@ class Codebook(Section):
     groups: dict[str, Listed] = Field(min_length=1)
     questions: dict[str, Item]
     left_out: dict[str, str] = Field({})  # column -> reason
+    releases: tuple[Noise, ...] = ()  # in their order
 
     @model_validator(mode="after")
     def _is_plain(self) -> "Codebook":
         _check_once("id", (item.id for item in self.questions.values()))
         return self
+
+    def marked(self) -> list[str]:
+        """What is still marked as seen or guessed, such as "ECON: 2": all of it may be there because of one person."""
+        listed = self.groups | self.questions
+        marked = [f"{name}: {entry.code}" for name, part in listed.items() for entry in part.entries if entry.is_marked]
+        marked += [name for name, item in self.questions.items() if item.guessed]
+        return marked + [f"weight {self.weight.column}"] * bool(self.weight.guessed)
 
 
 def _check_once(what: str, names: Iterator[str]) -> None:
@@ -128,9 +144,10 @@ def beside(file: Path) -> Path:
 def write(codebook: Codebook, file: Path) -> None:
     """Write a codebook as TOML, one line for each code."""
     table = {"version": codebook.version, "refusals": codebook.refusals} | codebook.model_dump(
-        by_alias=True, exclude_defaults=True
+        by_alias=True, exclude_defaults=True, exclude={"releases"}
     )
-    replace_file(file, (_HEAD + "\n".join(_lines(table)) + "\n").encode())
+    text = _HEAD + "\n".join(_lines(table)) + "\n"
+    replace_file(file, (text + "".join(map(_release, codebook.releases))).encode())
 
 
 def read(file: Path) -> Codebook:
@@ -139,6 +156,16 @@ def read(file: Path) -> Codebook:
         return Codebook.model_validate(parse_toml(file))
     except ValidationError as error:
         raise UserError(f"{file}: {first_problem(error)}") from None
+
+
+def add_release(file: Path, release: Noise) -> None:
+    """Append a release to a codebook, whose text stays as its owner wrote it; a `UserError` if it cannot be written."""
+    replace_file(file, (decode(read_file(file)).rstrip("\n") + "\n" + _release(release)).encode())
+
+
+def _release(release: Noise) -> str:
+    lines = (f"{name} = {to_toml(value)}\n" for name, value in asdict(release).items())
+    return f"\n[[releases]]\n{''.join(lines)}"
 
 
 def _lines(table: Mapping[str, Any], place: str = "") -> Iterator[str]:

@@ -38,6 +38,7 @@ LAYOUTS: Final = (
 )
 STATISTICS: Final = (".sav", ".zsav", ".dta")
 LEFT_OUT: Final = "left out, "
+NOT_UTF8: Final = "read as cp1252, as it is not UTF-8"
 _IMPORT_ID: Final = '{"ImportId"'
 _SURVEYMONKEY: Final = {"response", "open-ended response"}
 _QUOTED: Final = re.compile(r'"[^"]*"')
@@ -208,7 +209,7 @@ def _decoded(file: Path, notes: Notes) -> str:
         text = data.decode("cp1252")
     except UnicodeDecodeError:
         raise UserError(f"{file}: line {line} is neither UTF-8 nor cp1252; save it as UTF-8") from None
-    notes.add("read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8")
+    notes.add(f"{NOT_UTF8}; where letters look wrong, save it as UTF-8")
     return text
 
 

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
 from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import some
-from appa_flwr.survey.nonanswers import Kind
 from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -75,7 +75,7 @@ def numbers(frame: Frame, column: str) -> FloatArray:
 def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False) -> tuple[IntArray, list[str]]:
     """Return each respondent's index into the distinct labels of options, (R,), -1 for none; and these labels."""
     code_R, size_of = frame.codes(column)
-    labels = [*dict.fromkeys(entry.label for entry in listed.options)]
+    labels = labels_of(listed)
     place = {entry.code: labels.index(entry.label) for entry in listed.options}
     without = {entry.code: entry.label for entry in listed.no_answers}
     unlisted = {code: size for code, size in size_of.items() if code not in place.keys() | without.keys()}
@@ -100,13 +100,9 @@ def _counted(
     An answer has weighted shares, and the number of respondents per option.
     """
     option_R, options = _placed(frame, column, item)
-    entry_of: dict[str, tuple[float, Kind]] = {}  # label of an option -> its position on the scale, and its kind
-    for entry, position in zip(item.options, item.places(), strict=True):
-        if entry.label in entry_of:
-            frame.notes.add("options and groups that are one", f"several codes are {entry.label!r}")
-        entry_of[entry.label] = position, "refusal" if entry.refusal else "answer"
-    positions, kinds = zip(*entry_of.values(), strict=True)
-    question = RawAnswer(1, item.id, item.text, tuple(options), ordinal=positions, kinds=kinds)
+    if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
+        frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
+    question = question_of(item)
     was_asked = False
     for attribute, (group_R, names) in groups.items():
         cell_R, size = group_R * len(options) + option_R, len(names) * len(options)
@@ -117,11 +113,33 @@ def _counted(
         for name, sum_K, count_K in zip(names, sum_GK, count_GK, strict=True):
             if count_K.any():  # else the question was not asked of this group
                 was_asked = True
-                full_name = f"{attribute}/{name}" if len(groups) > 1 else name
                 shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-                yield question._replace(group=full_name, shares=shares, people=count_K.tolist())
+                yield question._replace(
+                    group=full_name(groups, attribute, name), shares=shares, people=count_K.tolist()
+                )
     if not was_asked:
         yield question
+
+
+def labels_of(listed: Listed) -> list[str]:
+    """The distinct labels of a column's options."""
+    return [*dict.fromkeys(entry.label for entry in listed.options)]
+
+
+def full_name(columns: Collection[str], column: str, name: str) -> str:
+    """Name of a group, which has its column's before it where there are several columns."""
+    return f"{column}/{name}" if len(columns) > 1 else name
+
+
+def question_of(item: Item) -> RawAnswer:
+    """A question without an answer."""
+    refusal = {entry.label: entry.refusal for entry in item.options}
+    place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
+    return RawAnswer(
+        *(1, item.id, item.text, tuple(options := labels_of(item))),
+        ordinal=[place[label] for label in options],
+        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
+    )
 
 
 def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:

@@ -23,7 +23,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.core.text import clean
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import draft, generate, respondents, store, tables
+from appa_flwr.survey import draft, generate, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.frames import LEFT_OUT, STATISTICS, Frame, RawAnswer, Unusable, read_frame
 from appa_flwr.survey.names import Notes, group_name, same, usual_name
@@ -46,6 +46,7 @@ class Words(Section):
     questions: Path | None = None  # public questions to which a file of respondents is restricted
     refusals: Literal["keep", "drop"] = DataSection().refusals
     min_respondents: int = 0
+    promise: noise.Promise | None = None  # noise is added, and listed in the file `codebook`
 
 
 class Conversion(NamedTuple):
@@ -54,6 +55,7 @@ class Conversion(NamedTuple):
     survey: Survey
     codebook: Codebook | None = None
     guesses: Sequence[tuple[float, str]] = ()
+    frame: Frame | None = None  # the respondents
 
 
 def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **words: Any) -> Survey:
@@ -82,6 +84,8 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
         by = Words.model_validate(words)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
+    if by.promise and not by.codebook:
+        raise UserError("--epsilon: name a --codebook that you have read; what is guessed from answers may tell them")
     if by.codebook and (own := [name for name in ("group_by", "weight", "missing", "refusals") if words.get(name)]):
         raise UserError(f"data.{own[0].replace('_', '-')}: {by.codebook} says that; change it there")
     path, missing = Path(source), Missing(by.missing)
@@ -99,13 +103,21 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
         if by.questions:
             book = _restricted(frame, book, by.questions)
         by = by.model_copy(update={"refusals": book.refusals})
-        raws = respondents.raw_answers(frame, book)
+        line = None
+        if by.promise and by.codebook:
+            raws, line = noise.release(frame, book, by.promise)
+            codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
+        else:
+            raws = respondents.raw_answers(frame, book)
         weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
-        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals)
+        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals, noise=line)
     if book is None and (by.codebook or by.questions):
-        raise UserError(f"{source}: a codebook and public questions are for a file with one row a respondent")
+        raise UserError(
+            f"{source}: a codebook, public questions and noise are for a file with one row a respondent; of shares and "
+            "counts nobody knows who answered"
+        )
     survey = _survey(frame, raws, by, missing, groups, about)
-    return Conversion(survey, book, [] if book is None else draft.weightiest(frame, book))
+    return Conversion(survey, book, draft.weightiest(frame, book) if book else [], frame)
 
 
 def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
@@ -245,11 +257,17 @@ def _survey(
 
 
 def _complete(about: About, frame: Frame) -> About:
-    """Add the source and the notes on it, and what our own format says of where it came from."""
-    earlier = store.about_of(frame.header)
-    known = {name: getattr(about, name) or getattr(earlier, name) for name in ("group_by", "weight", "missing")}
-    notes = (*earlier.notes, *frame.notes.lines())
-    return replace(about, source=Path(frame.source).name, sha256=sha256_of(frame.source), notes=notes, **known)
+    """Add the source and the notes on it, and what our own format says of where it came from.
+
+    Beside a release of noisy answers stand no notes with numbers, and no hash of the file, by which guesses of its
+    answers could be checked.
+    """
+    earlier = store.about_of(frame.header, frame.source)
+    names = ("group_by", "weight", "missing", "noise")
+    known = {name: getattr(about, name) or getattr(earlier, name) for name in names}
+    if not about.noise:
+        known |= {"sha256": sha256_of(frame.source), "notes": (*earlier.notes, *frame.notes.lines())}
+    return replace(about, source=Path(frame.source).name, **known)
 
 
 def _question(

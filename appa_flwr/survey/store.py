@@ -1,6 +1,6 @@
 """Writer and strict reader of the own survey format (docs/surveys.md), the only format that nodes read.
 
-The first line describes the survey's origin (`About`).
+The first line describes the survey's origin (`About`), and the noise in its answers if there is some.
 """
 
 import json
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file, writing
-from appa_flwr.survey.types import About, Question, Survey
+from appa_flwr.survey.types import About, Noise, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER, VERSION = "appa-survey", 1
@@ -42,10 +42,10 @@ class Exported(NamedTuple):
 
 def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) -> None:
     """Write a survey, or the answers of some of its groups, to a .jsonl file that only its owner can read."""
-    if file.suffix != SUFFIX:
-        raise UserError(f"{file}: a survey is written as {SUFFIX}")
+    check_suffix(file)
     names = [name for name in survey.groups if groups is None or name in groups]
-    rows = [{HEADER: VERSION, "groups": names, **asdict(survey.about)}]
+    about = {name: value for name, value in asdict(survey.about).items() if value is not None}
+    rows = [{HEADER: VERSION, "groups": names, **about}]
     for question in survey.questions:
         asked = [name for name in names if question.question_id in survey.answers[name]]
         for name in asked:
@@ -55,6 +55,12 @@ def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) 
         rows += [_public(question)] if groups is None and not asked else []
     rows += [_public(question) | {"extra": True} for question in survey.extra if groups is None]
     replace_file(file, _lines(rows), mode=0o600)
+
+
+def check_suffix(file: Path) -> None:
+    """Raise a `UserError` unless a survey can be written by this name."""
+    if file.suffix != SUFFIX:
+        raise UserError(f"{file}: a survey is written as {SUFFIX}")
 
 
 def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
@@ -125,7 +131,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
         try:
             content = json.loads(line)
             if number == 1 and HEADER in content:
-                about = about_of(content)
+                about = about_of(content, path)
                 answers = {name: {} for name in content.get("groups", ())}
                 continue
             row = _Row.model_validate(content)
@@ -152,18 +158,28 @@ def read(path: str | os.PathLike[str]) -> Survey:
 
 
 def read_about(file: Path) -> About:
-    """Read the origin of a survey from a file's first line, if that is there."""
+    """Read the origin of a survey from a file's first line, if that is there; raises as `about_of`."""
     try:
         with file.open(encoding="utf-8") as lines:
-            return about_of(json.loads(next(lines, "{}")))
-    except (OSError, ValueError):
+            return about_of(json.loads(next(lines, "{}")), file)
+    except (OSError, ValueError, AttributeError):  # the last one: the line is no object
         return About()
 
 
-def about_of(header: Mapping[str, Any]) -> About:
-    """The origin of a survey in the parsed first line of a file."""
+def about_of(header: Mapping[str, Any], source: str | os.PathLike[str]) -> About:
+    """The origin of a survey in the parsed first line of `source`.
+
+    Raises:
+        UserError: the line is of another version, or what it says of noise cannot be: nothing may be taken for exact.
+    """
+    if (version := header.get(HEADER, VERSION)) != VERSION:
+        raise UserError(f"{source}, line 1: has version {version} of this format; this program reads {VERSION}")
     known = {name: header[name] for name in asdict(About()) if name in header}
-    return About(**known | {"notes": tuple(known.get("notes", ()))})
+    try:
+        noise = TypeAdapter(Noise | None).validate_python(known.get("noise"))
+    except ValidationError as error:
+        raise UserError(f"{source}, line 1: noise: {first_problem(error)}") from None
+    return About(**known | {"notes": tuple(known.get("notes", ())), "noise": noise})
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:

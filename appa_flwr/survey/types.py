@@ -1,7 +1,11 @@
 """The in-memory survey: public questions on one side, one group's private answers on the other."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from appa_flwr.core.arrays import FloatArray
 
@@ -22,6 +26,39 @@ class Question:
         return self.text.split() == other.text.split() and self.options == other.options
 
 
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What was added, once, to the counts of a file of respondents, and what that promises each of them."""
+
+    epsilon: _Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    sd: _Positive  # standard deviation of a count's noise, in people
+    questions: Annotated[int, Field(gt=0)]  # of the codebook: the most answers of a respondent
+    columns: Annotated[int, Field(gt=0)]  # of groups: the most groups of a respondent
+    cap: _Positive = 1.0  # the largest weight of a respondent
+    opendp: str = ""  # version of the library
+    unit: Literal["respondent"] = "respondent"
+    mechanism: Literal["discrete Gaussian"] = "discrete Gaussian"
+
+    @property
+    def sensitivity(self) -> float:
+        """The most, in people, by which the counts of neighbouring files differ in L2; rounded up."""
+        return math.nextafter(self.cap * math.sqrt(self.questions * self.columns), math.inf)
+
+    def sentence(self) -> str:
+        """Text for a person, such as "epsilon 4 a respondent (noise of 8 people)"."""
+        return noise_sentence(self.epsilon, self.sd)
+
+
+def noise_sentence(epsilon: float, sd: float) -> str:
+    """See `Noise.sentence`."""
+    people = f"{sd:.1f}".removesuffix(".0")
+    return f"epsilon {epsilon:.4g} a respondent (noise of {people} people)"
+
+
 @dataclass(frozen=True)
 class About:
     """Where a survey comes from, and how its source was read."""
@@ -33,11 +70,18 @@ class About:
     missing: str = ""  # `data.missing`
     refusals: str = ""  # `data.refusals`
     notes: tuple[str, ...] = ()  # decisions of the reader, one sentence each
+    noise: Noise | None = None  # None = exact answers
+
+    @property
+    def precision(self) -> str:
+        """Say whether the answers are exact, or what noise they have."""
+        return "exact answers" if self.noise is None else self.noise.sentence()
 
     def sentence(self) -> str:
         """Join source, hash, groups, weight, missing codes and the reader's decisions to one text."""
         source = self.source + (f" (sha256 {self.sha256[:12]})" if self.sha256 else "")
-        settings = {"groups by": self.group_by, "weight": self.weight, "missing codes": self.missing}
+        settings = {"with": self.precision} if self.noise else {}
+        settings |= {"groups by": self.group_by, "weight": self.weight, "missing codes": self.missing}
         return "; ".join((source, *(f"{name} {value}" for name, value in settings.items() if value), *self.notes))
 
 

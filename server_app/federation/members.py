@@ -18,6 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.messages import Reply
+from appa_flwr.survey.types import noise_sentence
 from server_app.federation.foreign import listed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
@@ -28,7 +29,9 @@ JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every th
 MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
 MOST_NAMES = 1000  # most groups in a reply of a deployed node, which hosts one group
 
-FIELDS: Mapping[str, Mapping[str, Any]] = {messages.CATALOGUE: {"answered": (int,), "may": (str,)}}
+MOST_NOISE = 1e6  # of what a node may claim
+
+FIELDS: Mapping[str, Mapping[str, Any]] = {messages.CATALOGUE: {"answered": (int,), "may": (str,), "noise": (float,)}}
 """Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""
 
 log = logging.getLogger("appa.server")
@@ -68,6 +71,7 @@ class Node:
     groups: tuple[str, ...] = ()  # groups that the node may speak for, whether or not they are in the run
     answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
+    noise: tuple[float, ...] = ()  # epsilon and standard deviation, as its owner claims; empty for exact answers
     failures: int = 0  # failed setup messages since the node was last set up completely
     error: int = 0  # code of its error reply to the last message; 0 if there was none
 
@@ -114,6 +118,11 @@ class Members:
     def without(self, word: str) -> tuple[str, ...]:
         """The groups whose owners do not let these numbers leave; `word` is one of `may-leave`."""
         return tuple(group for group in self.present if word not in self._nodes[self._node_of[group]].may)
+
+    def noise(self) -> str:
+        """What the owners say of noise in their answers, which nobody can check; empty if none says anything."""
+        claims = {group: self._nodes[self._node_of[group]].noise for group in self.present}
+        return "; ".join(f"{group}: {noise_sentence(*claim)}" for group, claim in claims.items() if claim)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -229,6 +238,7 @@ class Members:
         if kind == messages.CATALOGUE:
             node.answered = {name: reply.fields["answered"][row] for row, name in own}
             node.may = frozenset(reply.fields["may"])
+            node.noise = tuple(reply.fields["noise"])
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -267,6 +277,9 @@ class Members:
             raise ValueError(f"the reply names {len(reply.groups)} groups; the limit is {MOST_NAMES}")
         if len(reply.fields.get("answered", reply.groups)) != len(reply.groups):
             raise ValueError("the reply does not count the answers of each group")
+        noise = reply.fields.get("noise", ())
+        if len(noise) not in (0, 2) or not all(0.0 < value <= MOST_NOISE for value in noise):
+            raise ValueError("the reply does not state epsilon and standard deviation of a noise")
         return reply
 
     def own(self, node: int, reply: Reply) -> Iterator[tuple[int, str]]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,13 @@ from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare
 from appa_flwr.protocol import asks, messages
 from appa_flwr.survey.generate import generate
+from appa_flwr.survey.types import Noise
 from server_app.questions import run_survey
 
 REPO = Path(__file__).resolve().parents[2]
 LIST = REPO / "requirements-group.txt"
 MODEL_LIBRARIES = {"trl", "transformers", "peft", "accelerate", "bitsandbytes", "datasets"}
-HEAVY = MODEL_LIBRARIES | {"matplotlib", "sklearn", "pandas", "scipy", "ray"}
+HEAVY = MODEL_LIBRARIES | {"matplotlib", "sklearn", "pandas", "scipy", "ray", "opendp"}
 
 
 def requirements() -> list[str]:
@@ -39,7 +41,9 @@ def record(tmp_path_factory) -> Path:
     """A run's messages and replies, with everything installed."""
     folder = tmp_path_factory.mktemp("talk")
     config = Config.load(SMALLEST)
-    config, files = at_home(run_survey(config), folder, config)
+    survey = run_survey(config)
+    noise = Noise(4.0, 1e-6, 8.02, len(survey.questions), 1)
+    config, files = at_home(replace(survey, about=replace(survey.about, noise=noise)), folder, config)
     config = Config.load({**config.flat(), "run.output-dir": str(folder / "runs"), "run-name": "r"})
     grid = looped(config, InProcessGrid(deployed(config, files)))
     for memory in folder.rglob("*.memory"):  # the same messages meet nodes that have not had them
@@ -91,7 +95,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={}, bundle="")  # where nobody listens
     questions = record.with_name("questions.jsonl")
     parts = {
-        f"group check {data} --questions {questions}": "of 24.* EXIT 0",
+        f"group check {data} --questions {questions}": r"of 24.*epsilon 4 a respondent \(noise of 8 people\).* EXIT 0",
         "group policy": "may-leave = .* EXIT 0",
         f"group audit {data.with_suffix('.ledger.sqlite')}": "rewards.* EXIT 0",
         f"doctor {sites.group(survey.groups[0])}": "has start.sh been run at the server.* EXIT 1",

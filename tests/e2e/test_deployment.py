@@ -27,8 +27,11 @@ from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.sites import CONNECTION, Sites
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.run.run_files import CARD
-from appa_flwr.survey.generate import generate
+from appa_flwr.survey.codebook import write
+from appa_flwr.survey.noise import Promise
+from appa_flwr.survey.sources import convert
 from appa_flwr.survey.types import Survey
+from experiments.privacy import invented
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +47,13 @@ OUTSIDE = next(
 
 
 @pytest.fixture(scope="module")
-def survey() -> Survey:
-    return generate(num_questions=40, num_groups=2, seed=1)
+def survey(tmp_path_factory: pytest.TempPathFactory) -> Survey:
+    """Three groups of 200 respondents, whose answers have noise."""
+    folder = tmp_path_factory.mktemp("respondents")
+    frame, codebook, _ = invented(200, seed=1, groups=3)
+    frame.cells.to_csv(folder / "respondents.csv", index=False)
+    write(codebook, folder / "codebook.toml")
+    return convert(folder / "respondents.csv", codebook=folder / "codebook.toml", promise=Promise(4.0)).survey
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +120,9 @@ def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deplo
     deployment.wait(lambda: deployment.status() == COMPLETED, seconds=500)
 
     assert set(CARD.read(deployment.run).groups) == set(names)
-    assert (deployment.run / "report.html").exists()
+    claims = [f"{name}: epsilon 4 a respondent (noise of 8 people)" for name in names]  # sqrt(40) times 1.268
+    for shown in ((deployment.run / "run.log").read_text(), (deployment.run / "report.html").read_text()):
+        assert all(claim in shown for claim in claims)
     # The search does find a group's answers where they are, and nowhere at the others.
     sites = deployment.sites
     for name in names:

@@ -91,7 +91,8 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     train_Q[unasked], unanswered_Q[unasked] = False, True  # nobody is said to have answered it
     public = Catalogue(tuple(questions), train_Q, features, option_QK, unanswered_Q)
     reply = node.send(messages.CATALOGUE, messages.pack_catalogue(public))
-    joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,))
+    joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,), noise=(float,))
+    assert joined.fields["noise"] == []
     truth_QK = node.truth(GROUP)
     known_Q = ~np.isnan(truth_QK).any(1)
     context_N = node.context_of(GROUP).question_N  # no held-out answer is among it

@@ -1,6 +1,7 @@
 """The doctor finds what is wrong with a machine or a party's folder."""
 
 import importlib.metadata
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,23 @@ def test_folders_and_files_that_others_can_open_are_named(sites):
         where = path if path.is_dir() else path.parent
         assert wrong(where)["file modes"].endswith(f"chmod go= {path}")
         path.chmod(mode)
+
+
+def test_a_group_s_answers_are_exact_or_have_noise_or_cannot_be_read(sites):
+    file = sites.data(NAME)
+    exact = file.read_text()
+    noise = {"epsilon": 4.0, "delta": 1e-6, "sd": 8.02, "questions": 40, "columns": 1}
+    changes = {
+        "": "exact answers",
+        f'"noise": {json.dumps(noise)}, ': "epsilon 4 a respondent (noise of 8 people)",
+        '"noise": {"epsilon": 4.0}, ': "line 1: noise",
+        '"appa-survey": 99, ': "line 1: has version 99",
+    }
+    for change, text in changes.items():
+        start = exact.replace('"appa-survey": 1, ', "", 1) if "99" in change else exact
+        file.write_text(start.replace("{", "{" + change, 1))
+        found = {finding.what: finding for finding in doctor.party(sites.group(NAME))}[file.name]
+        assert (text in found.text, found.good) == (True, "line 1" not in text)
 
 
 def test_this_machine_is_well(monkeypatch):

@@ -3,6 +3,7 @@
 Axis letters: G groups, J answers.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -96,13 +97,27 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
         def answer(message):
             if message.metadata.message_type != messages.CATALOGUE:
                 return replying(names[-1])(message)
-            return Message(messages.pack_reply(names, answered=counts, may=[]), reply_to=message)
+            return Message(messages.pack_reply(names, answered=counts, may=[], noise=[]), reply_to=message)
 
         return answer
 
     groups = gathered({1: counting(["A"], [5]), 2: counting(["A", "B"], counts)}, ("A", "B"))
     assert groups.send_catalogue(CATALOGUE) == expected
     assert len(warnings()) == 1
+
+
+@pytest.mark.parametrize("claim", [[4.0, 8.02], [], [4.0], [math.nan, 8.0], [4.0, -8.0], [4.0, 1e9]])
+def test_what_an_owner_says_of_noise_is_shown_if_it_can_be(claim, warnings):
+    def node(message):
+        if message.metadata.message_type != messages.CATALOGUE:
+            return replying("B")(message)
+        return Message(messages.pack_reply(["B"], answered=[3], may=[], noise=claim), reply_to=message)
+
+    groups = gathered({1: replying("A"), 2: node}, ("A", "B"))
+    groups.send_catalogue(CATALOGUE)
+    shown = "B: epsilon 4 a respondent (noise of 8 people)" if claim == [4.0, 8.02] else ""
+    assert groups.members.noise() == shown
+    assert any("epsilon" in line for line in warnings()) == (bool(claim) and not shown)
 
 
 def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():

@@ -18,6 +18,7 @@ from real_run import Finished, RealRuns
 from small import READABLE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from appa_flwr import load_run
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.run.run_files import PROGRESS
@@ -86,6 +87,16 @@ def test_a_second_policy_is_trained_by_a_rule_of_one_s_own(finished):
     for line in lines:
         assert set(line["weights"].values()) == {0.25}
     assert (folder / "policy" / "config.json").exists()
+
+
+def test_the_second_policy_s_folder_is_a_run_s_for_every_command(finished, held_out, appa):
+    folder = finished.folder / "my_rules-wide"
+    (folder / "report.html").unlink()
+    assert appa("report", folder) == f"report: {folder / 'report.html'}\n"
+    assert "PPO by my_rules:wide" in (folder / "report.html").read_text()
+    assert "it wrote '" in appa("ask", folder, held_out[0].text, "--options", "; ".join(held_out[0].options))
+    predicted = load_run(folder).predictor().predict({})
+    assert {question.question_id for question in held_out} < {*predicted["question"]}
 
 
 def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished):

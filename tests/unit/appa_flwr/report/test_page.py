@@ -43,6 +43,8 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     assert words[:2] == ["appa", "run"]
     again = assemble([*words[2:], "run-name=r", "run.output-dir=/there"], folder=None)
     assert again == config
+    serving = Config.load({"run.phases": "serve", "seed": 3})
+    assert shlex.split(command(serving)) == ["appa", "serve", "seed=3", "run.phases=serve"]
     folder = made.scored_run(tmp_path)
     assert "Made by" not in made.page_of(folder)
     made.progressed(folder, "machine", "2 cores, no GPU")

@@ -11,13 +11,13 @@ from appa_flwr.launch.cli import app
 from server_app.questions import build_catalogue
 
 CONFIG = Config.load({"data.num-questions": 20, "data.num-groups": 3})
+KEYS = ["data.num-questions=20", "data.num-groups=3"]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prompts")
-    keys = ["data.num-questions=20", "data.num-groups=3"]
-    done = CliRunner().invoke(app, ["export", "prompts", "generated", *keys, "--out", str(folder)])
+    done = CliRunner().invoke(app, ["export", "prompts", "generated", *KEYS, "--out", str(folder)])
     assert done.exit_code == 0, done.output
     return folder
 
@@ -45,3 +45,11 @@ def test_every_engine_gets_the_run_s_questions_of_a_split_in_its_shape(written, 
     loaded = datasets.load_dataset("parquet", data_files=str(written / f"verl.{split}.parquet"), split="train")
     assert [row["ground_truth"] for row in loaded["reward_model"]] == ids
     assert list(loaded["prompt"]) == prompts
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_plain_prompts_are_the_texts_of_the_chats(written, tmp_path, split):
+    done = CliRunner().invoke(app, ["export", "prompts", "generated", *KEYS, "--plain", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    chats = [row["prompt"][0]["content"] for row in lines(written / f"{split}.jsonl")]
+    assert [row["prompt"] for row in lines(tmp_path / f"{split}.jsonl")] == chats

@@ -124,7 +124,10 @@ class RunFolder:
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """Write a line for the launcher and a line for the log."""
-        line = records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
+        seconds = round(time.monotonic() - self._started, 1)
+        line = records.Progress(
+            phase=phase, step=step, of=of, message=message, seconds_left=seconds_left, seconds=seconds
+        )
         self.append(run_files.PROGRESS, line)
         left = "" if not seconds_left else f", {seconds_left / MINUTE:.1f} min left"
         text = self.note(f"{phase} {step}/{of}: {message}{left}")

@@ -6,6 +6,7 @@ key.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pandas as pd
 
 from appa_flwr.config import Config
 from appa_flwr.run import pair_scores, records, run_files
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
+from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import read_config, rule_folder
@@ -21,7 +22,6 @@ from appa_flwr.run.served import read_runs
 from appa_flwr.survey.store import read_about
 
 GROUP, BY = "group/", " by "
-MEASURES = {"avg_as", "min_as", "fi", "fi_readable"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class RunFiles:
         served: trainer's run -> one row per round that was served to it.
         made_by: version and machine; empty if the run has not written them.
         survey: origin of the survey, and how it was read.
+        seconds: time that the run took so far, in all its sessions.
     """
 
     folder: Path
@@ -51,6 +52,7 @@ class RunFiles:
     questions: records.QuestionCounts | None
     made_by: str
     survey: str
+    seconds: float
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -95,7 +97,13 @@ def read_run(folder: Path) -> RunFiles:
         questions=run_files.QUESTIONS.read(folder),
         made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
+        # A line's seconds count from the beginning of its session.
+        seconds=sum(line.seconds for line, after in zip_longest(progress, progress[1:]) if _last(line, after)),
     )
+
+
+def _last(line: records.Progress, after: records.Progress | None) -> bool:
+    return after is None or after.seconds < line.seconds
 
 
 def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
@@ -104,13 +112,8 @@ def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
 
 
 def _summary(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of summary.json, one for each kind of target."""
     for row in run_files.SUMMARY.read(folder) or ():
-        own = row.model_dump(include={"method", "metric", "format_score", "readable"})
-        for against, scores in ((PREDICTIONS, row), (SURVEY, row.survey)):
-            if scores is not None:
-                by_group = {GROUP + name: score for name, score in scores.per_group.items()}
-                yield {**own, "against": against, **scores.model_dump(include=MEASURES), **by_group}
+        yield row.model_dump(exclude={"per_group"}) | {GROUP + name: score for name, score in row.per_group.items()}
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:

@@ -24,7 +24,7 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     base = _HUB_IDS.get(config.model, config.model)
     front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=base, tags=["appa-flwr"])
     scores = [
-        [row.method, *("-" if score is None else f"{score:.4f}" for score in columns)]
+        [row.method, row.against, *("-" if score is None else f"{score:.4f}" for score in columns)]
         for row in rows
         for columns in ((row.avg_as, row.min_as, row.fi, row.format_score),)
         if row.metric == config.reward_metric
@@ -40,10 +40,10 @@ Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey an
 
 Groups: {", ".join(groups)}. Survey: {survey or config.survey}.
 
-Scores on held-out questions, metric `{config.reward_metric}`, against each group's predicted answers. FI of answers
-that cannot be read is 1, so read it beside `format`.
+Scores on held-out questions, metric `{config.reward_metric}`, against the groups' survey answers and PluralLLM's
+predictions of them. FI of answers that cannot be read is 1, so read it beside `format`.
 
-{markdown.table(["method", "Avg AS", "Min AS", "FI", "format"], scores)}
+{markdown.table(["method", "against", "Avg AS", "Min AS", "FI", "format"], scores)}
 
 ```python
 from {library} import {loader}

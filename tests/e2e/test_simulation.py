@@ -71,9 +71,9 @@ def held_out(survey: Survey) -> list[Question]:
     return [question for question in survey.questions if question.question_id in ids]
 
 
-def rows_of(run: Finished) -> dict[tuple[str, str], dict[str, Any]]:
+def rows_of(run: Finished) -> dict[tuple[str, str, str], dict[str, Any]]:
     rows = run.json("summary.json")
-    by_key = {(row["method"], row["metric"]): row for row in rows}
+    by_key = {(row["method"], row["metric"], row["against"]): row for row in rows}
     assert len(by_key) == len(rows)
     return by_key
 
@@ -125,11 +125,11 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
 def test_the_summary_has_a_row_for_every_method_and_metric(finished, survey):
     rows = rows_of(finished)
     methods = (*TRAINED, *BASELINES)
-    assert set(rows) == {*product(methods, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
-    for (method, _), row in rows.items():
-        for scores in (row, row["survey"]):
-            assert tuple(scores["per_group"]) == survey.groups
-            assert scores["min_as"] == min(scores["per_group"].values())
+    targets = ("survey", "predictions")
+    assert set(rows) == {*product(methods, DPA_METRICS, targets), *product(CEILINGS, WITH_CEILINGS, targets)}
+    for (method, *_), row in rows.items():
+        assert tuple(row["per_group"]) == survey.groups
+        assert row["min_as"] == min(row["per_group"].values())
         assert (row["format_score"] is None) == (method not in TRAINED)
 
 
@@ -161,7 +161,7 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
         for (group, question_id), reward in scores_of(finished, method, metric).items():
             per_group[group].append(reward)
             per_question[question_id].append(reward)
-        by_survey = rows[method, metric]["survey"]
+        by_survey = rows[method, metric, "survey"]
         means = {group: sum(rewards) / len(rewards) for group, rewards in per_group.items()}
         assert by_survey["per_group"] == pytest.approx(means, abs=1e-9)
         # Equation fi: mean of 1 / (1 + CoV^2) over the questions of at least two groups; equal rewards count 1

@@ -41,8 +41,8 @@ def test_the_ranking_task(tmp_path, monkeypatch, appa):
     read_every_answer(monkeypatch, loaded)
     ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "data.disagreement": 1.0, "eval.ceilings": True}
     folder = run_of(tmp_path, **ranking).run_folder
-    rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
-    assert rows.keys() == {(method, "borda") for method in ("base", "sft", "ppo", *TRIVIAL_BASELINES)}
+    rows = {(row["method"], row["metric"]) for row in json.loads((folder / "summary.json").read_text())}
+    assert rows == {(method, "borda") for method in ("base", "sft", "ppo", *TRIVIAL_BASELINES)}
     for line in lines_of(folder):
         assert line["fell_back"] is None  # `min` has no threshold
         assert sum(line["weights"].values()) == pytest.approx(1.0)

@@ -211,7 +211,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
         run(strategy, groups, 1)
         counts.append(len(groups.grid._grid.pushed) - before)
     assert counts == [3, 6, 3, 6]
-    assert [[*line.held_out] for line in lines] == [[], ["predictions", "survey"]] * 2
+    assert [[*line.held_out] for line in lines] == [[], ["survey", "predictions"]] * 2
     # the nodes' truth is their table, so both sides have the same scores
     expected = [float(js(np.array([0.1, 0.2, 0.3, 0.4]), TABLES[name][2, :4], [True] * 4)) for name in GROUPS]
     for point in lines[1].held_out.values():

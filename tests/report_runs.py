@@ -105,6 +105,7 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         "num_iterations": planned,
         **dict.fromkeys(measures, 0.7),
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
+        "traffic": {"messages_sent": 2, "bytes_sent": 900},
         "held_out": {},
     }
 

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
@@ -33,6 +34,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"appa-flwr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
 
 app.command()(survey)
 app.add_typer(export, name="export")

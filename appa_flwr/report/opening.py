@@ -85,8 +85,8 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     above = [better == "better than" for less, (better, _) in compared.items() if less != other]
     worked = "It worked" if above and all(above) else "It worked in part" if any(above) else "It did not work"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
-    can = f"{readable:.0%} of the policy's answers can be read"
-    return f"{worked}: {can}, and by Min AS against {against} {method_name(PPO, rule)} is {parts}."
+    can = f"{worked}: {readable:.0%} of the policy's answers can be read"
+    return f"{can}. For the worst-off group (Min AS against {against}) {method_name(PPO, rule)} is {parts}."
 
 
 def _compared(row: pd.Series) -> tuple[str, str]:

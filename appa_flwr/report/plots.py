@@ -37,7 +37,7 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
     levels = intervals[(intervals["less"] == "") & (intervals["measure"] == "Min AS")]
     shown = spans(levels, ["method"]).rename(index=lambda method: method_name(method, rule))
     figure = Figure((style.WIDTH, (0.6 + 0.36 * len(shown)) * shown.shape[1]))
-    panels = figure.subplots(shown.shape[1], 1, sharex=True, squeeze=False)[:, 0]
+    panels = figure.subplots(shown.shape[1], 1, squeeze=False)[:, 0]
     for axes, kind, (_, column) in zip(panels, shown.columns.get_level_values(0), shown.items(), strict=True):
         for row, span in enumerate(column):
             if not isinstance(span, Interval):

@@ -27,6 +27,7 @@ img{max-width:100%;height:auto;display:block;margin:.6em 0}
 summary{cursor:pointer;margin:.6em 0;font-weight:600}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15em 1.2em;margin:.8em 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
+@media(max-width:640px){dl{display:block}dt{margin-top:.4em;font-weight:600}}
 </style></head>
 <body>
 <h1>Run {{ name }}</h1>

@@ -137,6 +137,7 @@ class Iteration(RuleRound):
 
     Attributes:
         seconds: duration of each part.
+        traffic: messages and bytes of their records, to and from the groups, for the rewards.
         held_out: kind of target -> scores every `eval.every` iterations, else empty.
     """
 
@@ -149,6 +150,7 @@ class Iteration(RuleRound):
     entropy: float
     response_length: float
     seconds: dict[str, float]
+    traffic: dict[str, int] = {}
     held_out: dict[str, CurvePoint] = {}
 
 

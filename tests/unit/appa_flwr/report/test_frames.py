@@ -104,7 +104,7 @@ def test_the_verdict_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_
         row["min_as"] = float("nan") if row["against"] == "survey" else row["min_as"]
     run = made.read(tmp_path, summary=rows)
     said = opening.verdict(frames.of_run(run), run.summary, "appa")
-    assert "against predictions PPO by appa" in said
+    assert "(Min AS against predictions)" in said
     assert "SFT (+0.030" in said
     assert "nan" not in said
 

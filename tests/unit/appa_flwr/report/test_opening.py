@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pytest
 import report_runs as made
+from markupsafe import escape
 
 from appa_flwr.report import frames, opening
 
@@ -72,8 +73,8 @@ def test_the_sentences_have_the_run_s_numbers_and_a_command_for_five_seeds(tmp_p
 
 def test_the_glossary_has_the_terms_of_the_page_alone(tmp_path):
     page = made.page_of(made.scored_run(tmp_path))
-    terms = [term for term in opening.GLOSSARY if f"<dt>{term}</dt>" in page]
+    terms = [term for term, meaning in opening.GLOSSARY.items() if f"<dt>{term}</dt><dd>{escape(meaning)}" in page]
     assert terms == [term for term in opening.GLOSSARY if term != "PluralLLM"]
     page = made.page_of(made.write_run(tmp_path / "p", config=made.CONFIG, pluralllm=made.predictor_card()))
-    assert "<dt>PluralLLM</dt>" in page
+    assert "<dt>PluralLLM</dt><dd>the network" in page
     assert "<dt>Ceiling</dt>" not in page

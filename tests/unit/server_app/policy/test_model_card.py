@@ -27,13 +27,14 @@ def card(**keys):
     ("tuning", "dtype", "library"),
     [("full", "float32", "transformers"), ("lora", "bfloat16", "peft"), ("qlora", "bfloat16", "peft")],
 )
-def test_the_hub_reads_it_and_a_policy_scored_in_four_bits_is_loaded_in_four_bits(tuning, dtype, library):
+def test_the_hub_reads_it_and_a_policy_scored_in_four_bits_is_loaded_in_four_bits(tuning, dtype, library, tmp_path):
     text = card(policy__tuning=tuning, policy__compute_dtype=dtype, sft__learning_rate=1e-3, model="org/name")
     data = ModelCard(text).data
     assert (data.library_name, data.base_model) == (library, "org/name")
     assert "appa-flwr" in data.tags
     assert (f'bnb_4bit_compute_dtype="{dtype}"' in text) == (tuning == "qlora")
     assert ModelCard(card()).data.base_model is None  # the tiny policy is from no hub
+    assert ModelCard(card(model=str(tmp_path), sft__learning_rate=1e-3)).data.base_model is None
     smollm2 = card(model="smollm2", sft__learning_rate=1e-3)
     assert ModelCard(smollm2).data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
 

@@ -29,26 +29,11 @@ from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
-    help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
+    help="Fair federated RLHF on Flower: one policy, many groups, their data stays home. --version prints the version.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"appa-flwr {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
 
 
 app.command()(survey)
@@ -231,6 +216,9 @@ def config(words: Words = None) -> None:
 def main() -> None:
     """Entry point of `appa`."""
     escape_output()
+    if sys.argv[1:] == ["--version"]:
+        print(f"appa-flwr {__version__}")
+        sys.exit()
     try:
         with exit_codes("appa"):
             sys.exit(app(standalone_mode=False) or 0)

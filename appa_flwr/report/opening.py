@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -48,17 +49,16 @@ def glossary(text: str) -> Iterator[tuple[str, str]]:
 def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     """Yield what was done; for a run with scores of its policy, whether it worked; and how sure that is."""
     config, counts = run.config, run.questions
-    answers = "invented answers" if config.survey == GENERATED_SURVEY else f"answers from {config.survey}"
-    groups = f"{len(run.groups) or 'the'} groups with {answers}"
+    source = "invented answers" if config.survey == GENERATED_SURVEY else f"answers from {Path(config.survey).name}"
+    rules = ", and apart from it by ".join(config.rules)
     done = {
-        "all": f"The model {config.model} was trained by PPO on the rewards of {groups}, by the rule "
-        + ", and apart from it by ".join(config.rules),
-        "pluralllm": f"PluralLLM was trained with {groups}",
-        "serve": f"Answers of other trainers were scored by {groups}",
+        "all": f"The model {config.model} was trained by PPO, by the rule {rules}, on",
+        "pluralllm": "PluralLLM was trained on",
+        "serve": "Answers of other trainers were scored by",
     }[config.run.phases]
-    asked = f", on {counts.training:,} questions" if counts else ""
-    asked += f", of which nobody answered {counts.unanswered:,}" if counts and counts.unanswered else ""
-    yield f"{done}{asked}" + (f". It took {duration(run.seconds)}." if run.seconds else ".")
+    asked = f" and {counts.training:,} questions, of which nobody answered {counts.unanswered:,}" if counts else ""
+    took = f" It took {duration(run.seconds)}." if run.seconds else ""
+    yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
         yield verdict(intervals, run.summary, config.rule)
         repeat = f"for seed in 1 2 3 4 5; do {command(config)} seed=$seed; done"
@@ -75,8 +75,9 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     if of_ppo.empty:
         return "Whether it worked is not known: the policy after PPO has no scores that it can be compared with."
     readable = float(summary.loc[summary["method"] == PPO, "readable"].iloc[0])
+    can = f"{readable:.0%} of the policy's answers can be read"
     if readable < READABLE:
-        return f"It did not work: {readable:.0%} of the policy's answers can be read, and others score 0."
+        return f"It did not work: {can}, and others score 0."
     against = of_ppo["against"].iloc[0]
     of_ppo = of_ppo[of_ppo["against"] == against].set_index("less")
     best = of_ppo[of_ppo.index.isin(LOOK_UPS)]["value"].nsmallest(1).index  # PPO's smallest gain is over the best
@@ -85,8 +86,7 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     above = [better == "better than" for less, (better, _) in compared.items() if less != other]
     worked = "It worked" if above and all(above) else "It worked in part" if any(above) else "It did not work"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
-    can = f"{worked}: {readable:.0%} of the policy's answers can be read"
-    return f"{can}. For the worst-off group (Min AS against {against}) {method_name(PPO, rule)} is {parts}."
+    return f"{worked}: {can}. For the worst-off group (Min AS against {against}) {method_name(PPO, rule)} is {parts}."
 
 
 def _compared(row: pd.Series) -> tuple[str, str]:

@@ -20,9 +20,8 @@ from appa_flwr.run.records import PPO, TRAINED_METHODS
 FEW_QUESTIONS = 30
 """With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
-    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. FI is 1 where all groups are "
-    "served alike, also by answers that nobody can read. Min AS is the sample's, which comes out too low where groups "
-    "score nearly alike; its intervals, differences and bold print are those of an estimate without this bias."
+    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Min AS is the sample's, too low "
+    "where groups score nearly alike; its intervals and differences are those of an estimate without this bias."
 )
 DIFFERENCES_NOTE = (
     "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them."

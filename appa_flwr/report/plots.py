@@ -51,7 +51,7 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
         axes.set_yticks(range(len(shown)), [style.label(str(row)) for row in shown.index])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        axes.set_title(f"Min AS against {kind}: sample, and 95 % interval of the estimate")
+        axes.set_title(f"Min AS against {kind}, 95 % interval")
     return figure
 
 

@@ -6,7 +6,6 @@ key.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +96,8 @@ def read_run(folder: Path) -> RunFiles:
         questions=run_files.QUESTIONS.read(folder),
         made_by=next((line.message for line in reversed(progress) if line.phase == run_files.MACHINE), ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
-        # A line's seconds count from the beginning of its session.
-        seconds=sum(line.seconds for line, after in zip_longest(progress, progress[1:]) if _last(line, after)),
+        seconds=progress[-1].seconds if progress else 0.0,
     )
-
-
-def _last(line: records.Progress, after: records.Progress | None) -> bool:
-    return after is None or after.seconds < line.seconds
 
 
 def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:

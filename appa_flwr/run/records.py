@@ -36,7 +36,7 @@ class Record(BaseModel):
 class Progress(Record):
     """A line of progress.jsonl, written after a step of a phase; `seconds_left` is for the phase, None if unknown.
 
-    `seconds` is the time since the run was begun or resumed.
+    `seconds` is the time that the run has taken, without that between a stop and a resume.
     """
 
     phase: str

@@ -127,8 +127,8 @@ def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatc
 
 
 def layouts_of(folder):
-    """Everything that a run measured, without the seconds that it took."""
-    lines = [{**line, "seconds": None} for line in lines_of(folder)]
+    """Everything that a run measured, without the seconds that it took and the messages, which are one a node."""
+    lines = [{**line, "seconds": None, "traffic": None} for line in lines_of(folder)]
     return lines, json.loads((folder / "summary.json").read_text()), pd.read_parquet(folder / "scores.parquet")
 
 

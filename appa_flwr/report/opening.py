@@ -15,6 +15,7 @@ from appa_flwr.report.frames import method_name
 from appa_flwr.run.read import BY, RunFiles
 from appa_flwr.run.records import LOOK_UPS, PPO
 
+BETTER, WORSE = "better than", "worse than"
 READABLE = 0.9
 """A policy of which fewer answers can be read has not learned to answer."""
 
@@ -56,7 +57,8 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
         "pluralllm": "PluralLLM was trained on",
         "serve": "Answers of other trainers were scored by",
     }[config.run.phases]
-    asked = f" and {counts.training:,} questions, of which nobody answered {counts.unanswered:,}" if counts else ""
+    asked = f" and {counts.training:,} questions" if counts else ""
+    asked += f", of which nobody answered {counts.unanswered:,}" if counts and counts.unanswered else ""
     took = f" It took {duration(run.seconds)}." if run.seconds else ""
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
@@ -83,8 +85,10 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     best = of_ppo[of_ppo.index.isin(LOOK_UPS)]["value"].nsmallest(1).index  # PPO's smallest gain is over the best
     other = next((less for less in of_ppo.index if less.startswith(PPO + BY)), "sft")
     compared = {less: _compared(of_ppo.loc[less]) for less in ("uniform", *best, other) if less in of_ppo.index}
-    above = [better == "better than" for less, (better, _) in compared.items() if less != other]
-    worked = "It worked" if above and all(above) else "It worked in part" if any(above) else "It did not work"
+    found = {better for less, (better, _) in compared.items() if less != other}
+    worked = "It did not work" if WORSE in found else "Whether it worked is not sure"
+    if BETTER in found:
+        worked = "It worked" if found == {BETTER} else "It worked in part"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
     return f"{worked}: {can}. For the worst-off group (Min AS against {against}) {method_name(PPO, rule)} is {parts}."
 
@@ -92,7 +96,7 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
 def _compared(row: pd.Series) -> tuple[str, str]:
     """Verdict of a difference's interval, and the interval as text."""
     value, low, high = row[["value", "low", "high"]].astype(float)
-    better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
+    better = BETTER if low > 0 else WORSE if high < 0 else "neither surely better nor worse than"
     return better, f"{value:+.3f}, " + (f"95 %: {low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval")
 
 

@@ -27,7 +27,7 @@ def said(readable=1.0, **gains):
         ({"uniform": SURE, "option_list": SURE}, "It worked: 98%"),
         ({"uniform": SURE, "option_list": SURE, "nearest_questions": UNSURE}, "It worked in part: 98%"),
         ({"uniform": WORSE, "option_list": UNSURE}, "It did not work: 98%"),
-        ({"sft": SURE}, "It did not work: 98%"),  # nothing says that it knows the groups
+        ({"uniform": UNSURE, "sft": SURE}, "Whether it worked is not sure: 98%"),
     ],
 )
 def test_it_worked_where_the_policy_is_surely_above_the_uniform_answer_and_the_best_look_up(gains, begins):

@@ -25,7 +25,7 @@ from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
 
-SIDES = {TARGET_SIDE: PREDICTIONS, TRUTH_SIDE: SURVEY}
+SIDES = {TRUTH_SIDE: SURVEY, TARGET_SIDE: PREDICTIONS}
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
@@ -74,7 +74,7 @@ def evaluate(
     answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
     rows = score(run, name, answers, metrics=metric_names(run.config))
     run.folder.write(SUMMARY, (*earlier, *rows))
-    phase.step(1, 1, in_words(rows[0]))
+    phase.step(1, 1, in_words(rows))
     return [*earlier, *rows]
 
 
@@ -83,16 +83,17 @@ def metric_names(config: Config) -> list[str]:
     return sorted(TASK_METRICS[config.task], key=lambda metric: metric != config.reward_metric)
 
 
-def in_words(row: SummaryRow) -> str:
-    """Text of a row's scores for the log."""
-    words = [f"Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
-    if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
-        words.append(f"WITHOUT {', '.join(missing)}")
-    if row.readable < 1:
-        words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
-    if row.format_score is not None:
-        words.append(f"format {row.format_score:.3f}")
-    return ", ".join(words)
+def in_words(rows: Sequence[SummaryRow]) -> str:
+    """Text of a method's scores by its first metric for the log."""
+    parts = []
+    for row in [row for row in rows if row.metric == rows[0].metric]:
+        words = [f"{row.against}: Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
+        if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
+            words.append(f"WITHOUT {', '.join(missing)}")
+        if row.readable < 1:
+            words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
+        parts.append(", ".join(words))
+    return "; ".join(parts) + ("" if (form := rows[0].format_score) is None else f"; format {form:.3f}")
 
 
 def round_in_words(line: RuleRound, *more: str) -> str:
@@ -152,9 +153,10 @@ def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) 
 
 
 def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]) -> list[SummaryRow]:
-    """Let the groups score one method's answers to the held-out questions, and return a row for each metric.
+    """Let the groups score one method's answers to the held-out questions; return a row for each metric and target.
 
-    The single scores behind the rows' means are added to the run's scores.parquet.
+    There are none against survey answers if no group gives such scores. The single scores behind the rows' means are
+    added to the run's scores.parquet.
     """
     request = answers.request(metrics, sides=tuple(SIDES))
     scored = scores(run.groups.ask(request.ask()), request, run.groups.names)
@@ -163,17 +165,18 @@ def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[
     pairs, rows = [], []
     for metric in metrics:
         for side, against in SIDES.items():
-            names = {"groups": run.groups.names, "questions": questions}
-            pairs.append(as_rows(method, metric, against, scored[metric, side][1], **names))
-        record, survey = scored[metric, TARGET_SIDE][0], scored[metric, TRUTH_SIDE][0]
-        row = SummaryRow(
-            method=method,
-            metric=metric,
-            **dict(record),
-            format_score=float(answers.format_score_J.mean()) if written else None,
-            survey=None if math.isnan(survey.avg_as) else survey,
-            readable=float(request.readable_J.mean()),
-        )
-        rows.append(row)
+            record, reward_GJ = scored[metric, side]
+            pairs.append(as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions))
+            if against == SURVEY and math.isnan(record.avg_as):
+                continue
+            row = SummaryRow(
+                method=method,
+                metric=metric,
+                against=against,
+                **dict(record),
+                format_score=float(answers.format_score_J.mean()) if written else None,
+                readable=float(request.readable_J.mean()),
+            )
+            rows.append(row)
     put(run.folder.path, pd.concat(pairs))
     return rows

@@ -101,6 +101,7 @@ def fitting_questions(
     train_J, test_J = np.flatnonzero(fits_Q & learned_Q), np.flatnonzero(fits_Q & catalogue.held_out_Q)
     counts = QuestionCounts(
         training=len(train_J),
+        unanswered=int(catalogue.unanswered_Q[train_J].sum()),
         held_out=len(test_J),
         unanswerable=int((~answerable_Q).sum()),
         too_long=int((answerable_Q & ~fits_Q).sum()),

@@ -48,6 +48,7 @@ class RunFolder:
             served = (run_files.SERVED.name,) if config.run.phases == "serve" else ()
             for name in (run_files.METRICS.name, run_files.PROGRESS.name, LOG_FILE, *served):
                 keep_lines(self.path / name)
+        self._earlier = max((line.seconds for line in run_files.PROGRESS.read(self.path)), default=0.0)
 
     def __enter__(self) -> Self:
         self._messages, self._level = _Messages(self), log.level
@@ -124,7 +125,10 @@ class RunFolder:
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """Write a line for the launcher and a line for the log."""
-        line = records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
+        seconds = round(self._earlier + time.monotonic() - self._started, 1)
+        line = records.Progress(
+            phase=phase, step=step, of=of, message=message, seconds_left=seconds_left, seconds=seconds
+        )
         self.append(run_files.PROGRESS, line)
         left = "" if not seconds_left else f", {seconds_left / MINUTE:.1f} min left"
         text = self.note(f"{phase} {step}/{of}: {message}{left}")

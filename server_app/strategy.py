@@ -102,6 +102,7 @@ class AppaStrategy(Strategy):
             iteration=self.done + server_round,
             num_iterations=self.num_iterations,
             seconds={name: round(value, 4) for name, value in now.seconds.items()},
+            traffic=dict(self.run.groups.grid.traffic),
             **(fields | learned),
         )
         return None, MetricRecord({name: fields[name] for name in ("reward", "group_reward", "fairness_index")})

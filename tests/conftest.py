@@ -4,12 +4,15 @@ What they build is small from the first import on.
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 from real_run import RealRuns
 from short_waits.on_import import SIZES, set_constants
+
+from appa_flwr.launch import cli
 
 set_constants(SIZES)
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -39,3 +42,19 @@ def warnings(caplog):
     """The messages that the server has logged."""
     caplog.set_level(logging.WARNING, "appa.server")
     return lambda: caplog.messages
+
+
+@pytest.fixture
+def appa(monkeypatch, capsys):
+    """Run a command in this process: what it prints, or with an exit code its error, and for 2 nothing else."""
+
+    def run(*arguments: object, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["appa", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        assert int(ended.value.code or 0) == code, printed.err
+        assert code != 2 or not printed.out
+        return printed.err if code else printed.out
+
+    return run

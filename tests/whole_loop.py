@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
 from small import SMALLEST
@@ -18,7 +19,7 @@ from server_app import run as server
 from server_app.federation import responses
 
 
-def read_every_answer(patched):
+def read_every_answer(patched, module=responses):
     """Let each text mean a random answer, so that rewards differ whatever the policy happens to write."""
 
     def parse(task, text, num_options):
@@ -26,7 +27,7 @@ def read_every_answer(patched):
         meant_K = rng.permutation(num_options) + 1.0 if task == "opa" else rng.dirichlet(np.ones(num_options))
         return formats.Parsed(meant_K, 1.0, parsed=True)
 
-    patched.setattr(responses, "formats", SimpleNamespace(parse=parse))
+    patched.setattr(module, "formats", SimpleNamespace(**vars(formats) | {"parse": parse}))
 
 
 class Killed(BaseException):
@@ -57,11 +58,15 @@ def run_server(grid, config):
 def looped(config, nodes, *, reported=False):
     """The loop of this config with the groups' real ClientApp on so many nodes, or in a grid; the grid between them."""
     grid = SimulatedGrid(simulated(config, nodes)) if isinstance(nodes, int) else nodes
+    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         if not reported:  # seconds of plots
             patched.setattr(server.report, "build", lambda path: path / "report.html")
-        run_server(grid, config)
+        try:
+            run_server(grid, config)
+        finally:
+            torch.set_num_threads(threads)
     return grid
 
 

@@ -94,7 +94,10 @@ class Config(Section):
             shown = to_toml(flat.get(name, KEYS[name].default))
             must = error.errors()[0]["msg"].removeprefix("Value error, ")
             must = must.replace("Input should", "must").replace("String should", "must")
-            raise UserError(f"{name} = {shown} is not valid: it {must}; {_hint(name)}") from None
+            listed = error.errors()[0]["type"] == "literal_error"  # the hint has the same list
+            raise UserError(
+                f"{name} = {shown} is not valid: it " + ("can be " if listed else f"{must}; ") + _hint(name)
+            ) from None
         _check_keys(config)
         return config
 

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
@@ -28,11 +29,12 @@ from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
-    help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
+    help="Fair federated RLHF on Flower: one policy, many groups, their data stays home. --version prints the version.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
 
 app.command()(survey)
 app.add_typer(export, name="export")
@@ -214,6 +216,9 @@ def config(words: Words = None) -> None:
 def main() -> None:
     """Entry point of `appa`."""
     escape_output()
+    if sys.argv[1:] == ["--version"]:
+        print(f"appa-flwr {__version__}")
+        sys.exit()
     try:
         with exit_codes("appa"):
             sys.exit(app(standalone_mode=False) or 0)

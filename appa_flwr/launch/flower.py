@@ -76,8 +76,9 @@ def launch(config: Config) -> Path:
         command += ["--federation-config", simulation]
         try:
             followed(config, flower, command, superlink=superlink)
-        except Stopped:
+        except Stopped as stopped:
             if not _stop_serving(folder, flower, superlink):
+                stopped.resume = f"appa {'serve' if config.run.phases == 'serve' else 'run'} --resume {folder}"
                 raise
     return folder
 
@@ -215,6 +216,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     if find_spec("socksio") is None:  # then httpx fails if a SOCKS proxy is set, even if it would bypass the proxy
         for name in [name for name, value in own.items() if name.lower().endswith("_proxy") and "socks" in value]:
             del changed[name]
+    changed.pop("RAY_ADDRESS", None)  # of another Ray, which the simulation would join
     return changed
 
 

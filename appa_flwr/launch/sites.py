@@ -87,13 +87,17 @@ def prepare(
     run's, of which `survey` and `groups` are replaced; new owners' policies pin the app whose hash is `bundle`, if any.
 
     Raises:
-        UserError: the host is invalid, or a folder cannot be written or holds other answers than the survey.
+        UserError: the host is invalid, the root has a colon, or a folder cannot be written or holds other answers.
     """
     sites = Sites(root, host, port, slugs(survey.groups or groups))
     with tempfile.TemporaryDirectory() as scratch:
         split = write_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
+    if ":" in str(root):
+        raise UserError(
+            f"{root}: choose a folder without a colon, which would end a folder's name on the PATH of a node"
+        )
     if not _HOST_NAME.fullmatch(host):
         raise UserError(f'host = "{host}" is neither a host name nor an IPv4 address')
     for name, mine in answers.items():

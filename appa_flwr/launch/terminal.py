@@ -30,7 +30,12 @@ class RunFailed(Exception):
 
 
 class Stopped(BaseException):
-    """A signal asked the launcher to stop; this exception lets the launcher end all started processes first."""
+    """A signal asked the launcher to stop; this exception lets the launcher end all started processes first.
+
+    `resume` is the command that continues the run, if one is known.
+    """
+
+    resume = ""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -56,7 +61,8 @@ def exit_codes(program: str) -> Iterator[None]:
         print(f"{program}: {error.format_message()} (--help says more)", file=sys.stderr)
         sys.exit(USER_ERROR)
     except Stopped as stopped:
-        print(f"{program}: stopped by {stopped}; all processes have ended, and --resume RUN continues", file=sys.stderr)
+        then = f"; {stopped.resume} continues" if stopped.resume else ""
+        print(f"{program}: stopped by {stopped}; all processes have ended{then}", file=sys.stderr)
         sys.exit(SIGNAL_BASE + stopped.signum)
 
 

@@ -16,15 +16,14 @@ from appa_flwr.analysis.intervals import MEASURES, NUMBERS, Interval, bootstrap
 from appa_flwr.config import GENERATED_SURVEY
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, TARGETS, aligned, table
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
-from appa_flwr.run.records import LOOK_UPS, MODEL, PPO
+from appa_flwr.run.records import MODEL, PPO
 from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey.generate import population
 from appa_flwr.survey.store import read_about
 
 COLUMNS = ("method", "less", "metric", "against", "measure", *NUMBERS)
-TARGETS: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "PluralLLM's predictions"}
 FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable"}
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
@@ -98,7 +97,7 @@ def spans(intervals: pd.DataFrame, index: list[str], columns: Sequence[str] = ("
     cells: list[Any] = [Interval(*row) for row in intervals[[*NUMBERS]].astype(float).to_numpy()]
     wide = intervals.assign(cell=cells).pivot(index=index, columns=[*columns], values="cell")
     order = [[*dict.fromkeys(intervals.set_index([*names]).index)] for names in (index, columns)]
-    return wide.loc[order[0], order[1]].rename(columns=TARGETS)
+    return wide.loc[order[0], order[1]]
 
 
 def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -> pd.DataFrame:
@@ -117,33 +116,6 @@ def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataF
         yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
 
 
-def headline(intervals: pd.DataFrame, rule: str) -> str:
-    """Compare PPO's Min AS with that of PPO by the baseline rule, or else of SFT, and then with the best look-up."""
-    known = intervals[intervals["value"].notna()]  # NaN if no group has a score
-    of_ppo = known[(known["method"] == PPO) & (known["measure"] == "Min AS")]
-    other = next((less for less in of_ppo["less"] if less.startswith(PPO + BY)), "sft")
-    rows = of_ppo[of_ppo["less"] == other]
-    if rows.empty:
-        return "The policy after PPO has no scores that it can be compared with."
-    against = rows["against"].iloc[0]
-    target = "the groups' survey answers" if against == SURVEY else "PluralLLM's predictions of the groups' answers"
-    better, gain = _compared(rows)
-    first = f"{method_name(PPO, rule)} serves the worst-off group {better} {method_name(other)}, by {target}: {gain}."
-    look_ups = of_ppo[(of_ppo["against"] == against) & of_ppo["less"].isin(LOOK_UPS)].sort_values("value")
-    if look_ups.empty:
-        return first
-    better, gain = _compared(look_ups)  # the first row, PPO's smallest gain, is over the best look-up
-    return f"{first} It is {better} the best look-up ({method_name(look_ups['less'].iloc[0])}): {gain}."
-
-
-def _compared(rows: pd.DataFrame) -> tuple[str, str]:
-    """Verdict of the first row's interval of a difference, and the interval as text."""
-    value, low, high = rows[["value", "low", "high"]].to_numpy(float)[0]
-    better = "better than" if low > 0 else "worse than" if high < 0 else "neither surely better nor worse than"
-    bounds = f"95 %: {low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval"
-    return better, f"Min AS {value:+.3f} ({bounds})"
-
-
 def all_metrics(run: RunFiles) -> pd.DataFrame:
     """Every measure by every metric, in the layout of the paper's tables."""
     order = dict.fromkeys((*TASK_METRICS["dpa"], *TASK_METRICS["opa"], *run.summary["metric"]))
@@ -152,8 +124,8 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
     wide = rows.pivot(index=["against", "method"], columns="metric", values=[*FIELDS]).astype(float)
     columns = [(measure, metric) for measure in FIELDS for metric in order if (measure, metric) in wide]
     shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["against", "method"]].drop_duplicates()), columns=columns)
-    shown = shown.rename(index=TARGETS, level="against").rename(columns=METRICS)
     shown = shown.rename(index=lambda method: method_name(method, run.config.rule), level="method")
+    shown = shown.rename(columns=METRICS)
     return shown.rename_axis(index=["Against", METHOD]).reset_index()
 
 
@@ -168,9 +140,9 @@ def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
 def groups(run: RunFiles) -> pd.DataFrame:
     """`by_group` for each kind of target, last weights and missed iterations; lowest scores of PPO first."""
     columns = {
-        (title, str(method)): scores
-        for kind, title in TARGETS.items()
-        for method, scores in by_group(run, against=kind).items()
+        (against, str(method)): scores
+        for against in TARGETS
+        for method, scores in by_group(run, against=against).items()
     }
     first = next((column for column in columns if column[1] == PPO), None)
     if not run.iterations.empty:

@@ -4,29 +4,24 @@ Jinja escapes every text that comes from a run: a group or a question may be cal
 """
 
 import base64
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from appa_flwr.config import Config
-from appa_flwr.config.keys import to_toml
 from appa_flwr.core.text import duration
-from appa_flwr.report import frames, predictor, template
+from appa_flwr.report import frames, opening, predictor, template
 from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
-from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.read import BY, GROUP, RunFiles
 from appa_flwr.run.records import PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
 """With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
-    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. FI is 1 where all groups are "
-    "served alike, also by answers that nobody can read. Min AS is the sample's, which comes out too low where groups "
-    "score nearly alike; its intervals, differences and bold print are those of an estimate without this bias."
+    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Min AS is the sample's, too low "
+    "where groups score nearly alike; its intervals and differences are those of an estimate without this bias."
 )
 DIFFERENCES_NOTE = (
     "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them."
@@ -43,11 +38,14 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Mapping[str, Picture]
         name: [Markup(template.PICTURE).format(base64.b64encode(png).decode("ascii"), text, name)]
         for name, (png, text) in pictures.items()
     }
+    sentences, sections = [*opening.sentences(run, intervals)], [*_sections(run, intervals, drawn)]
+    text = Markup(" ").join(part for _, parts in sections for part in parts).striptags()
     return jinja.from_string(template.PAGE).render(
         name=run.folder.resolve().name,
-        headline="" if run.summary.empty else frames.headline(intervals, run.config.rule),
+        sentences=sentences,
         missing=_facts(missing(run)),
-        sections=[*_sections(run, intervals, drawn)],
+        glossary=_facts(opening.glossary(" ".join([text, *sentences]))),
+        sections=sections,
     )
 
 
@@ -64,7 +62,7 @@ def _sections(
         differences = frames.differences(intervals, rule=rule)
         yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
     yield "Groups", [html(frames.groups(run), css="wide")]
-    yield "Training", drawn.get("training", [])
+    yield "Training", [_folded("Curves of training", picture) for picture in drawn.get("training", ())]
     for name, rounds in run.served.items():
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ())]
     if run.pluralllm is not None:
@@ -94,11 +92,13 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
     policies = (*TRAINED_METHODS, *others) if run.config.run.phases == "all" else ()
     if lost := [frames.method_name(name) for name in policies if name not in {*run.summary["method"]}]:
         yield "Without scores", ", ".join(lost)
-    rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == PREDICTIONS)]
-    scores = rows.set_index("method").filter(regex=f"^{GROUP}").dropna(axis=1, how="all")
-    for method, score_G in scores.iterrows():
-        if away := [name.removeprefix(GROUP) for name in score_G.index[score_G.isna()]]:
-            yield f"{frames.method_name(str(method))} not scored by", ", ".join(away)
+    lacking: dict[str, list[str]] = {}
+    for _, row in run.summary[run.summary["metric"] == run.metric].iterrows():
+        scores = row.filter(regex=f"^{GROUP}")
+        if away := ", ".join(name.removeprefix(GROUP) for name in scores.index[scores.isna()]):
+            methods = lacking.setdefault(f"Not scored against {row['against']} by {away}", [])
+            methods.append(frames.method_name(row["method"]))
+    yield from ((what, ", ".join(methods)) for what, methods in lacking.items())
     if not run.iterations.empty:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:
@@ -110,7 +110,7 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
 def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
     """The command that repeats the run, the version that made it, and facts on its training."""
     config = run.config
-    yield "Command", command(config)
+    yield "Command", opening.command(config)
     if run.made_by:
         yield "Made by", run.made_by
     own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
@@ -126,11 +126,3 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "Time of PPO", duration(parts.sum())
         if "seconds/federation_wait" in parts:
             yield "Waiting for groups", f"{parts['seconds/federation_wait'] / parts.sum():.1%} of PPO's time"
-
-
-def command(config: Config) -> str:
-    """Command that repeats the run in a simulation, under another name."""
-    default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
-    set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
-    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
-    return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *texts])

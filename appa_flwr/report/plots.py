@@ -3,7 +3,6 @@
 Axis letters: I iterations, G groups.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
@@ -12,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
-from appa_flwr.report.frames import TARGETS, method_name, spans
+from appa_flwr.report.frames import method_name, spans
 
 MOST_MARKED_POINTS = 30
 VALUE_LOSS = "value_loss"
@@ -37,8 +36,8 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
     """
     levels = intervals[(intervals["less"] == "") & (intervals["measure"] == "Min AS")]
     shown = spans(levels, ["method"]).rename(index=lambda method: method_name(method, rule))
-    figure = Figure((style.WIDTH, 1.2 + 0.34 * len(shown)))
-    panels = figure.subplots(1, shown.shape[1], sharey=True, squeeze=False)[0]
+    figure = Figure((style.WIDTH, (0.6 + 0.36 * len(shown)) * shown.shape[1]))
+    panels = figure.subplots(shown.shape[1], 1, squeeze=False)[:, 0]
     for axes, kind, (_, column) in zip(panels, shown.columns.get_level_values(0), shown.items(), strict=True):
         for row, span in enumerate(column):
             if not isinstance(span, Interval):
@@ -52,8 +51,7 @@ def worst_group(intervals: pd.DataFrame, *, rule: str) -> Figure:
         axes.set_yticks(range(len(shown)), [style.label(str(row)) for row in shown.index])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        axes.set_title(f"Min AS against {kind}")
-    figure.suptitle("The worst-off group by method: the sample (point), and 95 % interval of the estimate (bar)")
+        axes.set_title(f"Min AS against {kind}, 95 % interval")
     return figure
 
 
@@ -72,7 +70,7 @@ def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
         measures.remove(VALUE_LOSS)
     panels |= {HEALTH[column]: by_number[[column]] for column in measures}
     curve = by_number.filter(regex="^held_out/.*/min_as$")  # with `eval.every`
-    panels["Min AS on held-out questions"] = curve.rename(columns=lambda column: TARGETS[column.split("/")[1]])
+    panels["Min AS on held-out questions"] = curve.rename(columns=lambda column: column.split("/")[1])
     return _panels(panels, xlabel="iteration", shaded=by_number.index[by_number["fell_back"].eq(True)])
 
 
@@ -87,9 +85,9 @@ def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable
     """One panel per frame, with one line per column over its index; columns beyond the colours are thin and grey."""
     known = {title: frame.astype(float).dropna(axis=1, how="all") for title, frame in panels.items()}
     shown = {title: frame for title, frame in known.items() if not frame.empty}
-    figure = Figure((style.WIDTH, 0.4 + 1.9 * math.ceil(len(shown) / 2)))
+    figure = Figure((style.WIDTH, 2.2 * len(shown)))
     for place, (title, frame) in enumerate(shown.items(), start=1):
-        axes = figure.add_subplot(math.ceil(len(shown) / 2), 2, place, title=title, xlabel=xlabel)
+        axes = figure.add_subplot(len(shown), 1, place, title=title, xlabel=xlabel)
         axes.plot(frame.iloc[:, len(style.GROUP_COLOURS) :], color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
         for (name, values), colour in zip(frame.items(), style.GROUP_COLOURS, strict=False):
             points = values.dropna()
@@ -100,5 +98,5 @@ def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable
             axes.axvspan(number - 0.5, number + 0.5, color=style.SHADE, linewidth=0, zorder=0)
         axes.set_xlim(frame.index[0] - 0.5, frame.index[-1] + 0.5)
         if frame.shape[1] > 1:
-            axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

@@ -20,8 +20,8 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 GREY, LIGHT_GREY, SHADE = "#767676", "#C4C4C4", "#E8E8E8"
 GROUP_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
 
-WIDTH = 10.0
-"""Inches: 1100 pixels, the width at which the page shows a picture without scaling it."""
+WIDTH = 7.0
+"""Inches: 770 pixels. On a telephone a picture has half of that, and its letters can still be read."""
 LONGEST_LABEL = 26
 
 STYLE: dict[Any, Any] = {
@@ -30,7 +30,8 @@ STYLE: dict[Any, Any] = {
     "savefig.dpi": 110,
     # The tight box includes labels that extend beyond the figure.
     "savefig.bbox": "tight",
-    "axes.titlesize": 11,
+    "font.size": 12,
+    "axes.titlesize": 13,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -17,8 +17,8 @@ from appa_flwr.run.run_files import SCORES_FILE
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 ROUNDING = 1e-6  # by which a reward may leave 0 to 1
-PREDICTIONS, SURVEY = "predictions", "survey"
-"""Kinds of targets of the rewards: predictions, or the groups' survey answers."""
+TARGETS = SURVEY, PREDICTIONS = "survey", "predictions"
+"""Kinds of targets of the rewards, in the order of tables: the groups' survey answers, and PluralLLM's predictions."""
 
 
 def as_rows(

@@ -13,7 +13,7 @@ import pandas as pd
 
 from appa_flwr.config import Config
 from appa_flwr.run import pair_scores, records, run_files
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY
+from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import read_config, rule_folder
@@ -21,7 +21,6 @@ from appa_flwr.run.served import read_runs
 from appa_flwr.survey.store import read_about
 
 GROUP, BY = "group/", " by "
-MEASURES = {"avg_as", "min_as", "fi", "fi_readable"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class RunFiles:
         made_by: version and machine; empty if the run has not written them.
         noise: what groups' owners say of noise in their answers; empty if they say nothing.
         survey: origin of the survey, and how it was read.
+        seconds: time that the run took so far, in all its sessions.
     """
 
     folder: Path
@@ -53,6 +53,7 @@ class RunFiles:
     made_by: str
     noise: str
     survey: str
+    seconds: float
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -77,7 +78,8 @@ def read_run(folder: Path) -> RunFiles:
     Raises:
         UserError: see `appa_flwr.run.run_files.read_config` and `read`.
     """
-    config, last = read_config(folder), {line.phase: line.message for line in run_files.PROGRESS.lines(folder)}
+    config, progress = read_config(folder), run_files.PROGRESS.read(folder)
+    last = {line.phase: line.message for line in progress}
     # A resumed run may repeat an iteration; training continued from the later line.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
@@ -98,6 +100,7 @@ def read_run(folder: Path) -> RunFiles:
         made_by=last.get(run_files.MACHINE, ""),
         noise=last.get(run_files.NOISE, ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
+        seconds=progress[-1].seconds if progress else 0.0,
     )
 
 
@@ -107,13 +110,8 @@ def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
 
 
 def _summary(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of summary.json, one for each kind of target."""
     for row in run_files.SUMMARY.read(folder) or ():
-        own = row.model_dump(include={"method", "metric", "format_score", "readable"})
-        for against, scores in ((PREDICTIONS, row), (SURVEY, row.survey)):
-            if scores is not None:
-                by_group = {GROUP + name: score for name, score in scores.per_group.items()}
-                yield {**own, "against": against, **scores.model_dump(include=MEASURES), **by_group}
+        yield row.model_dump(exclude={"per_group"}) | {GROUP + name: score for name, score in row.per_group.items()}
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, bool, bool, bool]:

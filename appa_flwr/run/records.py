@@ -34,13 +34,17 @@ class Record(BaseModel):
 
 
 class Progress(Record):
-    """A line of progress.jsonl, written after a step of a phase; `seconds_left` is for the phase, None if unknown."""
+    """A line of progress.jsonl, written after a step of a phase; `seconds_left` is for the phase, None if unknown.
+
+    `seconds` is the time that the run has taken, without that between a stop and a resume.
+    """
 
     phase: str
     step: int
     of: int
     message: str
     seconds_left: float | None
+    seconds: float = 0.0
 
 
 class EmbeddingSummary(Record):
@@ -133,6 +137,7 @@ class Iteration(RuleRound):
 
     Attributes:
         seconds: duration of each part.
+        traffic: messages and bytes of their records, to and from the groups, for the rewards.
         held_out: kind of target -> scores every `eval.every` iterations, else empty.
     """
 
@@ -145,6 +150,7 @@ class Iteration(RuleRound):
     entropy: float
     response_length: float
     seconds: dict[str, float]
+    traffic: dict[str, int] = {}
     held_out: dict[str, CurvePoint] = {}
 
 
@@ -186,6 +192,7 @@ class ServedLine(Record):
 class _Evaluated(Record):
     method: Annotated[str, StringConstraints(pattern=rf"^({'|'.join(METHODS)}|{MODEL}.*)$")]
     metric: str
+    against: Annotated[str, StringConstraints(pattern="^(survey|predictions)$")]
 
 
 class ScoreRecord(Record):
@@ -203,27 +210,26 @@ class ScoreRecord(Record):
 
 
 class SummaryRow(ScoreRecord, _Evaluated):
-    """A row of summary.json: a method's scores under a metric, against predictions.
+    """A row of summary.json: a method's scores under a metric, against the groups' survey answers or their predictions.
 
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
-        survey: scores against the groups' real survey answers, None where no group has any.
         readable: share of answers in [0, 1] that give a prediction.
     """
 
     format_score: float | None
-    survey: ScoreRecord | None
     readable: float
 
 
 class QuestionCounts(Record):
     """questions.json: how many questions the policy is asked, and how many are left out.
 
-    Answers to the unanswerable do not fit into `ppo.response-length`, prompts and answers of those that are too long
-    not into `policy.max-sequence-length`.
+    Nobody answered `unanswered` of the `training` questions. Answers to the unanswerable do not fit into
+    `ppo.response-length`, prompts and answers of those that are too long not into `policy.max-sequence-length`.
     """
 
     training: int
+    unanswered: int
     held_out: int
     unanswerable: int
     too_long: int

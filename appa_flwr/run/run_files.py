@@ -38,7 +38,7 @@ from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import records
 
-SCHEMA = 15
+SCHEMA = 16
 """Version of a run's folder, in its config.json. Folders of another version are neither read nor resumed."""
 
 T = TypeVar("T")

@@ -128,7 +128,7 @@ def _tables(rows: pd.DataFrame) -> Iterator[str]:
         wide = spans(known, ["method"], ["measure"]).assign(Seeds=known.groupby("method")["seeds"].max())
         paper = known.pivot(index="method", columns="measure", values="paper").dropna(axis="columns", how="all")
         shown = pd.concat({"": wide, "paper": paper}, axis="columns").reset_index()
-        yield f"{metric}, against the {against}:\n\n{markdown(shown)}\n"
+        yield f"{metric}, against {against}:\n\n{markdown(shown)}\n"
     if not compared.empty:
         wide = spans(compared, ["method", "less", "metric", "against"], ["measure"])
         yield "Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n"

@@ -26,7 +26,7 @@ def trade_off(summary: pd.DataFrame, rules: Sequence[str], *, metric: str, title
     Source: "Fairness-Alignment Trade-off Analysis". Bars are the standard deviation over seeds (ddof 1).
     """
     figure = Figure((COLUMN, 3.6))
-    axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
+    axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric}, predictions)", title=title)
     axes.xaxis.set_major_locator(MaxNLocator(5))  # more ticks would overlap at a column's width
     styles, by_method = itertools.cycle(RULE_STYLES), summary.groupby("method")[["fi", "min_as"]]
     mean, spread = by_method.mean(), by_method.std().fillna(0.0)

@@ -6,12 +6,14 @@ timeout in every call.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
 
 import httpx
 from flwr.app import Error, Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run, RunNotRunningException
@@ -43,12 +45,14 @@ class OverlapGrid(Grid):
     Attributes:
         simulated: True if the nodes are Flower's simulation; they are never late, and only the timeout limits a wait.
         seconds_waited: time that the server spent idle in waits, added up until the caller sets it to 0.
+        traffic: messages and bytes of their records, sent and received, added up until the caller clears it.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.simulated = isinstance(grid, InMemoryGrid)
         self.seconds_waited = 0.0
+        self.traffic = Counter[str]()
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
     def set_run(self, run: Run) -> None:
@@ -103,6 +107,7 @@ class OverlapGrid(Grid):
         of arrival. Each is rebuilt as a reply to the message that was sent, since the node itself writes the sender.
         """
         sent = list(messages)
+        self._count("sent", [message.content for message in sent])
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
         return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
@@ -128,6 +133,7 @@ class OverlapGrid(Grid):
             time.sleep(pause)
             now = time.monotonic()
         self.seconds_waited += time.monotonic() - idle_from
+        self._count("received", replies.values())
         self._note_answers({sent[key].metadata.dst_node_id: reply for key, reply in replies.items()})
         for key, node in silent.items() if not self.simulated else ():
             if node not in self._late:
@@ -135,6 +141,12 @@ class OverlapGrid(Grid):
             self._late[node] = key, started + LATE_TTL
         for key, reply in replies.items():
             yield Message(reply, reply_to=sent[key])
+
+    def _count(self, way: str, contents: Iterable[RecordDict | Error]) -> None:
+        for content in contents:
+            self.traffic[f"messages_{way}"] += 1
+            if isinstance(content, RecordDict):
+                self.traffic[f"bytes_{way}"] += recorddict_to_proto(content).ByteSize()
 
     def _note_answers(self, replies: Mapping[int, RecordDict | Error]) -> None:
         for node, reply in replies.items():

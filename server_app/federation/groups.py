@@ -80,6 +80,7 @@ class Groups:
         """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait."""
         assert self._catalogue is not None
         self.grid.seconds_waited = 0.0
+        self.grid.traffic.clear()
         digest = asks.request_digest(ask, asks.world_of(self.config, *self._digests.values()))
         path = None
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.

@@ -1,6 +1,8 @@
 """README.md of the aligned policy: its origin, its scores beside those of the baselines, and how to load it."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
@@ -21,10 +23,10 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
     whole, packed = config.policy.tuning == "full", config.policy.tuning == "qlora"
     library, loader = ("transformers", "AutoModelForCausalLM") if whole else ("peft", "AutoPeftModelForCausalLM")
-    base = _HUB_IDS.get(config.model, config.model)
+    base = _HUB_IDS.get(config.model, None if os.path.exists(config.model) else config.model)
     front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=base, tags=["appa-flwr"])
     scores = [
-        [row.method, *("-" if score is None else f"{score:.4f}" for score in columns)]
+        [row.method, row.against, *("-" if score is None else f"{score:.4f}" for score in columns)]
         for row in rows
         for columns in ((row.avg_as, row.min_as, row.fi, row.format_score),)
         if row.metric == config.reward_metric
@@ -36,14 +38,15 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
 # A policy for {len(groups)} groups at once
 
 Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey answers stayed with them, task
-`{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from `{config.model}`.
+`{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from
+`{base or Path(config.model).name}`.
 
 Groups: {", ".join(groups)}. Survey: {survey or config.survey}.
 
-Scores on held-out questions, metric `{config.reward_metric}`, against each group's predicted answers. FI of answers
-that cannot be read is 1, so read it beside `format`.
+Scores on held-out questions, metric `{config.reward_metric}`, against the groups' survey answers and PluralLLM's
+predictions of them. FI of answers that cannot be read is 1, so read it beside `format`.
 
-{markdown.table(["method", "Avg AS", "Min AS", "FI", "format"], scores)}
+{markdown.table(["method", "against", "Avg AS", "Min AS", "FI", "format"], scores)}
 
 ```python
 from {library} import {loader}

@@ -1,6 +1,7 @@
-"""`appa serve` as a user starts it: killed, resumed, and stopped by Ctrl-C, while a trainer goes on."""
+"""`appa serve` as a user starts it: stopped by Ctrl-C, killed and resumed, while a trainer goes on."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import time
@@ -10,15 +11,17 @@ from types import SimpleNamespace
 import pytest
 from real_run import APPA, belonging_to, kill_all, small_environment, temporary_folder
 from served import rounds_of
-from small import READABLE
+from small import READABLE, SMALLEST
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from appa_flwr.run.run_files import PROGRESS
+from appa_flwr.trainers import client
 from appa_flwr.trainers.trl import RemoteGroupRewards
+from server_app.policy import tiny
 from server_app.questions import build_catalogue
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 LIMIT_SECONDS = 300.0
 
@@ -57,6 +60,31 @@ def ask(rewards, questions, step):
     return asyncio.run(rewards.group_reward(**given, trainer_state=SimpleNamespace(global_step=step)))
 
 
+def test_a_served_run_judges_a_model_and_stopped_by_hand_it_ends_with_its_report(tmp_path, monkeypatch, appa):
+    keys = SMALLEST | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0, "seed": 3}
+    folder, model = tmp_path / "runs" / "r", tmp_path / "model"
+    recipe = tiny.TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
+    for part in tiny.build(recipe, build_catalogue(Config.load(keys)).questions):
+        part.save_pretrained(model)
+    with served(tmp_path, *(f"{key}={value}" for key, value in keys.items())) as running:
+        monkeypatch.setenv(client.URL, running.url)
+        monkeypatch.setenv(client.TOKEN, (folder / "token").read_text())
+        said = appa("eval", "--model", model, "--name", "mine", "--out", tmp_path / "scores")
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(120) == 0
+        assert belonging_to(running.temporary) == {}
+    rows = json.loads((tmp_path / "scores" / "scores.json").read_text())["rows"]
+    (mine,) = [row for row in rows if (row["method"], row["against"]) == ("model:mine", "survey")]
+    (line,) = [line for line in said.splitlines() if line.startswith("│ mine ")]
+    assert f"{mine['avg_as']:.3f}" in line
+    (folder / "report.html").unlink()
+    appa("report", folder)
+    page = (folder / "report.html").read_text()
+    assert "<th>mine minus</th>" in page
+    assert "<dd>appa serve " in page  # the command that repeats it
+
+
+@pytest.mark.long
 def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
     keys = READABLE | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
     flags = [f"{key}={value}" for key, value in keys.items()]

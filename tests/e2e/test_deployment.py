@@ -21,9 +21,9 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from appa_flwr.config.sources import preset
 from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch import deploy, doctor
-from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.sites import CONNECTION, Sites
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.run.run_files import CARD
@@ -99,10 +99,19 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
     return {name for name, answers in own if any(answer in everything for answer in answers)}
 
 
-def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deployment, survey):
-    names = survey.groups
-    deployment.submit(groups=";".join(names), run__phases="pluralllm")
-    deployment.wait(lambda: "pluralllm" in deployment.phases(), seconds=400)  # each node has answered
+def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deployment, survey, monkeypatch, appa):
+    """By the command `appa deploy --local`, which finds its parties made and started."""
+    names, sites = survey.groups, deployment.sites
+    monkeypatch.setattr(deploy, "make_sites", lambda *_, **__: sites)
+    monkeypatch.setattr(deploy, "start", lambda *_, **__: deployment.started)
+    keys = {"run-name": "r", "run.phases": "pluralllm", "seed": 5, "pluralllm.rounds": 2, "pluralllm.local-steps": 2}
+    said = appa("deploy", sites.root, "--local", *(f"{key}={value}" for key, value in keys.items()))
+    assert said.splitlines()[-1] == f"report: {deployment.run / 'report.html'}"
+    config = json.loads((deployment.run / "config.json").read_text())
+    assert config.items() >= (preset("deployed") | keys | {"groups": "; ".join(names)}).items()
+    assert config["survey"] == str(sites.server / "questions.jsonl")
+    assert config["run.output-dir"] == str(sites.server / "runs")
+
     nodes = deployment.processes("flower-supernode")
     assert len(nodes) >= len(names)
     for process in nodes:
@@ -117,14 +126,12 @@ def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deplo
         )
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             bystander.AcquireTask(AcquireTaskRequest(supported_task_types=["clientapp"]))
-    deployment.wait(lambda: deployment.status() == COMPLETED, seconds=500)
 
     assert set(CARD.read(deployment.run).groups) == set(names)
     claims = [f"{name}: epsilon 4 a respondent (noise of 8 people)" for name in names]  # sqrt(40) times 1.268
     for shown in ((deployment.run / "run.log").read_text(), (deployment.run / "report.html").read_text()):
         assert all(claim in shown for claim in claims)
     # The search does find a group's answers where they are, and nowhere at the others.
-    sites = deployment.sites
     for name in names:
         assert _answers_found(sites.group(name), survey) == {name}
     assert {"cache", "questions.jsonl", "runs"} <= {path.name for path in sites.server.iterdir()}

@@ -78,7 +78,7 @@ def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner
             assert not any(array.any() for name, array in own.items() if "truth" in name)
     rows = json.loads((world.config.run_folder / "summary.json").read_text())
     assert list(dict.fromkeys(row["method"] for row in rows)) == ["base", "sft", "uniform", "majority", "ppo"]
-    assert not any(row["survey"] for row in rows)
+    assert {row["against"] for row in rows} == {"predictions"}
 
 
 def test_a_whole_run_lets_only_the_protocol_out(whole_run):

@@ -17,6 +17,7 @@ from real_run import Finished, RealRuns
 from small import READABLE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from appa_flwr import load_run
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.run.run_files import PROGRESS
@@ -69,9 +70,9 @@ def held_out(survey: Survey) -> list[Question]:
     return [question for question in survey.questions if question.question_id in ids]
 
 
-def rows_of(run: Finished) -> dict[tuple[str, str], dict[str, Any]]:
+def rows_of(run: Finished) -> dict[tuple[str, str, str], dict[str, Any]]:
     rows = run.json("summary.json")
-    by_key = {(row["method"], row["metric"]): row for row in rows}
+    by_key = {(row["method"], row["metric"], row["against"]): row for row in rows}
     assert len(by_key) == len(rows)
     return by_key
 
@@ -85,6 +86,16 @@ def test_a_second_policy_is_trained_by_a_rule_of_one_s_own(finished):
     for line in lines:
         assert set(line["weights"].values()) == {0.25}
     assert (folder / "policy" / "config.json").exists()
+
+
+def test_the_second_policy_s_folder_is_a_run_s_for_every_command(finished, held_out, appa):
+    folder = finished.folder / "my_rules-wide"
+    (folder / "report.html").unlink()
+    assert appa("report", folder) == f"report: {folder / 'report.html'}\n"
+    assert "PPO by my_rules:wide" in (folder / "report.html").read_text()
+    assert "it wrote '" in appa("ask", folder, held_out[0].text, "--options", "; ".join(held_out[0].options))
+    predicted = load_run(folder).predictor().predict({})
+    assert {question.question_id for question in held_out} < {*predicted["question"]}
 
 
 def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished):
@@ -113,11 +124,11 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
 def test_the_summary_has_a_row_for_every_method_and_metric(finished, survey):
     rows = rows_of(finished)
     methods = (*TRAINED, *BASELINES)
-    assert set(rows) == {*product(methods, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
-    for (method, _), row in rows.items():
-        for scores in (row, row["survey"]):
-            assert tuple(scores["per_group"]) == survey.groups
-            assert scores["min_as"] == min(scores["per_group"].values())
+    targets = ("survey", "predictions")
+    assert set(rows) == {*product(methods, DPA_METRICS, targets), *product(CEILINGS, WITH_CEILINGS, targets)}
+    for (method, *_), row in rows.items():
+        assert tuple(row["per_group"]) == survey.groups
+        assert row["min_as"] == min(row["per_group"].values())
         assert (row["format_score"] is None) == (method not in TRAINED)
 
 
@@ -145,7 +156,7 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
     assert scores_of(finished, "uniform", metric) == pytest.approx(survey_rewards(uniform, survey, metric), abs=1e-9)
     for method in ("uniform", "sft", "ppo"):
         of_group = pd.Series(scores_of(finished, method, metric)).groupby(level=0).mean()
-        assert rows_of(finished)[method, metric]["survey"]["per_group"] == pytest.approx(of_group.to_dict(), abs=1e-9)
+        assert rows_of(finished)[method, metric, "survey"]["per_group"] == pytest.approx(of_group.to_dict(), abs=1e-9)
 
 
 def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, survey, held_out):

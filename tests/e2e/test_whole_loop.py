@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import get_args
 
 import families
@@ -15,13 +16,14 @@ from small import SMALLEST, VALUE_MODEL
 from transformers import AutoTokenizer
 from whole_loop import Killed, lines_of, looped, read_every_answer, run_of
 
-from appa_flwr.config import Config
+from appa_flwr import load_run
+from appa_flwr.config import THREADS, Config
 from appa_flwr.owner.owner_policy import Leaving
 from appa_flwr.run.records import TRIVIAL_BASELINES
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
-from server_app import evaluation
+from server_app import evaluation, loaded
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import build_catalogue
 
@@ -34,15 +36,20 @@ LEARNING = {
 }
 
 
-def test_the_ranking_task(tmp_path, monkeypatch):
+def test_the_ranking_task(tmp_path, monkeypatch, appa):
     read_every_answer(monkeypatch)
+    read_every_answer(monkeypatch, loaded)
     ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "data.disagreement": 1.0, "eval.ceilings": True}
     folder = run_of(tmp_path, **ranking).run_folder
-    rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
-    assert rows.keys() == {(method, "borda") for method in ("base", "sft", "ppo", *TRIVIAL_BASELINES)}
+    rows = {(row["method"], row["metric"]) for row in json.loads((folder / "summary.json").read_text())}
+    assert rows == {(method, "borda") for method in ("base", "sft", "ppo", *TRIVIAL_BASELINES)}
     for line in lines_of(folder):
         assert line["fell_back"] is None  # `min` has no threshold
         assert sum(line["weights"].values()) == pytest.approx(1.0)
+    score_K = load_run(folder).policy().ask("Which?", "xyz").prediction  # 3 for the option that it puts first
+    said = appa("ask", folder, "Which?", "--options", "x,y,z")
+    places = [re.search(rf"│ {option}\W+(\d)", said)[1] for option in "xyz"]
+    assert places == [f"{4 - score:.0f}" for score in score_K]
 
 
 def killed_in_the_second_iteration(patched):
@@ -79,11 +86,14 @@ def test_a_gpu_refuses_what_lies_on_the_host():
 )
 def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatch):
     """On a pretended one, where a tensor left on the host is an error; one is stopped in its second iteration."""
-    decoded, sample = [], evaluation.sample
+    decoded, threads, sample = [], [], evaluation.sample
 
     def kept(*given, **named):
+        threads.append(torch.get_num_threads())
         decoded.append(sample(*given, **named))
         return decoded[-1]
+
+    monkeypatch.setenv(THREADS, "3")
 
     monkeypatch.setattr(evaluation, "sample", kept)
     read_every_answer(monkeypatch)
@@ -97,6 +107,7 @@ def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatc
                 run_of(tmp_path, **keys)
         config = run_of(tmp_path, **keys, **{"run.resume": stopped})
         assert decoded[-1].logprob_JT.is_cuda
+    assert {*threads} == {3}  # not the one thread of the tiny model
     folder = config.run_folder
     lines = lines_of(folder)
     assert [line["iteration"] for line in lines] == [1, 2]
@@ -116,8 +127,8 @@ def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatc
 
 
 def layouts_of(folder):
-    """Everything that a run measured, without the seconds that it took."""
-    lines = [{**line, "seconds": None} for line in lines_of(folder)]
+    """Everything that a run measured, without the seconds that it took and the messages, which are one a node."""
+    lines = [{**line, "seconds": None, "traffic": None} for line in lines_of(folder)]
     return lines, json.loads((folder / "summary.json").read_text()), pd.read_parquet(folder / "scores.parquet")
 
 

@@ -28,7 +28,10 @@ def run_of(folder, nodes=NODES):
 def test_a_method_s_rows(tmp_path):
     answers = parse_responses("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
     rows = evaluation.score(run_of(tmp_path), "ppo", answers, metrics=["js", "cosine"])
-    assert [(row.method, row.metric) for row in rows] == [("ppo", "js"), ("ppo", "cosine")]
+    in_order = [(metric, against) for metric in ("js", "cosine") for against in ("survey", "predictions")]
+    assert [(row.method, row.metric, row.against) for row in rows] == [("ppo", *both) for both in in_order]
+    words = evaluation.in_words(rows)
+    assert words.index("survey: Avg AS") < words.index("; predictions: Avg AS")
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
     def reward(metric, table_QK, q):
@@ -38,21 +41,20 @@ def test_a_method_s_rows(tmp_path):
         return float(rewards.METRICS[metric](predictions[q], table_QK[q, :size], [True] * size))
 
     for row in rows:
-        for tables, scores in ((TABLES, row), (TRUTHS, row.survey)):
-            per_group = {n: sum(reward(row.metric, tables[n], q) for q in TEST_J) / 3 for n in GROUPS}
-            assert scores.per_group == pytest.approx(per_group)
-            assert scores.avg_as == pytest.approx(sum(per_group.values()) / 3)
-            assert scores.min_as == pytest.approx(min(per_group.values()))
+        tables = {"survey": TRUTHS, "predictions": TABLES}[row.against]
+        per_group = {n: sum(reward(row.metric, tables[n], q) for q in TEST_J) / 3 for n in GROUPS}
+        assert row.per_group == pytest.approx(per_group)
+        assert row.avg_as == pytest.approx(sum(per_group.values()) / 3)
+        assert row.min_as == pytest.approx(min(per_group.values()))
         assert row.format_score == row.readable == pytest.approx(2 / 3)
-        for tables, scores in ((TABLES, row), (TRUTHS, row.survey)):
-            read = [[reward(row.metric, tables[name], q) for q in predictions] for name in GROUPS]
-            assert scores.fi_readable == pytest.approx(fairness_index(read))
-            assert scores.fi == pytest.approx((2 * scores.fi_readable + 1) / 3)  # nobody's answer is fair to all
+        read = [[reward(row.metric, tables[name], q) for q in predictions] for name in GROUPS]
+        assert row.fi_readable == pytest.approx(fairness_index(read))
+        assert row.fi == pytest.approx((2 * row.fi_readable + 1) / 3)  # nobody's answer is fair to all
 
 
 def test_answers_that_nobody_can_read_have_no_fairness(tmp_path):
     answers = parse_responses("dpa", ["?", "?"], np.array([0, 0]), CATALOGUE)
-    (row,) = evaluation.score(run_of(tmp_path), "base", answers, metrics=JS_ONLY)
+    row, _ = evaluation.score(run_of(tmp_path), "base", answers, metrics=JS_ONLY)
     assert (row.readable, row.fi, np.isnan(row.fi_readable)) == (0.0, 1.0, True)
 
 
@@ -61,12 +63,14 @@ def test_groups_without_survey_answers_leave_the_truth_empty(tmp_path):
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
     (row,) = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
-    assert row.survey is None
+    assert row.against == "predictions"
     assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
-    (row,) = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
-    assert row.survey.avg_as == row.survey.min_as == row.survey.per_group["B"]
-    assert np.isnan(row.survey.per_group["A"])
+    row, _ = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
+    assert row.avg_as == row.min_as == row.per_group["B"]
+    assert np.isnan(row.per_group["A"])
+    assert "survey: Avg AS" in (words := evaluation.in_words([row]))
+    assert "WITHOUT A" in words
 
 
 def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):

@@ -7,7 +7,8 @@ from surveys import row, write
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from server_app.questions import build_catalogue
+from appa_flwr.survey import store
+from server_app.questions import build_catalogue, run_survey
 
 GROUPS = ("North", "South")
 YES_NO = ("Yes", "No")
@@ -75,3 +76,14 @@ def test_the_generated_survey_has_two_unasked_texts_to_each_asked_one():
     assert len(set(texts)) == 90
     every = build_catalogue(Config.load({"data.num-questions": 90, "data.num-groups": 3, "data.extra-questions": ""}))
     assert sorted(question.text for question in every.questions) == sorted(texts)
+
+
+def test_a_run_and_the_folder_of_its_baseline_rule_read_the_survey_that_the_run_kept(survey_file, tmp_path):
+    kept = run_survey(Config.load({"survey": str(survey_file), "groups": "North"}))
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    store.write(kept, tmp_path / "runs" / "r" / "survey.jsonl")
+    survey_file.unlink()
+    for name in ("r", "r/average"):
+        place = tmp_path / "runs" / name
+        config = Config.load({"survey": str(survey_file), "run.output-dir": str(place.parent), "run-name": place.name})
+        assert run_survey(config).groups == ("North",)

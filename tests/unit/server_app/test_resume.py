@@ -81,7 +81,7 @@ def session(config: Config) -> None:
 
 def results(folder: Path) -> dict[str, object]:
     """Everything with numbers that a run leaves, but for seconds."""
-    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in lines_of(folder)]
+    lines = [line | {"seconds": None, "traffic": None} for line in lines_of(folder)]
     found: dict[str, object] = {"metrics": lines}
     for name in ("summary.json", "pluralllm.json"):
         found[name] = json.loads((folder / name).read_text())

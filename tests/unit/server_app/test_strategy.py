@@ -12,6 +12,7 @@ import torch
 from fake_groups import GROUPS, federated, scoring_node
 from fakes import catalogue_of, random_tables, silent
 from flwr.app import ArrayRecord
+from flwr.common.serde import recorddict_to_proto
 from in_process import flower_task
 from small import VALUE_MODEL, keys_of
 
@@ -204,13 +205,20 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
     answered = parse_responses("dpa", curve, np.array([2]), CATALOGUE)
     monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs, test_J: answered)
     strategy.engine.models = SimpleNamespace(policy=None)
-    counts = []
+    counts, first = [], len(groups.grid._grid.pushed)
     for _ in range(4):
         before = len(groups.grid._grid.pushed)
         run(strategy, groups, 1)
         counts.append(len(groups.grid._grid.pushed) - before)
     assert counts == [3, 6, 3, 6]
-    assert [[*line.held_out] for line in lines] == [[], ["predictions", "survey"]] * 2
+    size = sum(
+        recorddict_to_proto(message.content).ByteSize() for message in groups.grid._grid.pushed[first : first + 3]
+    )
+    for line in lines:  # without those of the curve
+        assert (line.traffic["messages_sent"], line.traffic["messages_received"]) == (3, 3)
+        assert line.traffic["bytes_sent"] == pytest.approx(size, rel=0.1)  # other texts have other lengths
+        assert line.traffic["bytes_received"] > 0
+    assert [[*line.held_out] for line in lines] == [[], ["survey", "predictions"]] * 2
     # the nodes' truth is their table, so both sides have the same scores
     expected = [float(js(np.array([0.1, 0.2, 0.3, 0.4]), TABLES[name][2, :4], [True] * 4)) for name in GROUPS]
     for point in lines[1].held_out.values():

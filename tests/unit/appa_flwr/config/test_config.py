@@ -47,6 +47,12 @@ def test_flat_and_toml_round_trip_every_key_with_its_type():
     assert Config.load(back).flat() == flat
 
 
+def test_a_wrong_choice_gets_the_list_of_choices_once():
+    with pytest.raises(UserError) as error:
+        Config.load({"rule": "medain"})
+    assert [str(error.value).count(name) for name in ("average", "mix", "appa-printed")] == [1, 1, 1]
+
+
 def test_each_key_and_section_has_a_one_line_doc():
     assert valid(KEYS["run.tracker"]).split(", ") == ['""', "tensorboard", "wandb", "trackio"]
     for doc in (*(field.description for field in KEYS.values()), *(section.__doc__ for section in SECTIONS.values())):

@@ -10,6 +10,7 @@ from flwr.common.config import flatten_dict
 from report_runs import predictor_card, progressed, write_run
 from surveys import row, write
 
+import appa_flwr
 from appa_flwr.analysis.rules import RULES
 from appa_flwr.config import SECTIONS, Config
 from appa_flwr.launch import deploy, flower
@@ -36,6 +37,10 @@ def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finish
     assert launched == [Config.load({"seed": 3, "run.reply-timeout": 9.0, **here})]
     progressed(folder, "report")
     assert "the run is finished" in appa("run", "--resume", folder, code=2)
+
+
+def test_the_version_is_printed(appa):
+    assert appa("--version") == f"appa-flwr {appa_flwr.__version__}\n"
 
 
 def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path, monkeypatch, appa):

@@ -19,9 +19,10 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     monkeypatch.setenv("NO_PROXY", "intranet")
     monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of another Ray
     monkeypatch.setattr(flower, "find_spec", lambda name: None)  # the library that httpx needs for such a proxy
     made = flower_environment(tmp_path, 1)
-    assert "ALL_PROXY" not in made
+    assert not {"ALL_PROXY", "RAY_ADDRESS"} & made.keys()
     own = {"FLWR_HOME": str(tmp_path), "OMP_NUM_THREADS": "3", THREADS: "3"}
     assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
@@ -55,8 +56,12 @@ def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, m
     progressed(tmp_path, "ppo")
     assert not flower._stop_serving(tmp_path, None, None)  # it is not asked for more than its end
 
-    def launch(config):
+    def followed(*_, **__):
         raise Stopped(signal.SIGTERM)
 
-    monkeypatch.setattr(flower, "launch", launch)
-    assert "stopped by SIGTERM" in appa("run", code=128 + signal.SIGTERM)
+    monkeypatch.setattr(flower, "followed", followed)
+    monkeypatch.setattr(flower.Flower, "start_superlink", lambda *_, **__: None)
+    keys = {"run.output-dir": tmp_path, "run-name": "r", "data.num-questions": 20, "data.num-groups": 3}
+    said = appa("run", *(f"{key}={value}" for key, value in keys.items()), code=128 + signal.SIGTERM)
+    assert "stopped by SIGTERM" in said
+    assert f"appa run --resume {tmp_path / 'r'} continues" in said

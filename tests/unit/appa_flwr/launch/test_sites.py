@@ -104,6 +104,12 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
     assert bound == {name: (sites.group(name) / "node.key.pub").read_text().strip() for name in SURVEY.groups}
 
 
+def test_a_folder_from_which_no_node_could_start_is_not_made(tmp_path):
+    with pytest.raises(UserError, match="without a colon"):
+        made(tmp_path / "par:ties")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_operator_needs_no_answers(tmp_path, monkeypatch):
     monkeypatch.setattr(deploy, "bundle_hash", lambda: PINNED)
     asked = Survey(SURVEY.questions, {})

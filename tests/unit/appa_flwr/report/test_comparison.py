@@ -14,11 +14,11 @@ from appa_flwr.run import pair_scores
 GROUPS, QUESTIONS = ("a", "b"), [f"q{number}" for number in range(40)]
 
 
-def scored(folder, *, above=0.0, against=("predictions", "survey"), sha256="", **keys):
+def scored(folder, *, above=0.0, against=("survey", "predictions"), sha256="", **keys):
     """A run whose policy gives group a .6 and b .8, and `above` more to each; half the questions have .1 less."""
     reward_GQ = np.array([[0.6], [0.8]]) + above - np.where(np.arange(len(QUESTIONS)) % 2, 0.1, 0.0)
     avg, low = float(reward_GQ.mean()), float(reward_GQ.mean(1).min())
-    summary = [row("ppo", avg, low, groups=GROUPS, survey="survey" in against)]
+    summary = [row("ppo", avg, low, groups=GROUPS, against=kind) for kind in against]
     write_run(folder, config={**CONFIG, "survey": "s.jsonl", **keys}, summary=summary)
     rows = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
     pair_scores.put(folder, pd.concat(rows, ignore_index=True))
@@ -31,7 +31,7 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, appa)
     folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix")]
     levels, minus = frames.compare(folders)
     assert levels["", "Rule"].tolist() == ["appa", "mix"]
-    assert {*minus.columns.get_level_values(0)[1:]} == {"survey answers"}
+    assert {*minus.columns.get_level_values(0)[1:]} == {"survey"}
     (found,) = minus.itertuples(index=False, name=None)
     # the same question has .05 more, so whichever are drawn the difference is the same
     for avg_or_min in (1, 2):
@@ -71,7 +71,7 @@ def test_what_one_run_lacks_counts_in_none(tmp_path):
     levels, _ = frames.compare(folders)
     # group a alone, on the questions without the .1 less; two runs of one name
     assert levels["Run"].tolist() == [*map(str, folders)]
-    assert [span.value for span in levels["survey answers", "Avg AS"]] == pytest.approx([0.6, 0.65])
+    assert [span.value for span in levels["survey", "Avg AS"]] == pytest.approx([0.6, 0.65])
     assert [levels["", column].tolist() for column in ("Groups", "Questions")] == [[1, 1], [20, 20]]
     pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
     with pytest.raises(UserError, match="no group and held-out question in common"):

@@ -7,7 +7,7 @@ import report_runs as made
 from test_comparison import scored
 
 from appa_flwr.analysis.intervals import bootstrap
-from appa_flwr.report import build, frames, plots
+from appa_flwr.report import build, frames, opening, plots
 from appa_flwr.run import pair_scores
 from appa_flwr.run.read import read_run
 
@@ -26,10 +26,8 @@ def bounds(intervals, method, less, against, measure):
     return at.loc[(method, less, against, measure)].tolist()
 
 
-@pytest.mark.parametrize(
-    ("above", "says"), [(0.05, "better than"), (-0.05, "worse than"), (0.0, "neither surely better nor worse than")]
-)
-def test_the_headline_says_which_rule_is_better_or_that_it_cannot_be_told(above, says, tmp_path):
+@pytest.mark.parametrize("above", [0.05, -0.05, 0.0])
+def test_the_differences_of_two_rules_are_those_of_their_answers_to_the_same_questions(above, tmp_path):
     found = frames.of_run(read_run(two_rules(tmp_path, above=above)))
     for against in ("survey", "predictions"):
         for measure, other in (("Min AS", 0.55), ("Avg AS", 0.65)):
@@ -37,20 +35,6 @@ def test_the_headline_says_which_rule_is_better_or_that_it_cannot_be_told(above,
             assert bounds(found, "ppo", "", against, measure)[0] == pytest.approx(other + above)
             # the same question has so much more, whichever are drawn
             assert bounds(found, "ppo", "ppo by average", against, measure) == pytest.approx([above] * 3)
-    assert f"PPO by mix serves the worst-off group {says} PPO by average, by the groups' survey" in frames.headline(
-        found, "mix"
-    )
-
-
-def test_the_headline_compares_with_the_look_up_that_leaves_ppo_the_least():
-    rows = [("sft", 0.03, 0.01, 0.05), ("option-list", 0.03, 0.01, 0.05), ("nearest-questions", 0.004, -0.018, 0.032)]
-    at = {"method": "ppo", "metric": "js", "against": "survey", "measure": "Min AS"}
-    intervals = pd.DataFrame(
-        [{**at, "less": less, "value": v, "low": low, "high": high} for less, v, low, high in rows]
-    )
-    first, second = frames.headline(intervals, "appa").split(". It is ")
-    assert "better than SFT" in first
-    assert "(Look-up, 3 nearest): Min AS +0.004 (95 %: -0.018 to +0.032)" in second
 
 
 def test_the_intervals_are_the_bootstraps_and_are_on_the_page(tmp_path):
@@ -70,13 +54,13 @@ def test_the_intervals_are_the_bootstraps_and_are_on_the_page(tmp_path):
     page = (run / "report.html").read_text()
     assert made.cells(page.replace("\xa0", " "), "PPO by average")[2].startswith("0.550 (0.5")
     assert "<b>+0.050 (+0.050 to +0.050)</b>" in page.replace("\xa0", " ")
-    assert page.index("serves the worst-off group better") < page.index('title="worst_group"')
+    assert page.index("better than PPO by average (+0.050,") < page.index('title="worst_group"')
 
 
 def test_many_level_groups_have_the_sample_s_minimum_as_level_and_the_estimate_in_differences(tmp_path):
     rng, groups, questions = np.random.default_rng(3), [f"g{g}" for g in range(121)], [f"q{q:02}" for q in range(80)]
     hole_GQ = rng.permuted(np.arange(80) >= rng.integers(5, 41, 121)[:, None], axis=1)  # 5 to 40 answers each
-    rewards, summary = {}, [made.row(name, 0.8, 0.7, survey=False, groups=groups) for name in ("sft", "ppo")]
+    rewards, summary = {}, [made.row(name, 0.8, 0.7, groups=groups) for name in ("sft", "ppo")]
     run = made.write_run(tmp_path / "r", config=made.CONFIG, summary=summary)
     for name in ("sft", "ppo"):
         rewards[name] = np.where(hole_GQ, np.nan, np.clip(0.8 + 0.1 * rng.standard_normal((121, 80)), 0, 1))
@@ -100,25 +84,28 @@ def test_many_level_groups_have_the_sample_s_minimum_as_level_and_the_estimate_i
 def test_a_second_policy_that_is_not_finished_is_left_out_and_sft_stands_in(tmp_path):
     run = read_run(two_rules(tmp_path, above=0.05, ended=False))
     assert set(run.summary["method"]) == {"ppo"}
-    assert "no scores that it can be compared with" in frames.headline(frames.of_run(run), "mix")
+    assert "is not known" in opening.verdict(frames.of_run(run), run.summary, "mix")
 
 
 def test_where_single_scores_are_not_known_there_are_values_without_bounds(tmp_path):
-    found = frames.of_run(made.read(tmp_path, summary=made.summary()))
+    run = made.read(tmp_path, summary=made.summary())
+    found = frames.of_run(run)
     # GOOD: PPO .860 / .800 and SFT .810 / .770, .1 less by the survey
     assert bounds(found, "ppo", "", "survey", "Min AS")[0] == pytest.approx(0.700)
     value, low, high = bounds(found, "ppo", "sft", "predictions", "Avg AS")
     assert (value, low, high) == pytest.approx((0.05, np.nan, np.nan), nan_ok=True)
-    assert "better than SFT" not in frames.headline(found, "appa")
-    assert "Min AS +0.030 (no interval)" in frames.headline(found, "appa")
+    text = opening.verdict(found, run.summary, "appa")
+    assert "neither surely better nor worse than SFT (+0.030, no interval)" in text
 
 
-def test_the_headline_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_path):
+def test_the_verdict_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_path):
     rows = made.summary()
     for row in rows:
-        row["survey"]["min_as"] = float("nan")
-    said = frames.headline(frames.of_run(made.read(tmp_path, summary=rows)), "appa")
-    assert "PluralLLM's predictions of the groups' answers: Min AS +0.030" in said
+        row["min_as"] = float("nan") if row["against"] == "survey" else row["min_as"]
+    run = made.read(tmp_path, summary=rows)
+    said = opening.verdict(frames.of_run(run), run.summary, "appa")
+    assert "(Min AS against predictions)" in said
+    assert "SFT (+0.030" in said
     assert "nan" not in said
 
 

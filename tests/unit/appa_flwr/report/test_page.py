@@ -12,14 +12,15 @@ from appa_flwr.config import Config
 from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import build
-from appa_flwr.report.page import command, missing, provenance
+from appa_flwr.report.opening import command
+from appa_flwr.report.page import missing, provenance
 from appa_flwr.run.records import METHODS
 
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path):
-    counts = {"training": 80, "held_out": 29, "unanswerable": 3, "too_long": 1}
+    counts = {"training": 80, "unanswered": 7, "held_out": 29, "unanswerable": 3, "too_long": 1}
     page = made.page_of(made.write_run(made.scored_run(tmp_path), questions=counts))
-    assert re.findall("questions</dt><dd>(.*?)</dd>", page) == ["80", "29", "3", "1"]
+    assert re.findall("questions</dt><dd>(.*?)</dd>", page.partition("<h2>Survey")[2]) == ["80", "7", "29", "3", "1"]
     assert "too narrow" in page
     # Avg, Min, FI by the survey answers (each score 0.1 lower) and by the predictions, format, readable
     ppo = ["0.760", "0.700", "0.9876", "0.860", "0.800", "0.9876", "0.950", "1.000"]
@@ -43,6 +44,8 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     assert words[:2] == ["appa", "run"]
     again = assemble([*words[2:], "run-name=r", "run.output-dir=/there"], folder=None)
     assert again == config
+    serving = Config.load({"run.phases": "serve", "seed": 3})
+    assert shlex.split(command(serving)) == ["appa", "serve", "seed=3", "run.phases=serve"]
     folder = made.scored_run(tmp_path)
     assert "Made by" not in made.page_of(folder)
     made.progressed(folder, "machine", "2 cores, no GPU")
@@ -65,14 +68,15 @@ def test_the_values_of_every_rule_s_parameters_are_shown(tmp_path):
 
 def test_all_metrics_stand_side_by_side_in_the_paper_s_order(tmp_path):
     summary = [
-        made.row(method, avg, low, metric=metric)
+        row
         for metric, avg, low in (("cosine", 0.66, 0.55), ("js", 0.86, 0.75), ("wasserstein", 0.76, 0.65))
         for method in ("base", "ppo")
+        for row in made.rows(method, avg, low, metric=metric)
     ]
     page = made.page_of(made.write_run(tmp_path, config=CONFIG, summary=summary))
     # Avg AS by js, wasserstein, cosine, and Min AS by the same
-    assert made.cells(page, "survey answers")[1:8] == ["Base", "0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
-    assert "0.8765" in made.cells(page, "survey answers")  # FI over the readable answers
+    assert made.cells(page, "survey")[1:8] == ["Base", "0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
+    assert "0.8765" in made.cells(page, "survey")  # FI over the readable answers
 
 
 def test_all_text_is_escaped(tmp_path):
@@ -80,7 +84,7 @@ def test_all_text_is_escaped(tmp_path):
     groups = (evil, "a")  # of whom the first is missing in iteration 17
     folder = made.fake_run(tmp_path, groups=groups, iterations=17)
     config = CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"}
-    summary = [made.row(method, 0.8, 0.7, metric=evil, groups=groups) for method in METHODS]
+    summary = [row for method in METHODS for row in made.rows(method, 0.8, 0.7, metric=evil, groups=groups)]
     page = made.page_of(made.write_run(folder, config=config, summary=summary))
     assert "<script" not in page
     assert escape(evil) in page
@@ -111,12 +115,12 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     assert "<dd>Base, SFT, PPO, PPO by average</dd>" in page
     assert "<dd>no pluralllm.json</dd>" in page
     assert made.cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
-    few = [made.row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
+    few = [made.row(method, *GOOD[method]) for method in ("base", "ppo")]
     page = made.page_of(made.write_run(tmp_path, summary=few, pluralllm=made.predictor_card()))
     assert "<dd>SFT, PPO by average</dd>" in page
     assert "no pluralllm" not in page
     assert ">None<" not in page
-    assert "survey answers</th>" not in page
+    assert ">survey</th>" not in page
 
 
 def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
@@ -162,7 +166,11 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
 
 
 def test_a_group_that_did_not_score_a_method_is_named(tmp_path):
-    rows = [made.row("sft", 0.8, 0.7), made.row("ppo", 0.9, 0.8)]
-    assert "PPO not scored by" not in dict(missing(made.read(tmp_path, summary=rows)))
-    rows[1]["per_group"]["a"] = float("nan")
-    assert dict(missing(made.read(tmp_path, summary=rows)))["PPO not scored by"] == "a"
+    rows = [*made.rows("sft", 0.8, 0.7), *made.rows("ppo", 0.9, 0.8)]
+    assert not any("scored" in what for what, _ in missing(made.read(tmp_path, summary=rows)))
+    for row in rows:
+        if row["against"] == "survey" or row["method"] == "ppo":
+            row["per_group"]["a"] = float("nan")
+    facts = dict(missing(made.read(tmp_path, summary=rows)))
+    assert facts["Not scored against survey by a"] == "SFT, PPO"
+    assert facts["Not scored against predictions by a"] == "PPO"

@@ -18,7 +18,7 @@ def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
     fake_run(tmp_path, groups=(*COUNTRIES, "Österreich\u2028\n"), iterations=18)  # in one of which a group is missing
     path = tmp_path / SUMMARY.name
     rows = json.loads(path.read_text())
-    rows[0] |= {"fi": math.nan, "min_as": 1e-06, "survey": None}
+    rows[0] |= {"fi": math.nan, "min_as": 1e-06, "format_score": None}
     path.write_text(json.dumps(rows, indent=1) + "\n")
     before = path.read_bytes()
     run_files.write(path, SUMMARY.read(tmp_path))

@@ -193,13 +193,16 @@ def test_a_port_in_use_is_named(tmp_path):
 EXPORTED = {"data.num-questions": 20, "data.num-groups": 3}
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prompts")
+def export(folder, *options):
     keys = [f"{key}={value}" for key, value in EXPORTED.items()]
-    done = CliRunner().invoke(app, ["export", "prompts", "generated", *keys, "--out", str(folder)])
+    done = CliRunner().invoke(app, ["export", "prompts", "generated", *keys, *options, "--out", str(folder)])
     assert done.exit_code == 0, done.output
     return folder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return export(tmp_path_factory.mktemp("prompts"))
 
 
 def lines(path):
@@ -225,3 +228,9 @@ def test_every_engine_gets_the_run_s_questions_of_a_split_in_its_shape(written, 
     loaded = datasets.load_dataset("parquet", data_files=str(written / f"verl.{split}.parquet"), split="train")
     assert [row["ground_truth"] for row in loaded["reward_model"]] == ids
     assert list(loaded["prompt"]) == prompts
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_plain_prompts_are_the_texts_of_the_chats(written, tmp_path, split):
+    chats = [row["prompt"][0]["content"] for row in lines(written / f"{split}.jsonl")]
+    assert [row["prompt"] for row in lines(export(tmp_path, "--plain") / f"{split}.jsonl")] == chats

@@ -1,0 +1,108 @@
+"""The first screen of a report: what was done, whether it worked, how sure that is; and the terms of the page."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.config.keys import to_toml
+from appa_flwr.core.text import duration
+from appa_flwr.report.frames import method_name
+from appa_flwr.run.read import BY, RunFiles
+from appa_flwr.run.records import LOOK_UPS, PPO
+
+BETTER, WORSE = "better than", "worse than"
+READABLE = 0.9
+"""A policy of which fewer answers can be read has not learned to answer."""
+
+GLOSSARY: Mapping[str, str] = {
+    "survey, predictions": "what answers are scored against: the groups' own survey answers; PluralLLM's predictions "
+    "of them, on which the policy is trained",
+    "Avg AS, Min AS": "alignment scores, 0 to 1: a group's is its mean reward over held-out questions; Avg AS is the "
+    "mean over groups, Min AS the worst-off group's",
+    "FI": "Fairness Index: 1 where all groups have the same rewards, also where all are low",
+    "Held-out questions": "kept out of all training, to score answers",
+    "rule": "how the groups' rewards become one; average is their mean, others give worse-off groups more weight",
+    "Base, SFT, PPO": "the model before training; after imitating answers; and then after PPO on the groups' rewards",
+    "Uniform answer, Majority answer": "equal shares; all on the option that most groups chose",
+    "Look-up": "the groups' mean answers to training questions with the same options, or to the 3 most similar ones",
+    "Mean of predictions": "the mean of the groups' predicted answers",
+    "Ceiling": "the best that one answer to all groups can score against predictions, in Avg AS or Min AS",
+    "Format, Readable": "how well answers keep to the form; the share of answers that can be read, as others score 0",
+    "JS, JS dist., Was., Cos., Bor.": "metrics of the reward: Jensen-Shannon divergence and distance, Wasserstein, "
+    "cosine, Borda; each 1 for equal answers",
+    "PluralLLM": "the network that predicts a group's answer to a question from the group's other answers",
+}
+"""Terms, separated by commas -> their meaning."""
+
+
+def glossary(text: str) -> Iterator[tuple[str, str]]:
+    """Yield those terms, with their meaning, of which the text has one."""
+    for terms, meaning in GLOSSARY.items():
+        if re.search("|".join(rf"\b{re.escape(term)}" for term in terms.split(", ")), text):
+            yield terms, meaning
+
+
+def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
+    """Yield what was done; for a run with scores of its policy, whether it worked; and how sure that is."""
+    config, counts = run.config, run.questions
+    source = "invented answers" if config.survey == GENERATED_SURVEY else f"answers from {Path(config.survey).name}"
+    rules = ", and apart from it by ".join(config.rules)
+    done = {
+        "all": f"The model {config.model} was trained by PPO, by the rule {rules}, on",
+        "pluralllm": "PluralLLM was trained on",
+        "serve": "Answers of other trainers were scored by",
+    }[config.run.phases]
+    asked = f" and {counts.training:,} questions" if counts else ""
+    asked += f", of which nobody answered {counts.unanswered:,}" if counts and counts.unanswered else ""
+    took = f" It took {duration(run.seconds)}." if run.seconds else ""
+    yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
+    if config.run.phases == "all" and not run.summary.empty:
+        yield verdict(intervals, run.summary, config.rule)
+        repeat = f"for seed in 1 2 3 4 5; do {command(config)} seed=$seed; done"
+        yield f"This is one run: how far other seeds differ is not known. Five seeds are needed to be sure: {repeat}"
+
+
+def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
+    """Whether PPO's answers can be read, and PPO's Min AS beside that of the uniform answer, a look-up, another rule.
+
+    The rule is the first of `baseline-rules`; without it SFT stands in.
+    """
+    known = intervals[intervals["value"].notna()]  # NaN if no group has a score
+    of_ppo = known[(known["method"] == PPO) & (known["measure"] == "Min AS") & (known["less"] != "")]
+    if of_ppo.empty:
+        return "Whether it worked is not known: the policy after PPO has no scores that it can be compared with."
+    readable = float(summary.loc[summary["method"] == PPO, "readable"].iloc[0])
+    can = f"{readable:.0%} of the policy's answers can be read"
+    if readable < READABLE:
+        return f"It did not work: {can}, and others score 0."
+    against = of_ppo["against"].iloc[0]
+    of_ppo = of_ppo[of_ppo["against"] == against].set_index("less")
+    best = of_ppo[of_ppo.index.isin(LOOK_UPS)]["value"].nsmallest(1).index  # PPO's smallest gain is over the best
+    other = next((less for less in of_ppo.index if less.startswith(PPO + BY)), "sft")
+    compared = {less: _compared(of_ppo.loc[less]) for less in ("uniform", *best, other) if less in of_ppo.index}
+    found = {better for less, (better, _) in compared.items() if less != other}
+    worked = "It did not work" if WORSE in found else "Whether it worked is not sure"
+    if BETTER in found:
+        worked = "It worked" if found == {BETTER} else "It worked in part"
+    parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
+    return f"{worked}: {can}. For the worst-off group (Min AS against {against}) {method_name(PPO, rule)} is {parts}."
+
+
+def _compared(row: pd.Series) -> tuple[str, str]:
+    """Verdict of a difference's interval, and the interval as text."""
+    value, low, high = row[["value", "low", "high"]].astype(float)
+    better = BETTER if low > 0 else WORSE if high < 0 else "neither surely better nor worse than"
+    return better, f"{value:+.3f}, " + (f"95 %: {low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval")
+
+
+def command(config: Config) -> str:
+    """Command that repeats the run in a simulation, under another name."""
+    default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
+    set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
+    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
+    return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *texts])

@@ -30,6 +30,7 @@ class FakeGroups:
     Attributes:
         numbers: gives a group's arrays for a request.
         asked: the requests for numbers, in their order.
+        kinds: the kinds of all its messages.
         silent: groups that give no numbers.
         gate: closed, they take their time.
     """
@@ -38,13 +39,14 @@ class FakeGroups:
         self, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, np.ndarray]], *, may: Sequence[str] = MAY
     ) -> None:
         self.names, self.numbers, self.may = tuple(names), numbers, list(may)
-        self.catalogue = CATALOGUE
-        self.asked: list[Ask] = []
+        self.catalogue: Catalogue | None = None
+        self.asked, self.kinds = list[Ask](), list[str]()
         self.silent, self.gate = set[str](), threading.Event()
         self.gate.set()
 
     def __call__(self, message: Message) -> Message:
         kind = message.metadata.message_type
+        self.kinds.append(kind)
         if kind == messages.HELLO:
             return self._reply(message)
         if kind == messages.CATALOGUE:
@@ -52,6 +54,8 @@ class FakeGroups:
             return self._reply(message, answered=[3] * len(self.names), may=self.may, noise=[])
         if kind == messages.TARGETS:
             return self._reply(message)
+        if self.catalogue is None:
+            return failing(refusals.FORGOTTEN)(message)
         ask, _ = messages.unpack_ask(message.content)
         self.asked.append(ask)
         assert self.gate.wait(10)

@@ -70,7 +70,8 @@ def test_a_group_that_fails_counts_as_missing_and_the_others_stay(kind, warnings
 
 def test_no_node_can_answer_for_a_group_that_lives_elsewhere():
     groups = three(scorer("B", GOOD / 2))
-    groups.grid._grid.nodes[11] = replying("A", "B", rewards={KEY: np.ones(3)})
+    groups.grid._grid.nodes[11] = liar = replying("A", "B", rewards={KEY: np.ones(3)})
+    liar.catalogue = CATALOGUE
     np.testing.assert_array_equal(rewards(groups), [np.ones(3), GOOD / 2, GOOD / 3])
 
 
@@ -124,6 +125,17 @@ def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():
     refusing = answering("B", failing(refusals.MAY_NOT_LEAVE["rewards"]))
     with pytest.raises(TooFew, match=r"2 of 3 groups \(A, C\).* at least 3 .*1 nodes refused: its own"):
         rewards(three(refusing, min_groups=3))
+
+
+def test_a_catalogue_that_too_few_groups_take_ends_the_run():
+    node = scorer("B")
+
+    def refusing(message):
+        taken = message.metadata.message_type != messages.CATALOGUE
+        return (node if taken else failing(refusals.OTHER_CATALOGUE))(message)
+
+    with pytest.raises(TooFew, match=r"1 of 2 groups \(A\)"):
+        federated({1: scorer("A"), 2: refusing}, CATALOGUE, ("A", "B"), run__min_groups=2)
 
 
 # --- answers are kept -------------------------------------------------------------------------------------------------

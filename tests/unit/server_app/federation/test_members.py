@@ -34,19 +34,6 @@ def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):
 # --- groups that come late, come back or restart ----------------------------------------------------------------------
 
 
-def living(name, reward_J=GOOD):
-    """A node that needs the catalogue before it can score; what it was asked, too."""
-    asked, node = [], scorer(name, reward_J)
-
-    def answer(message):
-        asked.append(kind := message.metadata.message_type)
-        if kind == messages.ASK and messages.CATALOGUE not in asked:
-            return failing(refusals.FORGOTTEN)(message)
-        return node(message)
-
-    return answer, asked
-
-
 WHOLE_LIFE = [messages.HELLO, messages.CATALOGUE, messages.TARGETS, messages.ASK]
 
 
@@ -61,17 +48,17 @@ def working(nodes, expected=("A", "B")):
 
 
 def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warnings):
-    groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
+    groups, grid = working({1: scorer("A"), 2: scorer("B", GOOD / 2)})
     gone = grid.nodes[2]
     grid.nodes[2] = GONE
-    grid.nodes[7], asked = living("B", GOOD / 2)
+    grid.nodes[7] = new = scorer("B", GOOD / 2)
     # Flower still lists the old node: nobody else may speak for its group
     assert np.isnan(again(groups)[1]).all()
-    assert asked == []
+    assert new.kinds == []
     online = {1, 7}
     groups.grid.get_node_ids = lambda: set(online)
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
-    assert asked == WHOLE_LIFE
+    assert new.kinds == WHOLE_LIFE
     assert "back: B" in warnings()
     grid.nodes[2] = gone  # and the old one may come again, but speaks for nobody
     online.add(2)
@@ -79,42 +66,42 @@ def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warning
 
 
 def test_nodes_that_have_restarted_or_come_late_are_set_up_side_by_side():
-    first = {1: living("A")[0], 2: living("B", GOOD / 2)[0], 3: living("C")[0]}
+    first = {1: scorer("A"), 2: scorer("B", GOOD / 2), 3: scorer("C")}
     groups, grid = working(first, ("A", "B", "C", "late"))
-    grid.nodes[2], second = living("B", GOOD / 2)
-    grid.nodes[3], third = living("C")
+    grid.nodes[2] = second = scorer("B", GOOD / 2)
+    grid.nodes[3] = third = scorer("C")
     assert np.isnan(again(groups)[1:]).all()
-    grid.nodes[4], late = living("late", GOOD / 3)
+    grid.nodes[4] = late = scorer("late", GOOD / 3)
     pushes = grid.events.count("push")
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2, GOOD, GOOD / 3])
-    assert second == third == [messages.ASK, *late] == [messages.ASK, *WHOLE_LIFE]
+    assert second.kinds == third.kinds == [messages.ASK, *late.kinds] == [messages.ASK, *WHOLE_LIFE]
     assert grid.events.count("push") - pushes == 4  # a greeting, a catalogue and targets for all three, and the request
 
 
 def test_a_new_node_takes_no_group_that_is_there_and_brings_none():
-    groups, grid = working({1: living("A")[0], 2: living("B")[0]})
+    groups, grid = working({1: scorer("A"), 2: scorer("B")})
     grid.nodes[2] = lambda message: None
-    grid.nodes[7], thief = living("A")
-    grid.nodes[8], unrelated = living("Z")
+    grid.nodes[7] = thief = scorer("A")
+    grid.nodes[8] = unrelated = scorer("Z")
     groups.grid.get_node_ids = lambda: {1, 7, 8}
     for _ in range(2):
         reward_GJ = again(groups)
         np.testing.assert_array_equal(reward_GJ[0], GOOD)
         assert np.isnan(reward_GJ[1]).all()
     assert groups.names == ("A", "B")
-    assert unrelated == [messages.HELLO]
-    assert messages.ASK not in thief
+    assert unrelated.kinds == [messages.HELLO]
+    assert messages.ASK not in thief.kinds
 
 
 def test_a_late_node_is_not_asked_and_keeps_its_group(warnings):
-    groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
+    groups, grid = working({1: scorer("A"), 2: scorer("B", GOOD / 2)})
     node, asked = grid.nodes[2], []
     grid.nodes[2] = lambda message: asked.append(message.metadata.message_type)
-    grid.nodes[7], thief = living("B")
+    grid.nodes[7] = thief = scorer("B")
     for _ in range(3):
         assert np.isnan(again(groups)[1]).all()
     assert asked == [messages.ASK]
-    assert thief == []
+    assert thief.kinds == []
     groups.grid._late.clear()  # it has answered
     grid.nodes[2] = node
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2])
@@ -122,19 +109,19 @@ def test_a_late_node_is_not_asked_and_keeps_its_group(warnings):
 
 
 def test_a_node_that_comes_back_for_another_group_loses_its_own():
-    groups, grid = working({1: living("A")[0], 2: living("B")[0]})
-    grid.nodes[2], asked = living("Z")
+    groups, grid = working({1: scorer("A"), 2: scorer("B")})
+    grid.nodes[2] = other = scorer("Z")
     for _ in range(3):
         assert np.isnan(again(groups)[1]).all()
-    assert asked == [messages.ASK, messages.HELLO]
+    assert other.kinds == [messages.ASK, messages.HELLO]
     assert groups.members.present == ("A",)
 
 
 def test_a_node_that_came_too_early_is_not_forgotten():
     """Both restarted at once, and Flower has noticed only that A's node is gone."""
-    groups, grid = working({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
+    groups, grid = working({1: scorer("A"), 2: scorer("B", GOOD / 2)})
     grid.nodes[1] = grid.nodes[2] = lambda message: None
-    grid.nodes[7], grid.nodes[8] = living("A")[0], living("B", GOOD / 2)[0]
+    grid.nodes[7], grid.nodes[8] = scorer("A"), scorer("B", GOOD / 2)
     groups.grid.get_node_ids = lambda: {2, 7, 8}
     reward_GJ = again(groups)
     np.testing.assert_array_equal(reward_GJ[0], GOOD)
@@ -144,8 +131,7 @@ def test_a_node_that_came_too_early_is_not_forgotten():
 
 
 def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings):
-    code, asked = refusals.OTHER_CATALOGUE, []
-    node = scorer("B")
+    code, node, asked = refusals.OTHER_CATALOGUE, scorer("B"), []
 
     def answer(message):
         asked.append(kind := message.metadata.message_type)

@@ -149,11 +149,10 @@ def draw(counts: IntArray, line: Noise) -> FloatArray:
 
 def _raw_answers(codebook: Codebook, noisy: Mapping[tuple[str, str], FloatArray], sd: float) -> Iterator[RawAnswer]:
     """Yield each question, and each group's answer to it; one that the noise outweighs is marked as unusable."""
-    for column, item in codebook.questions.items():
-        yield (question := respondents.question_of(item))
+    for column in dict.fromkeys(column for _, column in noisy):
+        yield (question := respondents.question_of(codebook.questions[column]))
         for attribute, listed in codebook.groups.items():
-            # of a question that the file does not have there is nothing to release
-            for name, noisy_K in zip(respondents.labels_of(listed), noisy.get((attribute, column), ()), strict=False):
+            for name, noisy_K in zip(respondents.labels_of(listed), noisy[attribute, column], strict=True):
                 answer = question._replace(group=respondents.full_name(codebook.groups, attribute, name))
                 if (people_K := people(noisy_K, sd)) is None:
                     yield answer._replace(problem="the noise outweighs it")

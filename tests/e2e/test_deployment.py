@@ -132,7 +132,8 @@ def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deplo
     for shown in ((deployment.run / "run.log").read_text(), (deployment.run / "report.html").read_text()):
         assert all(claim in shown for claim in claims)
     # The search does find a group's answers where they are, and nowhere at the others.
-    for name in names:
+    for name, claim in zip(names, claims, strict=True):
+        assert claim in "".join(path.read_text(errors="replace") for path in sites.group(name).glob("*.log"))
         assert _answers_found(sites.group(name), survey) == {name}
     assert {"cache", "questions.jsonl", "runs"} <= {path.name for path in sites.server.iterdir()}
     assert _answers_found(sites.server, survey) == set()

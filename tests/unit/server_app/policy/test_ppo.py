@@ -262,7 +262,7 @@ def test_the_step_sizes_are_those_of_the_settings_and_decay_over_the_iterations(
 
 
 def test_what_an_update_reports():
-    engine = make()
+    engine = make(dtype=torch.float32)
     with torch.no_grad():
         for parameter in engine.models.policy_parameters:
             parameter.add_(0.02)

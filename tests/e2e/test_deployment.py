@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -94,9 +95,9 @@ def test_runs_are_submitted_at_the_server_alone(deployment, survey):
 def _answers_found(folder: Path, survey: Survey) -> set[str]:
     """The groups of which some file below holds an answer that only they gave, written as in their own file."""
     everything = "".join(path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file())
-    first, second = ({json.dumps(shares.tolist()) for shares in mine.values()} for mine in survey.answers.values())
-    own = zip(survey.groups, (first - second, second - first), strict=True)
-    return {name for name, answers in own if any(answer in everything for answer in answers)}
+    written = {name: {json.dumps(shares.tolist()) for shares in mine.values()} for name, mine in survey.answers.items()}
+    times = Counter(answer for answers in written.values() for answer in answers)
+    return {name for name, answers in written.items() if any(times[own] == 1 and own in everything for own in answers)}
 
 
 def test_processes_with_a_file_each_train_pluralllm_and_keep_their_answers(deployment, survey, monkeypatch, appa):

@@ -204,6 +204,6 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         left = tuple(leaves)
     assert progress[-1].phase == "report"
     assert results(folder) == expected
-    assert "| ppo | 0." in (folder / "policy" / "README.md").read_text()
+    assert "| ppo | survey | 0." in (folder / "policy" / "README.md").read_text()
     assert results(folder / "average") == results(unbroken / "average")
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]

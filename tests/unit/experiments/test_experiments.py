@@ -147,7 +147,7 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
     lines = [line for line in page.splitlines() if line.endswith("| margin = 0.25 |")]
     assert len(lines) == 2 * 2  # models and rules
     assert "0.610\xa0±0.014 (0.600\xa0to\xa00.620)" in page  # .6, .62: sd .02 / sqrt(2)
-    assert len(list((out / "plots").iterdir())) == 2
+    assert len(list((out / "plots").iterdir())) == 4
 
 
 def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeypatch, tmp_path):

@@ -16,7 +16,8 @@ from appa_flwr.survey.nonanswers import WORDS, Missing, classify, code_text, in_
         ),
         (
             *("refusal", {True}),
-            "I don't know|Decline to answer|Decline to state|Keine Angaben|RF|Not stated|Weiß ich nicht|No contestó|Je ne sais pas|No sé",
+            "I don't know|Decline to answer|Decline to state|Keine Angaben|RF|Not stated"
+            "|Weiß ich nicht|No contestó|Je ne sais pas|No sé",
         ),
         ("refusal", {False, True}, "Refused or don't know|Don't know (DO NOT READ)|Refused/Not applicable"),
         (
@@ -29,7 +30,8 @@ from appa_flwr.survey.nonanswers import WORDS, Missing, classify, code_text, in_
         ),
         (
             *("none", {True}),
-            "Valid skip|No aplicable|Not in universe|Not in this wave|N.A.|Interview terminated|Data error|Interview breakoff (partial)|N.v.t.|Left blank|Trifft nicht zu",
+            "Valid skip|No aplicable|Not in universe|Not in this wave|N.A.|Interview terminated|Data error"
+            "|Interview breakoff (partial)|N.v.t.|Left blank|Trifft nicht zu",
         ),
         (
             *("answer", {False}),

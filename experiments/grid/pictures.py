@@ -56,7 +56,8 @@ def worst_group(levels: pd.DataFrame, rules: Sequence[str], *, title: str) -> Fi
     axes = figure.add_subplot(xlabel="Min AS, against survey answers", title=title)
     for place, name in enumerate(shown):
         value, low, high = by_method.loc[name].to_numpy(float)
-        axes.errorbar(value, place, xerr=[[value - low], [high - value]], fmt="o", color=style.BLUE, capsize=3)
+        axes.plot([low, high], [place, place], color=style.BLUE, marker="|", markersize=10)
+        axes.plot(value, place, color=style.BLUE, marker="o", markersize=7)
     for name in filter(by_method.index.__contains__, LINES):
         axes.axvline(by_method["value"][name], color=style.GREY, linestyle=LINES[name], label=method_name(name))
     axes.set_yticks(range(len(shown)), [style.label(method_name(name)) for name in shown])

@@ -87,3 +87,20 @@ def test_a_run_and_the_folder_of_its_baseline_rule_read_the_survey_that_the_run_
         place = tmp_path / "runs" / name
         config = Config.load({"survey": str(survey_file), "run.output-dir": str(place.parent), "run-name": place.name})
         assert run_survey(config).groups == ("North",)
+
+
+def test_a_run_s_keys_decide_on_refusals_and_small_samples(tmp_path):
+    options = ("Yes", "No", "Refused")
+    rows = [
+        row("a", "North", [0.2, 0.3, 0.5], options=options, n=90),
+        row("b", "North", [0.6, 0.4], options=YES_NO, n=20),
+    ]
+    file = write(tmp_path / "survey.jsonl", rows)
+    for keys, shares in (
+        ({}, {"a": [0.2, 0.3, 0.5], "b": [0.6, 0.4]}),
+        ({"data.refusals": "drop"}, {"a": [0.4, 0.6], "b": [0.6, 0.4]}),
+        ({"data.min-respondents": 40}, {"a": [0.2, 0.3, 0.5]}),
+    ):
+        config = Config.load({"survey": str(file), "run.output-dir": str(tmp_path), **keys})
+        answers = {key: own.tolist() for key, own in run_survey(config).answers["North"].items()}
+        assert answers == {key: pytest.approx(own) for key, own in shares.items()}

@@ -15,24 +15,29 @@ from appa_flwr.report.frames import method_name
 from appa_flwr.run.read import BY, RunFiles
 from appa_flwr.run.records import LOOK_UPS, PPO
 
-BETTER, WORSE = "better than", "worse than"
+BETTER, WORSE, UNCLEAR = "better than", "worse than", "not clearly different from"
 READABLE = 0.9
 """A policy of which fewer answers can be read has not learned to answer."""
 
 GLOSSARY: Mapping[str, str] = {
-    "survey, predictions": "what answers are scored against: the groups' own survey answers; PluralLLM's predictions "
-    "of them, on which the policy is trained",
-    "Avg AS, Min AS": "alignment scores, 0 to 1: a group's is its mean reward over held-out questions; Avg AS is the "
-    "mean over groups, Min AS the worst-off group's",
+    "policy": "the language model that was trained; its answer to a question is a share for each option, or a ranking",
+    "survey, predictions": "what answers are scored against: survey = the groups' own survey answers; predictions = "
+    "PluralLLM's predictions of them, from which the training rewards come",
+    "Avg AS, Min AS": "alignment scores, 0 to 1. A group's score is the mean likeness of the policy's answers to its "
+    "own over held-out questions; Avg AS is the mean over groups, Min AS the score of the worst-off group",
     "FI": "Fairness Index: 1 where all groups have the same rewards, also where all are low",
     "Held-out questions": "kept out of all training, to score answers",
-    "rule": "how the groups' rewards become one; average is their mean, others give worse-off groups more weight",
-    "Base, SFT, PPO": "the model before training; after imitating answers; and then after PPO on the groups' rewards",
-    "Uniform answer, Majority answer": "equal shares; all on the option that most groups chose",
+    "rule": "how the groups' rewards become one reward: average is their mean; appa, min and mix give worse-off groups "
+    "more weight",
+    "Base, SFT, PPO": "Base = the model before training; SFT = after supervised training on answers; PPO = after that "
+    "and reinforcement learning on the groups' rewards",
+    "Uniform answer, Majority answer": "Uniform answer = equal shares; Majority answer = the option that most groups "
+    "chose",
     "Look-up": "the groups' mean answers to training questions with the same options, or to the 3 most similar ones",
     "Mean of predictions": "the mean of the groups' predicted answers",
-    "Ceiling": "the best that one answer to all groups can score against predictions, in Avg AS or Min AS",
-    "Format, Readable": "how well answers keep to the form; the share of answers that can be read, as others score 0",
+    "Ceiling": "the shared answer to all groups that is best by the predictions, in Avg AS (average) or Min AS (min)",
+    "Format, Readable": "Format = how well answers keep to the form; Readable = the share that can be read. An answer "
+    "that cannot be read scores 0",
     "JS, JS dist., Was., Cos., Bor.": "metrics of the reward: Jensen-Shannon divergence and distance, Wasserstein, "
     "cosine, Borda; each 1 for equal answers",
     "PluralLLM": "the network that predicts a group's answer to a question from the group's other answers",
@@ -51,14 +56,14 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     """Yield what was done; for a run with scores of its policy, whether it worked; and how sure that is."""
     config, counts = run.config, run.questions
     source = "invented answers" if config.survey == GENERATED_SURVEY else f"answers from {Path(config.survey).name}"
-    rules = ", and apart from it by ".join(config.rules)
+    by = f"once by each of the rules {', '.join(config.rules)}" if len(config.rules) > 1 else f"rule {config.rule}"
     done = {
-        "all": f"The model {config.model} was trained by PPO, by the rule {rules}, on",
+        "all": f"The model {config.model} was trained by reinforcement learning (PPO), {by}, on",
         "pluralllm": "PluralLLM was trained on",
         "serve": "Answers of other trainers were scored by",
     }[config.run.phases]
     asked = f" and {counts.training:,} questions" if counts else ""
-    asked += f", of which nobody answered {counts.unanswered:,}" if counts and counts.unanswered else ""
+    asked += f"; no group has answered {counts.unanswered:,} of these" if counts and counts.unanswered else ""
     took = f" It took {duration(run.seconds)}." if run.seconds else ""
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
@@ -68,9 +73,9 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
 
 
 def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
-    """Whether PPO's answers can be read, and PPO's Min AS beside that of the uniform answer, a look-up, another rule.
+    """Whether PPO's answers can be read, and PPO's Min AS beside others'.
 
-    The rule is the first of `baseline-rules`; without it SFT stands in.
+    The others are the uniform answer, the best look-up, SFT, and PPO by the first of `baseline-rules`.
     """
     known = intervals[intervals["value"].notna()]  # NaN if no group has a score
     of_ppo = known[(known["method"] == PPO) & (known["measure"] == "Min AS") & (known["less"] != "")]
@@ -84,20 +89,22 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     of_ppo = of_ppo[of_ppo["against"] == against].set_index("less")
     best = of_ppo[of_ppo.index.isin(LOOK_UPS)]["value"].nsmallest(1).index  # PPO's smallest gain is over the best
     other = next((less for less in of_ppo.index if less.startswith(PPO + BY)), "sft")
-    compared = {less: _compared(of_ppo.loc[less]) for less in ("uniform", *best, other) if less in of_ppo.index}
-    found = {better for less, (better, _) in compared.items() if less != other}
+    others = dict.fromkeys(("uniform", *best, "sft", other))
+    compared = {less: _compared(of_ppo.loc[less]) for less in others if less in of_ppo.index}
+    found = {better for less, (better, _) in compared.items() if less not in ("sft", other)}
     worked = "It did not work" if WORSE in found else "Whether it worked is not sure"
     if BETTER in found:
         worked = "It worked" if found == {BETTER} else "It worked in part"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
-    return f"{worked}: {can}. For the worst-off group (Min AS against {against}) {method_name(PPO, rule)} is {parts}."
+    place = f"For the worst-off group (Min AS against {against}, 95 % intervals of paired differences)"
+    return f"{worked}: {can}. {place} {method_name(PPO, rule)} is: {parts}."
 
 
 def _compared(row: pd.Series) -> tuple[str, str]:
     """Verdict of a difference's interval, and the interval as text."""
     value, low, high = row[["value", "low", "high"]].astype(float)
-    better = BETTER if low > 0 else WORSE if high < 0 else "neither surely better nor worse than"
-    return better, f"{value:+.3f}, " + (f"95 %: {low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval")
+    better = BETTER if low > 0 else WORSE if high < 0 else UNCLEAR
+    return better, f"{value:+.3f}, " + (f"{low:+.3f} to {high:+.3f}" if np.isfinite(low) else "no interval")
 
 
 def command(config: Config) -> str:

@@ -20,11 +20,13 @@ from appa_flwr.run.records import PPO, TRAINED_METHODS
 FEW_QUESTIONS = 30
 """With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
-    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Min AS is the sample's, too low "
-    "where groups score nearly alike; its intervals and differences are those of an estimate without this bias."
+    "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Where groups score nearly "
+    "alike, the lowest of their scores is too low by chance. Intervals and differences of Min AS are corrected for this, so "
+    "a difference is not exactly that of two scores in this table."
 )
 DIFFERENCES_NOTE = (
-    "95 % intervals, over questions; bold: the interval leaves 0. How far runs with other seeds differ is not in them."
+    "95 % intervals of paired differences, over questions; bold where the interval excludes 0. They do not cover how "
+    "far runs with other seeds differ."
 )
 
 Picture = tuple[bytes, str]

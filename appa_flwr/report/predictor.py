@@ -8,8 +8,8 @@ MEASURES = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was
 PREDICTORS = {"pluralllm": "PluralLLM", "nearest-question": "Own nearest question", "uniform": "Uniform answer"}
 """In the order of tables."""
 CAPTION = (
-    "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
-    "themselves and sent sums."
+    "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. The groups "
+    "computed it, and sent sums alone."
 )
 
 

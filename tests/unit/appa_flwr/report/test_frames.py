@@ -95,7 +95,7 @@ def test_where_single_scores_are_not_known_there_are_values_without_bounds(tmp_p
     value, low, high = bounds(found, "ppo", "sft", "predictions", "Avg AS")
     assert (value, low, high) == pytest.approx((0.05, np.nan, np.nan), nan_ok=True)
     text = opening.verdict(found, run.summary, "appa")
-    assert "neither surely better nor worse than SFT (+0.030, no interval)" in text
+    assert "not clearly different from SFT (+0.030, no interval)" in text
 
 
 def test_the_verdict_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_path):
@@ -104,7 +104,7 @@ def test_the_verdict_leaves_out_targets_by_which_the_worst_group_is_unknown(tmp_
         row["min_as"] = float("nan") if row["against"] == "survey" else row["min_as"]
     run = made.read(tmp_path, summary=rows)
     said = opening.verdict(frames.of_run(run), run.summary, "appa")
-    assert "(Min AS against predictions)" in said
+    assert "Min AS against predictions" in said
     assert "SFT (+0.030" in said
     assert "nan" not in said
 

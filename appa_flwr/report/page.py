@@ -21,8 +21,8 @@ FEW_QUESTIONS = 30
 """With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
     "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Where groups score nearly "
-    "alike, the lowest of their scores is too low by chance. Intervals and differences of Min AS are corrected for this, so "
-    "a difference is not exactly that of two scores in this table."
+    "alike, the lowest of their scores is too low by chance. Intervals and differences of Min AS are corrected for "
+    "this, so a difference is not exactly that of two scores in this table."
 )
 DIFFERENCES_NOTE = (
     "95 % intervals of paired differences, over questions; bold where the interval excludes 0. They do not cover how "

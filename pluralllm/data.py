@@ -59,10 +59,12 @@ class GroupData:
 def validation_questions(public: Catalogue) -> BoolArray:
     """Mark the training questions (Q,) whose answers choose the shares of the views of "residual".
 
-    PluralLLM is trained on them too, but only after the choice. A hash of the text alone decides.
+    PluralLLM is trained on them too, but only after the choice. A hash of the text alone decides. There are none if
+    all training questions would be.
     """
     position_Q = np.array([position(question.text, "validation") for question in public.questions])
-    return public.train_Q & (position_Q < VALIDATION_FRACTION)
+    rest_Q = public.train_Q & (position_Q >= VALIDATION_FRACTION)
+    return public.train_Q & ~rest_Q if rest_Q.any() else np.zeros_like(rest_Q)
 
 
 def group_data(group: str, answers: Mapping[str, FloatArray], *, public: Catalogue) -> GroupData:

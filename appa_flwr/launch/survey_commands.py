@@ -1,6 +1,7 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +74,10 @@ def survey(
         raise UserError("--weight-cap and --again go with --epsilon")
     if write is not None:
         store.check_suffix(write)
+    if promise:  # a release is spent even if it cannot be written
+        for place in filter(None, (write, out and out.absolute().parent)):
+            if not os.access(place.absolute().parent, os.W_OK):
+                raise UserError(f"{place}: cannot be written; is its folder there?")
     config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
@@ -137,11 +142,12 @@ def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Ta
     if small := [cost for cost in costs if cost.noise * sd > cost.sampling]:
         # The noise's error falls as 1 / n, the sampling error as 1 / sqrt(n).
         ratios = ((cost.respondents, cost.noise * sd / cost.sampling) for cost in small if cost.sampling)
-        needed = max((people * ratio**2 for people, ratio in ratios), default=np.inf)
+        needed = max((people * ratio**2 for people, ratio in ratios), default=None)
+        equal = f"; {needed:.0f} respondents a question make them equal" if needed else ""
         yield (
             f"at epsilon {promise.epsilon:g} the noise is larger than the sampling error in {len(small)} groups of "
-            f"{len(costs)}; {needed:.0f} respondents a question make them equal. What helps: fewer questions than "
-            f"{lines[-1].questions} (--questions), and one column of groups (now {lines[-1].columns})"
+            f"{len(costs)}{equal}. What helps: fewer questions than {lines[-1].questions} (--questions), and one "
+            f"column of groups (now {lines[-1].columns})"
         )
     yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
 
@@ -158,6 +164,7 @@ def _converted(
     by |= {"min_respondents": config.data.min_respondents}
     if config.data.refusals != DataSection().refusals:
         by["refusals"] = config.data.refusals
+    with_extra(Survey((), {}), config)  # its file is read before noise is spent
     made = convert(
         config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, promise=promise, **by
     )

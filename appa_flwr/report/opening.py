@@ -55,10 +55,14 @@ def glossary(text: str) -> Iterator[tuple[str, str]]:
 def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     """Yield what was done; for a run with scores of its policy, whether it worked; and how sure that is."""
     config, counts = run.config, run.questions
-    source = "invented answers" if config.survey == GENERATED_SURVEY else f"answers from {Path(config.survey).name}"
+    deployed, trained = bool(config.run.group_keys), PPO in {*run.summary.get("method", ())}
+    source = f"answers from {Path(config.survey).name}"
+    if deployed or config.survey == GENERATED_SURVEY:
+        source = "answers that stayed with them" if deployed else "invented answers"
+    was = "was" if trained else "is to be"
     by = f"once by each of the rules {', '.join(config.rules)}" if len(config.rules) > 1 else f"rule {config.rule}"
     done = {
-        "all": f"The model {config.model} was trained by reinforcement learning (PPO), {by}, on",
+        "all": f"The model {config.model} {was} trained by reinforcement learning (PPO), {by}, on",
         "pluralllm": "PluralLLM was trained on",
         "serve": "Answers of other trainers were scored by",
     }[config.run.phases]
@@ -68,8 +72,9 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
         yield verdict(intervals, run.summary, config.rule)
-        repeat = f"for seed in 1 2 3 4 5; do {command(config)} seed=$seed; done"
-        yield f"This is one run: how far other seeds differ is not known. Five seeds are needed to be sure: {repeat}"
+        again = command(Config.load({**config.flat(), "pluralllm.checkpoint": ""}))  # that of one seed fits no other
+        repeat = "." if deployed else f": for seed in 1 2 3 4 5; do {again} seed=$seed; done"
+        yield f"This is one run: how far other seeds differ is not known. Five seeds are needed to be sure{repeat}"
 
 
 def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
@@ -92,7 +97,7 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     others = dict.fromkeys(("uniform", *best, "sft", other))
     compared = {less: _compared(of_ppo.loc[less]) for less in others if less in of_ppo.index}
     found = {better for less, (better, _) in compared.items() if less not in ("sft", other)}
-    worked = "It did not work" if WORSE in found else "Whether it worked is not sure"
+    worked = "It did not work" if WORSE in found else "It is uncertain whether it worked"
     if BETTER in found:
         worked = "It worked" if found == {BETTER} else "It worked in part"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())

@@ -79,7 +79,8 @@ def read_run(folder: Path) -> RunFiles:
         UserError: see `appa_flwr.run.run_files.read_config` and `read`.
     """
     config, progress = read_config(folder), run_files.PROGRESS.read(folder)
-    last = {line.phase: line.message for line in progress}
+    begins = max((k for k, line in enumerate(progress) if line.phase == run_files.MACHINE), default=0)
+    last = {line.phase: line.message for line in progress[begins:]}  # a resumed run may have other answers
     # A resumed run may repeat an iteration; training continued from the later line.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]

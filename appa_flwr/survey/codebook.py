@@ -7,6 +7,7 @@ with noise is added to it, since what several releases tell of a respondent adds
 
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -159,8 +160,17 @@ def read(file: Path) -> Codebook:
 
 
 def add_release(file: Path, release: Noise) -> None:
-    """Append a release to a codebook, whose text stays as its owner wrote it; a `UserError` if it cannot be written."""
-    replace_file(file, (decode(read_file(file)).rstrip("\n") + "\n" + _release(release)).encode())
+    """Append a release to a codebook, whose text stays as its owner wrote it.
+
+    Raises:
+        UserError: the file cannot be written, or has an entry `releases` in another form.
+    """
+    text = decode(read_file(file)).rstrip("\n") + "\n" + _release(release)
+    try:
+        Codebook.model_validate(tomllib.loads(text))
+    except ValueError:
+        raise UserError(f"{file}: a line such as [[releases]] cannot be added; delete the entry releases") from None
+    replace_file(file, text.encode())
 
 
 def _release(release: Noise) -> str:
@@ -228,5 +238,8 @@ def _restricted(item: Item, question: Question) -> Item | str:
     for entry in rest:
         if entry in item.options and not entry.refusal:
             return f"not among its options: {entry.label!r}"
+    known = {entry.code for entry in rest}
+    if wrong := [entry.label for entry in options if entry.code in known]:
+        return f"its option {wrong[0]!r} is the code of another label"
     ordinal = tuple(scale) or False
     return Item(id=question.question_id, text=question.text, ordinal=ordinal, options=tuple(options), no_answers=rest)

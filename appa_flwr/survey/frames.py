@@ -90,7 +90,7 @@ class Frame:
     notes: Notes = field(default_factory=Notes)
     header: Mapping[str, Any] = field(default_factory=dict)  # first line of a file in the own format (`store`)
 
-    _codes: dict[str, tuple[IntArray, dict[str, int]]] = field(default_factory=dict)  # of columns, once asked for
+    _codes: dict[str, tuple[IntArray, dict[str, int]]] = field(init=False, default_factory=dict)  # once asked for
 
     def require(self, *names: str) -> None:
         """Raise a `UserError` if any of these columns is missing."""
@@ -126,8 +126,8 @@ class Frame:
             self._codes.clear()
 
 
-def read_frame(path: str) -> Frame:
-    """Read the first table of a file.
+def read_frame(path: str, *, guess_header: bool = True) -> Frame:
+    """Read the first table of a file; `guess_header` lets all rows decide whether the first one holds texts.
 
     Raises:
         UserError: no such file, an unknown or broken format, or no rows; the message names a faulty row.
@@ -153,13 +153,13 @@ def read_frame(path: str) -> Frame:
     except Exception as error:  # the libraries raise many types for a broken file
         raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
     frame.cells.columns = [clean(code_text(name)) for name in frame.cells.columns]
-    if frame.cells.empty:
-        raise UserError(f"{path}: holds no survey rows")
     frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
     is_used = [bool(name) or not frame.cells.iloc[:, k].isin(["", None]).all() for k, name in enumerate(frame.cells)]
     frame.cells = frame.cells.loc[:, is_used]
+    if frame.cells.empty:
+        raise UserError(f"{path}: holds no survey rows")
     _surveymonkey(frame)
-    _second_header(frame)
+    _second_header(frame, guess_header)
     if (nameless := (frame.cells.columns == "").sum()) > 1 or nameless == frame.cells.shape[1] - 1 > 0:
         raise UserError(f"{path}: columns without a name: a crosstab, or a title above the table; {LAYOUTS}")
     if (twice := frame.cells.columns.duplicated()).any():
@@ -213,11 +213,11 @@ def _decoded(file: Path, notes: Notes) -> str:
     return text
 
 
-def _second_header(frame: Frame) -> None:
+def _second_header(frame: Frame, guess: bool) -> None:
     """Read the rows of question texts, and of Qualtrics' kinds of columns, below the names of the columns."""
     rows = [[*map(code_text, row)] for row in frame.cells.iloc[:_MOST_ROWS].to_numpy()]
     kinds = next((number for number, row in enumerate(rows[:2]) if row[0].startswith(_IMPORT_ID)), None)
-    if kinds is None and not _is_header(rows):
+    if kinds is None and not (guess and _is_header(rows)):
         return
     for k, name in enumerate(frame.cells.columns):
         frame.columns[name].text = name if kinds == 0 else rows[0][k]

@@ -55,6 +55,8 @@ def plan(codebook: Codebook, promise: Promise) -> Noise:
         raise UserError(
             f"the codebook holds a release with {earlier}, to which this would add; if you mean it, --again"
         )
+    if not codebook.questions:
+        raise UserError("the codebook has no question")
     weight, has_weight = codebook.weight.column, codebook.weight.column != UNWEIGHTED
     if has_weight != bool(promise.cap):
         advice = f"want the largest value of {weight} that counts, chosen without a look at the file"
@@ -110,15 +112,15 @@ def counts(frame: Frame, codebook: Codebook, cap: float) -> dict[tuple[str, str]
     """Count each question, option and group, those of nobody too, in 1 / `UNITS` people.
 
     Returns:
-        Columns of a group and of a question -> counts (G, K); a question that the file does not have is left out.
+        Columns of a group and of a question -> counts (G, K). A question that the file does not have counts nobody: in
+        JSON lines a single respondent can make its column.
     """
     frame.require(*codebook.groups)
     weight_R = respondents.weights(frame, codebook.weight.column)
     unit_R = np.rint(np.minimum(weight_R, cap) * UNITS).astype(np.int64)
-    asked = {column: item for column, item in codebook.questions.items() if column in frame.cells}
     group_of = {column: _places(frame, column, listed) for column, listed in codebook.groups.items()}
     cells = dict[tuple[str, str], IntArray]()
-    for column, item in asked.items():
+    for column, item in codebook.questions.items():
         option_R, num_options = _places(frame, column, item)
         for attribute, (group_R, num_groups) in group_of.items():
             counts_R = (group_R >= 0) & (option_R >= 0)
@@ -131,7 +133,8 @@ def _places(frame: Frame, column: str, listed: Listed) -> tuple[IntArray, int]:
     """Each respondent's index into the labels (R,), -1 for none, by that cell alone; and how many labels there are."""
     labels = respondents.labels_of(listed)
     place = {entry.code: labels.index(entry.label) for entry in listed.options}
-    return np.array([place.get(code_text(cell), -1) for cell in frame.cells[column]], np.int64), len(labels)
+    cells = frame.cells[column] if column in frame.cells else [""] * len(frame.cells)
+    return np.array([place.get(code_text(cell), -1) for cell in cells], np.int64), len(labels)
 
 
 def draw(counts: IntArray, line: Noise) -> FloatArray:
@@ -154,16 +157,19 @@ def _raw_answers(codebook: Codebook, noisy: Mapping[tuple[str, str], FloatArray]
         for attribute, listed in codebook.groups.items():
             for name, noisy_K in zip(respondents.labels_of(listed), noisy[attribute, column], strict=True):
                 answer = question._replace(group=respondents.full_name(codebook.groups, attribute, name))
-                if (people_K := people(noisy_K, sd)) is None:
+                kept_K = np.array([kind == "answer" or codebook.refusals == "keep" for kind in question.kinds])
+                if (people_K := people(noisy_K, sd)) is None or people(noisy_K[kept_K], sd) is None:
                     yield answer._replace(problem="the noise outweighs it")
-                else:
-                    yield answer._replace(people=people_K.tolist(), shares=(people_K / people_K.sum()).tolist())
+                    continue
+                # Sums of weights are not numbers of respondents.
+                numbers = people_K.tolist() if codebook.weight.column == UNWEIGHTED else ()
+                yield answer._replace(people=numbers, shares=(people_K / people_K.sum()).tolist())
 
 
 def people(noisy_K: FloatArray, sd: float) -> FloatArray | None:
     """Project noisy counts (K,) on counts >= 0 of the same total; None if the noise outweighs that total."""
     total = float(noisy_K.sum())
-    if total < _LEAST * sd * math.sqrt(len(noisy_K)):
+    if total < _LEAST * sd * math.sqrt(len(noisy_K)) or not len(noisy_K):
         return None
     falling_K = np.sort(noisy_K)[::-1]
     excess_K = (np.cumsum(falling_K) - total) / np.arange(1, len(noisy_K) + 1)

@@ -62,5 +62,6 @@ def worst_group(levels: pd.DataFrame, rules: Sequence[str], *, title: str) -> Fi
         axes.axvline(by_method["value"][name], color=style.GREY, linestyle=LINES[name], label=method_name(name))
     axes.set_yticks(range(len(shown)), [style.label(method_name(name)) for name in shown])
     axes.invert_yaxis()
-    figure.legend(loc="outside lower center", ncols=len(LINES))
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=len(LINES))
     return figure

@@ -29,7 +29,7 @@ JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every th
 MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
 MOST_NAMES = 1000  # most groups in a reply of a deployed node, which hosts one group
 
-MOST_NOISE = 1e6  # of what a node may claim
+MOST_NOISE = 1e12  # of what a node may claim; weights can be large
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {messages.CATALOGUE: {"answered": (int,), "may": (str,), "noise": (float,)}}
 """Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""

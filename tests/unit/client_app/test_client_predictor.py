@@ -135,3 +135,10 @@ def test_validation_tells_what_each_share_of_the_views_would_be_worth(public, gr
     count, error_V = predictor.validation_errors(config, join_weights(weights), mine, public)
     assert 5 < count == len(truth)
     np.testing.assert_allclose(error_V, expected, atol=1e-5)
+
+
+def test_where_all_training_questions_would_be_validation_questions_there_are_none(public, monkeypatch):
+    monkeypatch.setattr(data, "VALIDATION_FRACTION", 0.5)
+    marked = validation_questions(public)
+    assert 0 < marked.sum() < public.train_Q.sum()
+    assert not validation_questions(replace(public, train_Q=marked)).any()

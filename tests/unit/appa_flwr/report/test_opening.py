@@ -27,7 +27,7 @@ def said(readable=1.0, **gains):
         ({"uniform": SURE, "option_list": SURE}, "It worked: 98%"),
         ({"uniform": SURE, "option_list": SURE, "nearest_questions": UNSURE}, "It worked in part: 98%"),
         ({"uniform": WORSE, "option_list": UNSURE}, "It did not work: 98%"),
-        ({"uniform": UNSURE, "sft": SURE}, "Whether it worked is not sure: 98%"),
+        ({"uniform": UNSURE, "sft": SURE}, "It is uncertain whether it worked: 98%"),
     ],
 )
 def test_it_worked_where_the_policy_is_surely_above_the_uniform_answer_and_the_best_look_up(gains, begins):
@@ -67,6 +67,15 @@ def test_the_sentences_have_the_run_s_numbers_and_a_command_for_five_seeds(tmp_p
         assert what in first
     assert "can be read" in second
     assert third.endswith("do appa run metric=js seed=7 appa.fairness-threshold=0.99 seed=$seed; done")
+
+
+def test_a_deployed_run_s_answers_stayed_home_and_no_command_repeats_it(tmp_path):
+    keys = {"survey": "questions.jsonl", "run.group-keys": "keys.toml", "groups": "Kenya;Peru"}
+    config = made.CONFIG | keys
+    run = made.read(tmp_path, config=config, summary=made.summary())
+    first, _, third = opening.sentences(run, frames.of_run(run))
+    assert "questions.jsonl" not in first
+    assert "appa run" not in third
 
 
 def test_the_glossary_has_the_terms_of_the_page_alone(tmp_path):

@@ -21,7 +21,7 @@ from appa_flwr.launch.cli import app
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, store
 from appa_flwr.survey.codebook import Codebook
-from appa_flwr.survey.frames import Frame
+from appa_flwr.survey.frames import Frame, read_frame
 from appa_flwr.survey.noise import UNITS, Promise, counts, draw, plan
 from appa_flwr.survey.sources import convert
 from appa_flwr.survey.types import Noise, Question, Survey
@@ -78,8 +78,11 @@ def test_no_respondent_moves_the_counts_by_more_than_the_stated_bound_and_one_re
 def test_counts_by_hand():
     table = pd.DataFrame({"G0": ["0", 1.0, "1", "9", "1"], "Q0": ["2", "0", "0", "0", ""], "W": ["1", 0.5, 60, 1, 1]})
     found = counts(Frame("f", table.astype(object)), book(questions=2, **WEIGHT), 2.0)
-    # in 1/64 people: North c 1; South a 0.5 and 2 of 60; no group 9, no answer ""; Q1 is no column of the file
-    assert {at: count.tolist() for at, count in found.items()} == {("G0", "Q0"): [[0, 0, 64], [160, 0, 0]]}
+    # in 1/64 people: North c 1; South a 0.5 and 2 of 60; no group 9, no answer ""; nobody has a cell of Q1
+    assert {at: count.tolist() for at, count in found.items()} == {
+        ("G0", "Q0"): [[0, 0, 64], [160, 0, 0]],
+        ("G0", "Q1"): [[0, 0, 0], [0, 0, 0]],
+    }
 
 
 def test_the_noise_has_the_stated_moments_and_is_never_the_same():
@@ -173,6 +176,37 @@ def test_shares_and_n_come_from_the_noisy_counts(tmp_path):
     assert "4000" not in survey.about.sentence()
 
 
+def test_one_person_makes_no_column_and_no_header(tmp_path):
+    """A question that one row alone has in JSON lines; a first row that its like at the end would make no header."""
+    codebook = book(questions=3)
+    rows = cells(200, codebook, np.random.default_rng(7)).drop(columns="Q2").to_dict("records")
+    codebooks.write(codebook, tmp_path / "f.toml")
+    for last in ({}, {"Q2": "1"}):
+        lines = [json.dumps(row) for row in (*rows, {"G0": "0", "Q0": "1", "Q1": "1"} | last)]
+        (tmp_path / "f.jsonl").write_text("\n".join(lines))
+        again = bool(codebooks.read(tmp_path / "f.toml").releases)
+        made = convert(tmp_path / "f.jsonl", codebook=tmp_path / "f.toml", promise=Promise(4.0, again=again))
+        assert {question.question_id for question in (*made.survey.questions, *made.survey.extra)} == {"Q0", "Q1", "Q2"}
+    long = "I would rather not say at all"
+    first = pd.DataFrame({"G0": [long], "Q0": [long], "Q1": [long]})
+    cells(200, book(), np.random.default_rng(8)).pipe(lambda table: pd.concat([first, table])).to_csv(
+        tmp_path / "h.csv", index=False
+    )
+    assert [len(read_frame(str(tmp_path / "h.csv"), guess_header=guess).cells) for guess in (True, False)] == [200, 201]
+
+
+def test_dropped_refusals_count_neither_as_an_answer_nor_for_its_size(tmp_path):
+    entries = [{"code": "0", "label": "a"}, {"code": "1", "label": "b"}]
+    entries += [{"code": "2", "label": "Refused", "refusal": True}]
+    items = {"Q0": {"id": "Q0", "text": "?", "options": entries}, "Q1": {"id": "Q1", "text": "!", "options": entries}}
+    codebook = book(questions=0, refusals="drop", **WEIGHT).model_dump() | {"questions": items}
+    # a thousand have refused Q0, and nobody has answered it; answers to Q1 have weights, and so no numbers of people
+    table = pd.DataFrame({"G0": ["0", "1"] * 1000, "Q0": "2", "Q1": ["0", "0", "1", "1"] * 500, "W": "1"})
+    survey = store.read(release(tmp_path, table, Codebook.model_validate(codebook), Promise(8.0, cap=1.0)))
+    assert {name: set(mine) for name, mine in survey.answers.items()} == {"North": {"Q1"}, "South": {"Q1"}}
+    assert not any(survey.respondents.values())
+
+
 def run(*arguments) -> tuple[int, str]:
     done = CliRunner().invoke(app, [*map(str, arguments)])
     return done.exit_code, done.output if done.exception is None else str(done.exception)
@@ -198,7 +232,18 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
     codebooks.write(codebook, tmp_path / "f.toml")
     (tmp_path / "f.csv").write_bytes("G0,Q0,Q1,TEXT\n0,1,1,\u00e9\n".encode("cp1252"))
     refused("UTF-8", convert, tmp_path / "f.csv", codebook=tmp_path / "f.toml", promise=four)
+    (tmp_path / "f.csv").write_text("G0,Q0,Q1\n0,1,1\n")
+    words = ("survey", tmp_path / "f.csv", "--codebook", tmp_path / "f.toml", "--epsilon", "4")
+    for more in (
+        ("--write", tmp_path / "no" / "f.jsonl"),
+        ("--write", tmp_path / "x.jsonl", "data.extra-questions=no"),
+    ):
+        assert run(*words, *more)[0] != 0
     assert codebooks.read(tmp_path / "f.toml").releases == ()
+    refused("no question", plan, book(questions=0), four)
+    (tmp_path / "r.toml").write_text("releases = []\n" + (tmp_path / "f.toml").read_text())
+    refused("releases", codebooks.add_release, tmp_path / "r.toml", plan(codebook, four))
+    assert codebooks.read(tmp_path / "r.toml") == codebook
     assert "--epsilon" in run("survey", tmp_path / "f.csv", "--again")[1]
     refused("nobody knows who answered", convert, tmp_path / "shares.csv", codebook=tmp_path / "f.toml", promise=four)
 

@@ -7,7 +7,7 @@ undeclared code that looks missing is an error. A question's first row with opti
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import repeat
@@ -48,18 +48,7 @@ def settle(
         UserError: a named group or the whole source has no usable answer, or a code looks missing and is undeclared.
     """
     source, notes = frame.source, frame.notes
-    rows: dict[str, list[RawAnswer]] = {}
-    names: dict[str, str] = {}  # normalised name of a group -> its usual or first spelling
-    tidy = cache(clean)  # labels are repeated from row to row
-    for raw in raws:
-        words = json.dumps([raw.text, raw.options]).encode()
-        key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
-        usual = usual_name(raw.group)
-        group = names.setdefault(same(usual), usual) if raw.group else ""
-        notes.add_spelling(raw.group, group)
-        options = tuple(map(tidy, raw.options))
-        row = raw._replace(question_id=key, group=group, text=tidy(raw.text), options=options)
-        rows.setdefault(key, []).append(row)
+    rows, names = _tidied(raws, notes)
     read = {key: _question(mine, missing, notes, refusals=about.refusals) for key, mine in rows.items()}
     asked = {key: question for key, (question, _, _) in read.items() if question}
     missing.check(source, {key: {label: label for label in read[key][1]} for key in asked})
@@ -96,6 +85,23 @@ def settle(
     if unused := missing.unused():
         notes.add("data.missing lists codes that no answer has", *unused)
     return Survey(questions, answers, {name: people[name] for name in answers}, extra, _complete(about, frame))
+
+
+def _tidied(raws: Iterable[RawAnswer], notes: Notes) -> tuple[dict[str, list[RawAnswer]], dict[str, str]]:
+    """Unify ids, names and labels. Returns question id -> its rows, and normalised name of a group -> its name there."""
+    rows: dict[str, list[RawAnswer]] = {}
+    names: dict[str, str] = {}  # normalised name of a group -> its usual or first spelling
+    tidy = cache(clean)  # labels are repeated from row to row
+    for raw in raws:
+        words = json.dumps([raw.text, raw.options]).encode()
+        key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
+        usual = usual_name(raw.group)
+        group = names.setdefault(same(usual), usual) if raw.group else ""
+        notes.add_spelling(raw.group, group)
+        options = tuple(map(tidy, raw.options))
+        row = raw._replace(question_id=key, group=group, text=tidy(raw.text), options=options)
+        rows.setdefault(key, []).append(row)
+    return rows, names
 
 
 def _complete(about: About, frame: Frame) -> About:

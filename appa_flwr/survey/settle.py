@@ -88,7 +88,11 @@ def settle(
 
 
 def _tidied(raws: Iterable[RawAnswer], notes: Notes) -> tuple[dict[str, list[RawAnswer]], dict[str, str]]:
-    """Unify ids, names and labels. Returns question id -> its rows, and normalised name of a group -> its name there."""
+    """Unify ids, names and labels.
+
+    Returns:
+        Question id -> its rows; normalised name of a group -> the group's name in these rows.
+    """
     rows: dict[str, list[RawAnswer]] = {}
     names: dict[str, str] = {}  # normalised name of a group -> its usual or first spelling
     tidy = cache(clean)  # labels are repeated from row to row

@@ -107,7 +107,7 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
     assert len(warnings()) == 1
 
 
-@pytest.mark.parametrize("claim", [[4.0, 8.02], [], [4.0], [math.nan, 8.0], [4.0, -8.0], [4.0, 1e9]])
+@pytest.mark.parametrize("claim", [[4.0, 8.02], [], [4.0], [math.nan, 8.0], [4.0, -8.0], [4.0, 1e13]])
 def test_what_an_owner_says_of_noise_is_shown_if_it_can_be(claim, warnings):
     def node(message):
         if message.metadata.message_type != messages.CATALOGUE:

@@ -1,7 +1,7 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
-import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from appa_flwr.config import GENERATED_SURVEY, SURVEY_WORDS, Config
 from appa_flwr.config.sections import DataSection
 from appa_flwr.config.sources import assemble, read_words
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import writing
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, respondents, store
@@ -74,10 +75,8 @@ def survey(
         raise UserError("--weight-cap and --again go with --epsilon")
     if write is not None:
         store.check_suffix(write)
-    if promise:  # a release is spent even if it cannot be written
-        for place in filter(None, (write, out and out.absolute().parent)):
-            if not os.access(place.absolute().parent, os.W_OK):
-                raise UserError(f"{place}: cannot be written; is its folder there?")
+    if promise:
+        _check_folders(write, out)
     config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
@@ -102,6 +101,16 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
     frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
     yield from (tables.show(frame, sign=True) for frame in frames)
     yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
+
+
+def _check_folders(write: Path | None, out: Path | None) -> None:
+    """Raise a `UserError` unless files can be written to both places: noise is spent before they are written."""
+    if out is not None:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (write and write.absolute().parent, out)):
+        with writing(folder):
+            tempfile.TemporaryFile(dir=folder).close()
 
 
 def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
@@ -164,7 +173,8 @@ def _converted(
     by |= {"min_respondents": config.data.min_respondents}
     if config.data.refusals != DataSection().refusals:
         by["refusals"] = config.data.refusals
-    with_extra(Survey((), {}), config)  # its file is read before noise is spent
+    if promise:
+        with_extra(Survey((), {}), config)  # a file that cannot be read must not spend a release
     made = convert(
         config.survey, groups=config.group_names or None, codebook=codebook, questions=questions, promise=promise, **by
     )

@@ -93,13 +93,13 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     against = of_ppo["against"].iloc[0]
     of_ppo = of_ppo[of_ppo["against"] == against].set_index("less")
     best = of_ppo[of_ppo.index.isin(LOOK_UPS)]["value"].nsmallest(1).index  # PPO's smallest gain is over the best
-    other = next((less for less in of_ppo.index if less.startswith(PPO + BY)), "sft")
-    others = dict.fromkeys(("uniform", *best, "sft", other))
-    compared = {less: _compared(of_ppo.loc[less]) for less in others if less in of_ppo.index}
-    found = {better for less, (better, _) in compared.items() if less not in ("sft", other)}
-    worked = "It did not work" if WORSE in found else "It is uncertain whether it worked"
-    if BETTER in found:
-        worked = "It worked" if found == {BETTER} else "It worked in part"
+    by_rule = [less for less in of_ppo.index if less.startswith(PPO + BY)][:1]
+    others = [less for less in ("uniform", *best, "sft", *by_rule) if less in of_ppo.index]
+    compared = {less: _compared(of_ppo.loc[less]) for less in others}
+    verdicts = {compared[less][0] for less in ("uniform", *best) if less in compared}
+    worked = "It did not work" if WORSE in verdicts else "It is uncertain whether it worked"
+    if BETTER in verdicts:
+        worked = "It worked" if verdicts == {BETTER} else "It worked in part"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
     place = f"For the worst-off group (Min AS against {against}, 95 % intervals of paired differences)"
     return f"{worked}: {can}. {place} {method_name(PPO, rule)} is: {parts}."

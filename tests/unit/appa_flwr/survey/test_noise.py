@@ -176,35 +176,37 @@ def test_shares_and_n_come_from_the_noisy_counts(tmp_path):
     assert "4000" not in survey.about.sentence()
 
 
-def test_one_person_makes_no_column_and_no_header(tmp_path):
+def test_one_person_makes_no_column_and_no_header(tmp_path, monkeypatch):
     """A question that one row alone has in JSON lines; a first row that its like at the end would make no header."""
-    codebook = book(questions=3)
-    rows = cells(200, codebook, np.random.default_rng(7)).drop(columns="Q2").to_dict("records")
-    codebooks.write(codebook, tmp_path / "f.toml")
-    for last in ({}, {"Q2": "1"}):
-        lines = [json.dumps(row) for row in (*rows, {"G0": "0", "Q0": "1", "Q1": "1"} | last)]
-        (tmp_path / "f.jsonl").write_text("\n".join(lines))
-        again = bool(codebooks.read(tmp_path / "f.toml").releases)
-        made = convert(tmp_path / "f.jsonl", codebook=tmp_path / "f.toml", promise=Promise(4.0, again=again))
-        assert {question.question_id for question in (*made.survey.questions, *made.survey.extra)} == {"Q0", "Q1", "Q2"}
-    long = "I would rather not say at all"
-    first = pd.DataFrame({"G0": [long], "Q0": [long], "Q1": [long]})
-    cells(200, book(), np.random.default_rng(8)).pipe(lambda table: pd.concat([first, table])).to_csv(
-        tmp_path / "h.csv", index=False
-    )
-    assert [len(read_frame(str(tmp_path / "h.csv"), guess_header=guess).cells) for guess in (True, False)] == [200, 201]
+    counted, real = [], noise.release
+    monkeypatch.setattr(noise, "release", lambda frame, *rest: counted.append(len(frame.cells)) or real(frame, *rest))
+    rows = cells(200, book(), np.random.default_rng(7)).to_dict("records")
+    lines = [json.dumps(row) for row in (*rows, rows[0] | {"Q2": "1"})]
+    (tmp_path / "one.jsonl").write_text("\n".join(lines))
+    (tmp_path / "none.jsonl").write_text("\n".join(lines[:-1]))
+    long = dict.fromkeys(rows[0], "I would rather not say at all")
+    pd.DataFrame([long, *rows]).to_csv(tmp_path / "first.csv", index=False)
+    assert len(read_frame(str(tmp_path / "first.csv")).cells) == 200  # as a header of texts
+    for name in ("one.jsonl", "none.jsonl", "first.csv"):
+        codebooks.write(book(questions=3), tmp_path / "f.toml")
+        survey = convert(tmp_path / name, codebook=tmp_path / "f.toml", promise=Promise(4.0)).survey
+        assert {question.question_id for question in (*survey.questions, *survey.extra)} == {"Q0", "Q1", "Q2"}
+    assert counted == [201, 200, 201]
 
 
-def test_dropped_refusals_count_neither_as_an_answer_nor_for_its_size(tmp_path):
+def test_dropped_refusals_do_not_make_an_answer_that_the_noise_outweighs_usable():
     entries = [{"code": "0", "label": "a"}, {"code": "1", "label": "b"}]
     entries += [{"code": "2", "label": "Refused", "refusal": True}]
     items = {"Q0": {"id": "Q0", "text": "?", "options": entries}, "Q1": {"id": "Q1", "text": "!", "options": entries}}
     codebook = book(questions=0, refusals="drop", **WEIGHT).model_dump() | {"questions": items}
-    # a thousand have refused Q0, and nobody has answered it; answers to Q1 have weights, and so no numbers of people
-    table = pd.DataFrame({"G0": ["0", "1"] * 1000, "Q0": "2", "Q1": ["0", "0", "1", "1"] * 500, "W": "1"})
-    survey = store.read(release(tmp_path, table, Codebook.model_validate(codebook), Promise(8.0, cap=1.0)))
-    assert {name: set(mine) for name, mine in survey.answers.items()} == {"North": {"Q1"}, "South": {"Q1"}}
-    assert not any(survey.respondents.values())
+    # Q0: 1,000 refusals and 2.8 answers, under 2 sqrt(2) = 2.83; Q1: 2.9 answers, and sums of weights are no numbers
+    noisy = {("G0", "Q0"): np.array([[2.0, 0.8, 1000.0]]), ("G0", "Q1"): np.array([[2.0, 0.9, 1000.0]])}
+    codebook["groups"]["G0"]["options"] = codebook["groups"]["G0"]["options"][:1]
+    answers = [raw for raw in noise._raw_answers(Codebook.model_validate(codebook), noisy, 1.0) if raw.group]
+    assert [(raw.question_id, bool(raw.problem), len(raw.people)) for raw in answers] == [
+        ("Q0", True, 0),
+        ("Q1", False, 0),
+    ]
 
 
 def run(*arguments) -> tuple[int, str]:
@@ -236,6 +238,7 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
     words = ("survey", tmp_path / "f.csv", "--codebook", tmp_path / "f.toml", "--epsilon", "4")
     for more in (
         ("--write", tmp_path / "no" / "f.jsonl"),
+        ("--out", tmp_path / "f.csv" / "mine"),
         ("--write", tmp_path / "x.jsonl", "data.extra-questions=no"),
     ):
         assert run(*words, *more)[0] != 0

@@ -153,10 +153,11 @@ def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Ta
         ratios = ((cost.respondents, cost.noise * sd / cost.sampling) for cost in small if cost.sampling)
         needed = max((people * ratio**2 for people, ratio in ratios), default=None)
         equal = f"; {needed:.0f} respondents a question make them equal" if needed else ""
+        questions, columns = lines[-1].questions, lines[-1].columns
         yield (
             f"at epsilon {promise.epsilon:g} the noise is larger than the sampling error in {len(small)} groups of "
-            f"{len(costs)}{equal}. What helps: fewer questions than {lines[-1].questions} (--questions), and one "
-            f"column of groups (now {lines[-1].columns})"
+            f"{len(costs)}{equal}. What helps: fewer questions than {questions} (--questions)"
+            + (f", and one column of groups instead of {columns}" if columns > 1 else "")
         )
     yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
 

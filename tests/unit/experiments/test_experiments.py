@@ -17,7 +17,7 @@ from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
 from appa_flwr.run import pair_scores
 from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import write_config
-from experiments import predictor, rules
+from experiments import limits, predictor, rules
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan
 from pluralllm.data import GroupData
@@ -177,6 +177,24 @@ def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
     names = ["residual", "4 context questions", "uniform", "nearest-question", "mean-of-others"]
     assert [row[:2] for row in rows] == [[part, name] for part in ("seen", "unseen") for name in names]
     assert float(rows[0][2][:5]) > float(rows[2][2][:5])  # the uniform answer's
+
+
+def test_what_limits_a_policy_lies_below_the_best_shared_answers(monkeypatch, capsys):
+    small = ("preset=smollm2", "pluralllm.rounds=2", "data.num-questions=60", "data.num-groups=3")
+    for name, value in {"RUN": small, "ENCODERS": ("ngrams",), "REAL": {"generated": "generated"}}.items():
+        monkeypatch.setattr(limits, name, value)
+    limits.main(seeds=1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    rows = {
+        cells[1].strip(): [float(cell.split()[0]) for cell in cells[2:4]] for cells in (x.split("|") for x in lines)
+    }
+    best = [rows.pop(f"best shared answer, {objective}") for objective in ("average", "min")]
+    own = rows.pop("own prediction, ngrams")
+    assert [*rows] == ["uniform", "option-list", "nearest-questions", "mean prediction, ngrams"]
+    assert best[0][0] == pytest.approx(max(avg_as for avg_as, _ in [*rows.values(), *best]), abs=1e-3)
+    assert best[1][1] == pytest.approx(max(min_as for _, min_as in [*rows.values(), *best]), abs=1e-3)
+    assert own[0] > rows["mean prediction, ngrams"][0]  # these groups differ
+    assert rows["mean prediction, ngrams"][0] > rows["uniform"][0]
 
 
 def test_the_mean_of_the_others_by_hand():

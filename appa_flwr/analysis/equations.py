@@ -7,6 +7,7 @@ and parameters in the ranges of `appa_flwr.config.ranges`; they check neither, b
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, EMA_DECAY, MAX_COV, MIN_MEAN
 from appa_flwr.core.arrays import FloatArray
@@ -129,9 +130,7 @@ def reversed_softmax(history_G: FloatArray, *, temperature: float) -> FloatArray
 
     Weights (G,), largest for the group with the lowest history, that sum to 1.
     """
-    logit_G = (1.0 - history_G) / temperature
-    weight_G = np.exp(logit_G - logit_G.max())
-    return np.asarray(weight_G / weight_G.sum())
+    return np.asarray(softmax((1.0 - history_G) / temperature))
 
 
 def _around_extreme(reward_GJ: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:

@@ -94,7 +94,7 @@ class Rule(BaseModel, ABC):
     Every rule updates histories (with `ema_decay`), even if it does not use them, so that all runs report them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     name: ClassVar[str]
     ema_decay: ranges.EmaDecay = ranges.EMA_DECAY
 

@@ -7,7 +7,7 @@ is separate so that a group, which reads the config, does not import the rules.
 import math
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
 """Task -> the reward metrics that can score its answers, the default first."""
@@ -44,5 +44,3 @@ MIN_MEAN, MAX_COV = 1e-6, 10.0
 WORST_SHARE = 0.3
 WorstShare = Annotated[float, Field(ge=0, le=1)]
 """c of rule mix: the share of the weights that group DRO sets."""
-
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
-from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.config import TASK_METRICS
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue

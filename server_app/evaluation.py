@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
-from appa_flwr.config import Config
-from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.config import TASK_METRICS
 from appa_flwr.report import frames
 from appa_flwr.report.page import page
 from appa_flwr.run.read import RunFiles, read_run

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from appa_flwr.analysis.alignment import known_targets
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.rewards import METRICS
@@ -150,7 +151,7 @@ def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> t
     if targets_GQK.ndim != 3 or targets_GQK.shape[1:] != options_QK.shape or not options_QK.any(axis=-1).all():
         shapes = f"{targets_GQK.shape} and {options_QK.shape}"
         raise ValueError(f"expected targets (G, Q, K) and options (Q, K) with an option in every row, got {shapes}")
-    present_GQ = ~(np.isnan(targets_GQK) & options_QK).any(axis=-1)
+    present_GQ = known_targets(targets_GQK, options_QK)
     if not present_GQ.any():
         raise ValueError("there is no target to meet: every (group, question) pair is absent")
     targets_GQK = np.where(options_QK, np.where(present_GQ[..., None], targets_GQK, 1.0), 0.0)

@@ -2,14 +2,18 @@
 
 Legend: G groups, J answers: the rollouts of an iteration, or a method's answers to the held-out questions. The
 functions of fairness take NaN where a group has no reward. The others take finite arrays of the groups that answered,
-and parameters in the ranges of `appa_flwr.config.ranges`; they check neither, but `Rule.apply` does.
+and parameters in the ranges of the section `appa`; they check neither, but `Rule.apply` does.
 """
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
-from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, EMA_DECAY, MAX_COV, MIN_MEAN
+from appa_flwr.config.sections import APPA_DEFAULTS
 from appa_flwr.core.arrays import FloatArray
+
+MIN_MEAN, MAX_COV = 1e-6, 10.0
+"""mu_min and CoV_max: safeguards of Equation 4."""
 
 
 def fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int = 1) -> float:
@@ -80,7 +84,7 @@ def training_reward(
     format_score_J: npt.ArrayLike,
     parsed_J: npt.ArrayLike,
     *,
-    alignment_weight: float = ALIGNMENT_WEIGHT,
+    alignment_weight: float = APPA_DEFAULTS.alignment_weight,
 ) -> FloatArray:
     """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
 
@@ -116,7 +120,7 @@ def adaptive_aggregate(
     return np.asarray(np.log1p(np.expm1(weight_G[:, None] * reward_GJ).mean(axis=0)))
 
 
-def historical_alignment(history_G: FloatArray, reward_GJ: FloatArray, *, decay: float = EMA_DECAY) -> FloatArray:
+def historical_alignment(history_G: FloatArray, reward_GJ: FloatArray, *, decay: float) -> FloatArray:
     """Equation 5, historical alignment: h_g^t = lambda h_g^(t-1) + (1 - lambda) mean_j r_gj, with h_g^0 = 0.
 
     `history_G` is h^(t-1), `reward_GJ` the alignment rewards of iteration t, `decay` the paper's lambda.
@@ -129,9 +133,7 @@ def reversed_softmax(history_G: FloatArray, *, temperature: float) -> FloatArray
 
     Weights (G,), largest for the group with the lowest history, that sum to 1.
     """
-    logit_G = (1.0 - history_G) / temperature
-    weight_G = np.exp(logit_G - logit_G.max())
-    return np.asarray(weight_G / weight_G.sum())
+    return np.asarray(softmax((1.0 - history_G) / temperature))
 
 
 def _around_extreme(reward_GJ: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict
 from scipy.special import softmax
 
 from appa_flwr.analysis import equations
-from appa_flwr.config import ranges
+from appa_flwr.config import sections
+from appa_flwr.config.sections import APPA_DEFAULTS
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
 
@@ -94,9 +95,9 @@ class Rule(BaseModel, ABC):
     Every rule updates histories (with `ema_decay`), even if it does not use them, so that all runs report them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     name: ClassVar[str]
-    ema_decay: ranges.EmaDecay = ranges.EMA_DECAY
+    ema_decay: sections.EmaDecay = APPA_DEFAULTS.ema_decay
 
     @abstractmethod
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
@@ -213,7 +214,7 @@ class Alpha(Rule):
     """Park et al.'s rule, Equation 2 at any `alpha`."""
 
     name = "alpha"
-    alpha: ranges.Alpha
+    alpha: sections.Alpha
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
         return _by_alpha(reward_GJ, self.alpha)
@@ -223,8 +224,8 @@ class Appa(Rule):
     """The paper's rule, Equations 3 and 6."""
 
     name = "appa"
-    temperature: ranges.Temperature = ranges.TEMPERATURE
-    fairness_threshold: ranges.FairnessThreshold = ranges.FAIRNESS_THRESHOLD
+    temperature: sections.Temperature = APPA_DEFAULTS.temperature
+    fairness_threshold: sections.FairnessThreshold = APPA_DEFAULTS.fairness_threshold
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
         weight_G = equations.reversed_softmax(past.history_G, temperature=self.temperature)
@@ -240,7 +241,7 @@ class PrintedAppa(Rule):
     name = "appa-printed"
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        printed = Appa(temperature=ranges.PAPER_TEMPERATURE, fairness_threshold=ranges.PAPER_FAIRNESS_THRESHOLD)
+        printed = Appa(temperature=0.1, fairness_threshold=0.99)
         return printed.combine(reward_GJ, past)
 
 
@@ -253,7 +254,7 @@ class Mix(Rule):
     """
 
     name = "mix"
-    worst_share: ranges.WorstShare = ranges.WORST_SHARE
+    worst_share: sections.WorstShare = APPA_DEFAULTS.worst_share
 
     def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
         moved_G = log_weight_G + WEIGHT_STEP * (mean_G.mean() - mean_G)

@@ -15,12 +15,18 @@ from pydantic.fields import FieldInfo
 from appa_flwr.config import sections
 from appa_flwr.config.keys import Scalar as Scalar
 from appa_flwr.config.keys import to_toml, valid
-from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS
 from appa_flwr.config.sections import Section, kebab, key, path_or
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean
 
+TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
+"""Task -> the reward metrics that can score its answers, the default first."""
+AUTO_METRICS = {
+    "auto": {task: metrics[0] for task, metrics in TASK_METRICS.items()},
+    "auto-ordinal": {"dpa": "wasserstein", "opa": "borda"},
+}
+"""Automatic value of `metric` -> task -> the paper's metric, for nominal answers and for ordinal answers."""
 GENERATED_SURVEY = "generated"
 TINY_MODEL = "tiny"
 SMOLLM2_MODEL = "smollm2"

@@ -5,13 +5,12 @@
 that both are equal.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
-
-from appa_flwr.config import ranges
 
 Architecture = Literal["residual", "attention"]
 NGRAMS, MINILM = "ngrams", "minilm"
@@ -210,21 +209,30 @@ class PPOSection(Section):
     )
 
 
+# Parameters that are fields of the rules, too.
+EmaDecay = Annotated[float, Field(ge=0, lt=1)]
+Temperature = Annotated[float, Field(gt=0)]
+FairnessThreshold = Annotated[float, Field(ge=0)]
+Alpha = Annotated[float, Field(ge=-math.inf, allow_inf_nan=True)]  # `ge` keeps nan out
+WorstShare = Annotated[float, Field(ge=0, le=1)]
+
+
 class APPASection(Section):
     """[appa]: parameters of the aggregation rules and of the reward."""
 
-    ema_decay: ranges.EmaDecay = key(ranges.EMA_DECAY, "lambda: decay of the groups' reward history (APPA table)")
-    temperature: ranges.Temperature = key(ranges.TEMPERATURE, "T: temperature of the groups' weights (APPA table: 0.1)")
-    fairness_threshold: ranges.FairnessThreshold = key(
-        ranges.FAIRNESS_THRESHOLD, "tau: from this Fairness Index on, take the mean; above 1 = never (APPA table: 0.99)"
+    ema_decay: EmaDecay = key(0.8, "lambda: decay of the groups' reward history (APPA table)")
+    temperature: Temperature = key(0.02, "T: temperature of the groups' weights (APPA table: 0.1)")
+    fairness_threshold: FairnessThreshold = key(
+        1.1, "tau: from this Fairness Index on, take the mean; above 1 = never (APPA table: 0.99)"
     )
-    alignment_weight: ranges.AlignmentWeight = key(
-        ranges.ALIGNMENT_WEIGHT, "omega: share of the alignment in the reward; the rest is the format (APPA table)"
+    alignment_weight: float = key(
+        0.85, "omega: share of the alignment in the reward; the rest is the format (APPA table)", ge=0, le=1
     )
-    alpha: ranges.Alpha = key(0.0, "alpha of rule alpha: -inf = minimum, 0 = mean, inf = maximum")
-    worst_share: ranges.WorstShare = key(
-        ranges.WORST_SHARE, "share of the weight that rule mix gives to groups with low rewards"
-    )
+    alpha: Alpha = key(0.0, "alpha of rule alpha: -inf = minimum, 0 = mean, inf = maximum")
+    worst_share: WorstShare = key(0.3, "share of the weight that rule mix gives to groups with low rewards")
+
+
+APPA_DEFAULTS = APPASection()
 
 
 class EvaluationSection(Section):

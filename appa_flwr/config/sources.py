@@ -1,17 +1,15 @@
 """Sources of a run's keys: a preset, TOML files, the command line."""
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from appa_flwr.config import KEYS, SECTIONS, Config, unknown_key
 from appa_flwr.config.keys import Scalar, to_toml
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.text import decode
+from appa_flwr.core.text import parse_toml
 
 PRESET_KEY = "preset"
 
@@ -41,20 +39,6 @@ def read_toml(path: Path) -> dict[str, Scalar]:
             scalar; the message names the file.
     """
     return flatten(parse_toml(path), source=str(path))
-
-
-def parse_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file in UTF-8 or UTF-16; raises UserError if there is no such file, or no valid TOML in it."""
-    text = ""
-    try:
-        text = decode(path.read_bytes())
-        return tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a TOML file ({error})") from None
-    except (ValueError, RecursionError) as error:  # integers and nesting can exceed Python's limits
-        curly = re.search("[\u2018-\u201f\u00ab\u00bb]", text)
-        advice = f'; line {text.count(chr(10), 0, curly.start()) + 1} has typographic quotes, write ""' if curly else ""
-        raise UserError(f"{path}: not valid TOML: {error}{advice}") from None
 
 
 def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:

@@ -42,6 +42,19 @@ def read_file(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder unless it exists, and check it; raises as `writing`."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that files can be written to a folder; raises as `writing`."""
+    with writing(folder):
+        tempfile.TemporaryFile(dir=folder).close()
+
+
 def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 0o666) -> None:
     """Write a temporary file and rename it over the target, so that readers never see a part; `parents` makes folders.
 
@@ -149,10 +162,8 @@ def cache_folder() -> Path:
 def check_cache() -> None:
     """Raise a UserError if the user's cache, which keeps built models, cannot be written."""
     try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError) as error:  # without HOME, Python may find no home
+        make_folder(cache_folder())
+    except (UserError, RuntimeError) as error:  # without HOME, Python may find no home
         raise UserError(f"the cache cannot be written ({error}); set XDG_CACHE_HOME to a folder") from None
 
 

@@ -1,8 +1,12 @@
-"""Decoding of files, normalisation of names, and durations as text."""
+"""Decoding of files, TOML among them, normalisation of names, and durations as text."""
 
 import re
+import tomllib
 import unicodedata
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+from appa_flwr.core.errors import UserError
 
 _INVISIBLE: Final = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
@@ -15,6 +19,20 @@ def decode(data: bytes) -> str:
     if b"\0" in data[:2]:
         return data.decode("utf-16-le" if data[1:2] == b"\0" else "utf-16-be")
     return data.decode("utf-8-sig")
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file in UTF-8 or UTF-16; raises UserError if there is no such file, or no valid TOML in it."""
+    text = ""
+    try:
+        text = decode(path.read_bytes())
+        return tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a TOML file ({error})") from None
+    except (ValueError, RecursionError) as error:  # integers and nesting can exceed Python's limits
+        curly = re.search("[\u2018-\u201f\u00ab\u00bb]", text)
+        advice = f'; line {text.count(chr(10), 0, curly.start()) + 1} has typographic quotes, write ""' if curly else ""
+        raise UserError(f"{path}: not valid TOML: {error}{advice}") from None
 
 
 def clean(name: str) -> str:

@@ -16,7 +16,7 @@ from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import escape_output, replace_file, writing
+from appa_flwr.core.files import escape_output, make_folder, replace_file
 from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
@@ -93,8 +93,7 @@ def evaluate(
     from appa_flwr.trainers.client import Served
 
     served = Served(patience=600.0)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     result = evaluation.evaluate(served, name, model=model, endpoint=endpoint, plain=plain)
     replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])

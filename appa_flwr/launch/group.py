@@ -1,6 +1,5 @@
 """`appa group`: commands for a group's owner on their own machine; they need only a group's packages."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -73,8 +72,15 @@ def bundle(
 
 @app.command()
 def audit(file: LedgerFile) -> None:
-    """List what has left this node."""
-    show(_by_kind(Ledger(file).releases()))
+    """List what has left this node, by run and kind."""
+    releases = Ledger(file).releases()
+    table = Table("run", "what left", "replies", "refused", "numbers", "first", "last")
+    for run, kind in dict.fromkeys((line.run, line.kind) for line in releases):
+        own = [line for line in releases if (line.run, line.kind) == (run, kind)]
+        refused = sum(bool(line.refused) for line in own)
+        counts = (len(own) - refused, refused, sum(line.numbers for line in own))
+        table.add_row(run, kind, *map(str, counts), _time(own[0]), _time(own[-1]))
+    show(table)
 
 
 @app.command()
@@ -89,17 +95,6 @@ def forget(file: LedgerFile) -> None:
             path.unlink()
     runs = dict.fromkeys(path.name.partition(".")[0] for path in gone)
     show(f"forgotten: {', '.join(runs) or 'nothing was remembered'}")
-
-
-def _by_kind(releases: Sequence[Release]) -> Table:
-    """Table of the releases by run and kind."""
-    table = Table("run", "what left", "replies", "refused", "numbers", "first", "last")
-    for run, kind in dict.fromkeys((line.run, line.kind) for line in releases):
-        own = [line for line in releases if (line.run, line.kind) == (run, kind)]
-        refused = sum(bool(line.refused) for line in own)
-        counts = (len(own) - refused, refused, sum(line.numbers for line in own))
-        table.add_row(run, kind, *map(str, counts), _time(own[0]), _time(own[-1]))
-    return table
 
 
 def _time(line: Release) -> str:

@@ -1,7 +1,6 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
 import importlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from appa_flwr.config import GENERATED_SURVEY, SURVEY_WORDS, Config
 from appa_flwr.config.sections import DataSection
 from appa_flwr.config.sources import assemble, read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import writing
+from appa_flwr.core.files import check_folder, make_folder
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, respondents, store
@@ -75,8 +74,10 @@ def survey(
         raise UserError("--weight-cap and --again go with --epsilon")
     if write is not None:
         store.check_suffix(write)
-    if promise:
-        _check_folders(write, out)
+    if promise and write:  # noise is spent before files are written
+        check_folder(write.absolute().parent)
+    if promise and out:
+        make_folder(out)
     config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
@@ -103,16 +104,6 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
     yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
 
 
-def _check_folders(write: Path | None, out: Path | None) -> None:
-    """Raise a `UserError` unless files can be written to both places: noise is spent before they are written."""
-    if out is not None:
-        with writing(out):
-            out.mkdir(parents=True, exist_ok=True)
-    for folder in filter(None, (write and write.absolute().parent, out)):
-        with writing(folder):
-            tempfile.TemporaryFile(dir=folder).close()
-
-
 def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
     """Write a survey to the named places, and say so."""
     survey, written = made.survey, [_guesses(made)] if made.codebook else []
@@ -129,7 +120,7 @@ def _written(made: Conversion, write: Path | None, out: Path | None, codebook: P
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
     if made.codebook and codebook is None and (place := write or (out and out / "survey")):
-        if (file := codebooks.beside(place)).exists():  # its owner may have edited it
+        if (file := place.with_name(place.stem + codebooks.SUFFIX)).exists():  # its owner may have edited it
             written.append(f"the codebook that was there: {file.replace(file.with_suffix('.old'))}")
         codebooks.write(made.codebook, file)
         written.append(f"the codebook, to be read and corrected: {file}")

@@ -5,7 +5,6 @@ A deployed node rereads the file for each message; a simulation has no owners, a
 
 import json
 import textwrap
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,6 +12,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.text import parse_toml
 
 OWNER_POLICY_VARIABLE = "APPA_POLICY"
 """Environment variable with the policy's path, for `appa_flwr.owner.guard`, which starts before messages are read."""
@@ -53,12 +53,7 @@ SIMULATION = OwnerPolicy(may_leave=list(get_args(Leaving)))
 
 def read_owner_policy(path: Path) -> OwnerPolicy:
     """Read the owner's file; raises UserError if it cannot be read, or if a key is unknown or has a wrong value."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UserError(f"{path}: is not a TOML file ({error})") from None
+    values = parse_toml(path)
     if unknown := sorted(values.keys() - described().keys()):
         raise UserError(
             f"{path}: {', '.join(unknown)}: an owner's policy has the keys {', '.join(described())} alone; limits of "

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from appa_flwr.analysis.intervals import MEASURES, NUMBERS, Interval, bootstrap
-from appa_flwr.config import GENERATED_SURVEY
-from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.config import GENERATED_SURVEY, TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, TARGETS, aligned, table
 from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
@@ -129,28 +128,22 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
     return shown.rename_axis(index=["Against", METHOD]).reset_index()
 
 
-def by_group(run: RunFiles, *, against: str) -> pd.DataFrame:
-    """Groups' scores by the training metric, one row per group, one column per policy and for the uniform answer."""
-    rows = run.summary[(run.summary["metric"] == run.metric) & (run.summary["against"] == against)].set_index("method")
-    policies = [name for name in rows.index if name in ("base", "sft", "uniform") or name.startswith((PPO, MODEL))]
-    wide = rows[rows.index.isin(policies)].reindex(columns=[GROUP + group for group in run.groups]).astype(float)
-    return wide.set_axis([*run.groups], axis=1).T
-
-
 def groups(run: RunFiles) -> pd.DataFrame:
-    """`by_group` for each kind of target, last weights and missed iterations; lowest scores of PPO first."""
-    columns = {
-        (against, str(method)): scores
-        for against in TARGETS
-        for method, scores in by_group(run, against=against).items()
-    }
-    first = next((column for column in columns if column[1] == PPO), None)
+    """Groups' scores by the training metric, last weights and missed iterations; lowest scores of PPO first.
+
+    One row per group; one column per kind of target and policy, and for the uniform answer.
+    """
+    rows = run.summary[run.summary["metric"] == run.metric].set_index(["against", "method"])
+    policies = [at for at in rows.index if at[1] in ("base", "sft", "uniform") or at[1].startswith((PPO, MODEL))]
+    policies.sort(key=lambda at: TARGETS.index(at[0]))
+    wide = rows.reindex(columns=[GROUP + group for group in run.groups]).loc[policies].astype(float)
+    wide = wide.set_axis([*run.groups], axis=1).T
+    first = next((at for at in policies if at[1] == PPO), None)
     if not run.iterations.empty:
         weights = run.iterations.iloc[-1].reindex([f"weights/{group}" for group in run.groups])
         missed = run.iterations["missing_groups"].explode().value_counts().reindex(run.groups).fillna(0)
-        columns["", "Last weight"] = weights.astype(float).set_axis(run.groups)
-        columns["", "Iterations missed"] = missed.astype(int)
-    wide = pd.DataFrame(columns, index=[*run.groups])
+        wide["", "Last weight"] = weights.astype(float).set_axis(run.groups)
+        wide["", "Iterations missed"] = missed.astype(int)
     ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
     named = ordered.rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
     return named.rename_axis("Group").reset_index()

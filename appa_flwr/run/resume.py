@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import lock, writing
+from appa_flwr.core.files import lock, make_folder, writing
 from appa_flwr.run import run_files as files
 from appa_flwr.run.records import RuleValues
 from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
@@ -62,8 +62,7 @@ def claim(config: Config) -> FileLock:
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it '
             f"(run.resume=true): appa run --resume {folder}"
         )
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     held = lock(folder / files.LOG_FILE)
     if not config.run.resume:
         files.write_config(folder, config)

@@ -18,10 +18,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from appa_flwr.config.keys import to_toml
 from appa_flwr.config.sections import Section
-from appa_flwr.config.sources import parse_toml
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import read_file, replace_file
-from appa_flwr.core.text import decode
+from appa_flwr.core.text import decode, parse_toml
 from appa_flwr.survey.names import same
 from appa_flwr.survey.nonanswers import number
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Noise, Question
@@ -135,11 +134,6 @@ class Codebook(Section):
 def _check_once(what: str, names: Iterator[str]) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{what} {twice[0]!r} occurs twice")
-
-
-def beside(file: Path) -> Path:
-    """The codebook's path beside a survey file: `my.codebook.toml` for `my.jsonl`."""
-    return file.with_name(file.stem + SUFFIX)
 
 
 def write(codebook: Codebook, file: Path) -> None:

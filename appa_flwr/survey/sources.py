@@ -85,7 +85,6 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
             book = draft.draft(frame, by.group_by, by.weight, missing, by.refusals)
         if by.questions:
             book = _restricted(frame, book, by.questions)
-        by = by.model_copy(update={"refusals": book.refusals})
         line = None
         if by.promise and by.codebook:
             raws, line = noise.release(frame, book, by.promise)

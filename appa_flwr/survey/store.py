@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem
-from appa_flwr.core.files import replace_file, writing
+from appa_flwr.core.files import make_folder, replace_file
 from appa_flwr.survey.types import About, Noise, Question, Survey
 
 SUFFIX: Final = ".jsonl"
@@ -70,8 +70,7 @@ def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     """
     root = Path(folder)
     files = {name: root / GROUPS_FOLDER / f"{slug}{SUFFIX}" for name, slug in slugs(survey.groups).items()}
-    with writing(root):
-        (root / GROUPS_FOLDER).mkdir(parents=True, exist_ok=True)
+    make_folder(root / GROUPS_FOLDER)
     # The reader's notes are left out, since they count other groups' respondents.
     apart = replace(survey, about=replace(survey.about, notes=()))
     for name, file in files.items():

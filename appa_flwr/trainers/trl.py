@@ -23,13 +23,8 @@ class RemoteGroupRewards:
         rewards = RemoteGroupRewards("http://127.0.0.1:9200", token)
         GRPOTrainer(model, rewards.group_reward, GRPOConfig(...), dataset).train()
 
-    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step.
-
-    Args:
-        url: address of the served run; default: the environment's `APPA_URL`.
-        token: token of the served run; default: the environment's `APPA_TOKEN`.
-        run: a name for this training; concurrent trainings need different names.
-        patience: seconds for which a request is repeated.
+    If a trainer resumes from a checkpoint, the rule's state goes back to the checkpoint's step. `run` is a name for
+    this training; concurrent trainings need different names. The other arguments are those of `Served`.
     """
 
     def __init__(self, url: str = "", token: str = "", *, run: str = "trl", patience: float = 3600.0) -> None:
@@ -48,19 +43,11 @@ class RemoteGroupRewards:
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: object,
     ) -> list[float]:
-        """Compute the aggregated reward of every completion; TRL's trainers call this method.
+        """Compute the aggregated reward in [0, 1] of every completion; TRL's trainers call this method.
 
-        Args:
-            prompts: not used.
-            completions: texts or conversations, of which the last message counts.
-            question_id: the question of each completion, a column of the data set.
-            trainer_state: from TRL; its step numbers the rounds.
-            log_metric: from TRL; receives the round's fairness index, format score, weights and groups' mean rewards.
-            log_extra: from TRL; receives each completion's components.
-            **columns: other arguments of the trainer, not used.
-
-        Returns:
-            Numbers in [0, 1].
+        Completions are texts or conversations, of which the last message counts; `question_id` is a column of the data
+        set. The step of `trainer_state` numbers the rounds. `log_metric` receives the round's fairness index, format
+        score, weights and groups' mean rewards, `log_extra` each completion's components.
 
         Raises:
             UserError: no column `question_id`, or the service refuses the request or does not answer.

@@ -1,6 +1,6 @@
 """The results of a grid: every score with its interval and the paper's value, as CSV and Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from appa_flwr.analysis.intervals import bootstrap
-from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.files import replace_file
+from appa_flwr.report import plots
 from appa_flwr.report.frames import spans
 from appa_flwr.report.tables import markdown
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned
+from appa_flwr.run.pair_scores import PREDICTIONS, aligned, table
 from appa_flwr.run.read import BY, read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
@@ -47,11 +47,8 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         metric = own["metric"].iloc[0]
         png = pictures.trade_off(own[own["metric"] == metric], grid.rules, metric=metric, title=", ".join(names))
         replace_file(output / "plots" / f"{'-'.join(names)}-trade-off.png", png, parents=True)
-        at = {"metric": metric, "against": SURVEY, "measure": "Min AS", "less": ""}
-        levels = rows[(rows[[*at]] == [*at.values()]).all(axis="columns")]
-        if not levels.empty:
-            png = pictures.worst_group(levels, grid.rules, title=", ".join(names))
-            replace_file(output / "plots" / f"{'-'.join(names)}-worst-group.png", png, parents=True)
+        png = plots.worst_group(rows[rows["metric"] == metric], rule="")
+        replace_file(output / "plots" / f"{'-'.join(names)}-worst-group.png", png, parents=True)
     if not (used := _parameters(ended)).empty:
         sections.append(f"## Parameters of the rules\n\n{markdown(used)}\n")
     path = output / "results.md"
@@ -88,24 +85,17 @@ def _lines(scores: pd.DataFrame, rules: Sequence[str]) -> Iterator[dict[str, obj
     Other lines have the differences of each rule, paired by seed, to the first rule, SFT, uniform answer and look-ups.
     """
     by = [*SETTING, "metric", "against"]
-    for at, of_setting in scores.groupby(by, sort=False):
-        names = dict(zip(by, at, strict=True))
-        tables: dict[str, dict[int, pd.DataFrame]] = {}  # method -> seed -> one row per group, one column per question
-        for (method, seed), rows in of_setting.groupby(["method", "seed"], sort=False):
-            wide = rows.pivot(index="group", columns="question", values="reward")
-            tables.setdefault(str(method), {})[int(str(seed))] = wide
-        for method, of_seed in tables.items():
-            yield from _measured([(wide.to_numpy(float),) for wide in of_seed.values()], {**names, "method": method})
-        others = [other for other in (rules[0], "sft", "uniform", *LOOK_UPS) if other in tables]
-        for rule, other in product(filter(tables.__contains__, rules), others):
-            both = [aligned(wide, tables[other][seed]) for seed, wide in tables[rule].items() if seed in tables[other]]
-            pairs = [pair for pair in both if pair is not None and rule != other]
-            yield from _measured(pairs, {**names, "method": rule, "less": other})
-
-
-def _measured(runs: Sequence[tuple[FloatArray, ...]], names: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    for measure, results in bootstrap(runs).items() if runs else ():
-        yield {"less": "", **names, "measure": measure, "seeds": len(runs), **vars(results)}
+    for at, own in scores.groupby(by, sort=False):
+        names, of_seeds = dict(zip(by, at, strict=True)), [run for _, run in own.groupby("seed", sort=False)]
+        kind = {"metric": str(names["metric"]), "against": str(names["against"])}
+        runs = {name: [table(run, name, **kind) for run in of_seeds] for name in own["method"].unique()}
+        others = [other for other in (rules[0], "sft", "uniform", *LOOK_UPS) if other in runs]
+        compared = [pair for pair in product(filter(runs.__contains__, rules), others) if pair[0] != pair[1]]
+        for method, less in (*((name, "") for name in runs), *compared):
+            both = [pair for pair in map(aligned, runs[method], runs[less or method]) if pair is not None]
+            for measure, result in bootstrap([pair if less else pair[:1] for pair in both]).items() if both else ():
+                line = {"less": less, **names, "method": method, "measure": measure, "seeds": len(both)}
+                yield {**line, **vars(result)}
 
 
 def _formats(summary: pd.DataFrame) -> Iterator[dict[str, object]]:

@@ -7,7 +7,6 @@ a dataset and seed trains PluralLLM; the other trials with the same keys of Plur
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -21,6 +20,7 @@ from appa_flwr.config import Config, Scalar
 from appa_flwr.config.sources import assemble, flatten, on_its_preset
 from appa_flwr.core.code_version import code_version
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
+from appa_flwr.core.text import parse_toml
 from appa_flwr.run.resume import FREE_KEYS
 from appa_flwr.run.run_files import WEIGHTS_FILE
 
@@ -87,8 +87,8 @@ def read_grid(path: Path, *, last: Keys | None = None) -> Grid:
     Raises:
         UserError: no such file, no TOML, a table or key that does not exist, or a value of the wrong kind.
     """
+    content = parse_toml(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
         tables = [name for name in Grid.model_fields if name not in ("path", "last")]
         for name in content:
             if name not in tables:
@@ -99,8 +99,6 @@ def read_grid(path: Path, *, last: Keys | None = None) -> Grid:
         grid.keys, grid.path = _keys("keys", grid.keys), path
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     grid.last = on_its_preset(last or {})

@@ -13,8 +13,7 @@ from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
 
 from appa_flwr.analysis.ceilings import NotSolved
-from appa_flwr.config import Config
-from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.protocol import asks, messages, rewards
 from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import CEILINGS, LOOK_UPS

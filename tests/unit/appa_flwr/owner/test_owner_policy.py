@@ -47,8 +47,8 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
         ("least-answers = 3\nbundle = ''\nanother = 1", "another, least-answers: an owner's policy has the keys"),
         ('may-leave = ["vote"]', "may-leave = 'vote': Input should be 'votes', 'training', "),
         ('bundle = "abc"', "bundle = 'abc': String should match pattern"),
-        ("may-leave =", "is not a TOML file"),
-        (None, "cannot be read (No such file"),
+        ("may-leave =", "not valid TOML: "),
+        (None, "cannot be read as a TOML file ([Errno 2] No such file"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):

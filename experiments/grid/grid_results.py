@@ -9,10 +9,9 @@ import pandas as pd
 
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.core.files import replace_file
-from appa_flwr.report import plots
 from appa_flwr.report.frames import spans
 from appa_flwr.report.tables import markdown
-from appa_flwr.run.pair_scores import PREDICTIONS, aligned, table
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.read import BY, read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
@@ -47,8 +46,11 @@ def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | N
         metric = own["metric"].iloc[0]
         png = pictures.trade_off(own[own["metric"] == metric], grid.rules, metric=metric, title=", ".join(names))
         replace_file(output / "plots" / f"{'-'.join(names)}-trade-off.png", png, parents=True)
-        png = plots.worst_group(rows[rows["metric"] == metric], rule="")
-        replace_file(output / "plots" / f"{'-'.join(names)}-worst-group.png", png, parents=True)
+        at = {"metric": metric, "against": SURVEY, "measure": "Min AS", "less": ""}
+        levels = rows[(rows[[*at]] == [*at.values()]).all(axis="columns")]
+        if not levels.empty:
+            png = pictures.worst_group(levels, grid.rules, title=", ".join(names))
+            replace_file(output / "plots" / f"{'-'.join(names)}-worst-group.png", png, parents=True)
     if not (used := _parameters(ended)).empty:
         sections.append(f"## Parameters of the rules\n\n{markdown(used)}\n")
     path = output / "results.md"

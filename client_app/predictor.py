@@ -3,7 +3,8 @@
 Only this module of the groups' side imports torch. Other modules import it inside the functions that need it: on a
 deployed node every message starts a fresh process, and scoring does not need torch.
 
-Axis letters: P weights, N answered questions, K options, V choices of the views' shares.
+Axis letters: P weights, N answered questions, K options, V choices of the views' shares,
+M measures.
 """
 
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.data import GroupData, validation_questions
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
-from pluralllm.scores import measure_sums
+from pluralllm.scores import MEASURES, measure_sums
 from pluralllm.training import build, choices, local_update, validation_round
 
 Weights = npt.NDArray[np.float32]
@@ -70,8 +71,8 @@ def validation_errors(config: Config, weight_P: Weights, data: GroupData, public
     shares = choices(config.pluralllm.architecture)
     predicted_VNK = load(config, weight_P, rest).choices(data, truth.question_N, shares)
     option_NK = public.option_QK[truth.question_N]
-    sums = [measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK]
-    return len(truth), np.array([measures["answers"] - measures["js_distance"] for measures in sums])
+    sum_VM = np.stack([measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK])
+    return len(truth), sum_VM[:, MEASURES.index("answers")] - sum_VM[:, MEASURES.index("js_distance")]
 
 
 def _model(config: Config, weight_P: Weights) -> PluralLLM:

@@ -22,8 +22,8 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.residual import SHARES_KEY, Shares
-from pluralllm.training import build, choices, step_size_factor, validation_round
+from pluralllm.residual import SHARES, SHARES_KEY, Shares
+from pluralllm.training import build, step_size_factor, validation_round
 from server_app import flower_quiet
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
@@ -110,9 +110,8 @@ class GroupRounds(FedAvg):
         self._validation = None
         if server_round != validation_round(self.config.pluralllm):
             return []
-        size = len(choices(self.config.pluralllm.architecture))
         weights = {"weights": join_weights(_single(arrays))}
-        self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": size}))
+        self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": len(SHARES)}))
         return self._validation.messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -120,7 +119,7 @@ class GroupRounds(FedAvg):
         if self._validation is not None:
             names, rows = _training_rows(self._validation.read(replies))
             if names:
-                self.shares = choices(self.config.pluralllm.architecture)[int(rows["error"].sum(axis=0).argmin())]
+                self.shares = SHARES[int(rows["error"].sum(axis=0).argmin())]
         return None
 
 

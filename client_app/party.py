@@ -46,9 +46,7 @@ class Party:
     @classmethod
     def of(cls, context: Context) -> "Party":
         """The node that receives a message; UserError if its config, its owner's policy or the run's cannot be used."""
-        items = context.run_config.items()
-        config = Config.load({key: value for key, value in items if isinstance(value, bool | int | float | str)})
-        node = context.node_config
+        config, node = Config.load(context.run_config), context.node_config
         return cls(node, str(context.run_id), config, owner_policy_of(node), ledger_of(node), memory_of(context))
 
     # --- its survey -------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """A group's numbers: one function per kind of request.
 
-The functions that need PluralLLM's network import it, and so torch, themselves: on a deployed node every message starts
-a fresh process, and scoring does not need torch.
+The functions that need PluralLLM's network import it, and so torch, themselves (see `client_app.predictor`).
 
 Axis letters: Q public questions, K options, J scored answers, P weights or predictors, M measures.
 """

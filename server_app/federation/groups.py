@@ -25,13 +25,7 @@ log = logging.getLogger("appa.server")
 
 
 class Groups:
-    """All groups of a run, and their numbers; `replies` is the folder of stored replies.
-
-    Attributes:
-        grid: sends messages and waits for replies.
-        config: the run's config.
-        members: who hosts the groups.
-    """
+    """All groups of a run, and their numbers; `replies` is the folder of stored replies."""
 
     def __init__(
         self,

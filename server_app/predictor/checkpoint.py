@@ -57,7 +57,17 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
         UserError: a file is missing or cannot be read, the card is of other weights or of another version, or this run
             cannot or must not use the weights.
     """
-    card = _read_card(path)
+    card_path = path.with_suffix(".json")
+    for needed in (path, card_path):
+        if not needed.is_file():
+            raise UserError(
+                f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
+                "pluralllm.json beside it"
+            )
+    card = run_files.read(card_path, Card)
+    assert card is not None  # the file exists, see above
+    if card.weights != _sha256(path):
+        raise UserError(f"{path}: its card {card_path.name} belongs to other weights; both files come from one run")
     _check_fit(card, path, config, catalogue)
     try:
         arrays = safetensors.numpy.load_file(path)
@@ -85,21 +95,6 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
         training={k: value for k, value in config.flat().items() if k.startswith(SETTINGS) and k != CHECKPOINT},
         losses=tuple(losses),
     )
-
-
-def _read_card(weights: Path) -> Card:
-    path = weights.with_suffix(".json")
-    for needed in (weights, path):
-        if not needed.is_file():
-            raise UserError(
-                f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
-                "pluralllm.json beside it"
-            )
-    card = run_files.read(path, Card)
-    assert card is not None  # the file exists, see above
-    if card.weights != _sha256(weights):
-        raise UserError(f"{weights}: its card {path.name} belongs to other weights; both files come from one run")
-    return card
 
 
 def _check_fit(card: Card, weights: Path, config: Config, catalogue: Catalogue) -> None:
@@ -148,5 +143,4 @@ def _probe(catalogue: Catalogue) -> tuple[float, ...]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -299,7 +299,7 @@ class Rounds:
             seconds=time.monotonic() - started,
             **(fields | self._rule.saved(state if held_out else after)),
         )
-        alignment_J = replies.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
+        alignment_J = replies.each(f"{config.reward_metric} {TARGET_SIDE} reward").mean(axis=0)
         numbers_J = zip(reward_J.tolist(), alignment_J.tolist(), answers.format_score_J.tolist(), strict=True)
         scored = (
             ServedAnswer(id=item.id, digest=item.digest, reward=reward, components={"alignment": mean, "format": score})

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run import run_files
@@ -72,7 +72,7 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
     try:
         arrays = safetensors.numpy.load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
     if {name: array.shape for name, array in arrays.items()} != {name: value.shape for name, value in start.items()}:
         own = config.pluralllm.architecture
         raise UserError(f"{path}: its weights do not fit pluralllm.architecture = {own}")

@@ -48,24 +48,17 @@ class AppaStrategy(Strategy):
 
     A round is an iteration of Algorithm 1. Flower's `start` drives the rounds, with empty arrays, as no weights travel.
     If fewer groups than `run.min-groups` give rewards, no step is taken; the run goes on from its checkpoint.
-
-    Attributes:
-        order: the questions of the next rollouts.
-        num_iterations: PPO iterations of the whole run.
-        finished: called after each round with its line for metrics.jsonl and the rule's state.
-        done: iterations completed before `start`, whose rounds count from 1 again.
-        state: the rule's state.
     """
 
     run: RunInputs
     inputs: PolicyInputs
     engine: PPOEngine
     rule: RewardRule
-    order: QuestionOrder
-    num_iterations: int
-    finished: Callable[[Iteration, State], None]
-    done: int
-    state: State
+    order: QuestionOrder  # questions of the next rollouts
+    num_iterations: int  # of the whole run
+    finished: Callable[[Iteration, State], None]  # takes each round's line for metrics.jsonl, and the rule's state
+    done: int  # iterations before `start`, whose rounds count from 1 again
+    state: State  # of the rule
     _round: Round = field(init=False)
 
     def configure_train(
@@ -78,8 +71,7 @@ class AppaStrategy(Strategy):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
-        draw = self.done + server_round if settings.pluralllm.fresh_contexts else 0
-        request = self.run.groups.request(self.rule.ask(answers, draw))
+        request = self.run.groups.request(self.rule.ask(answers, self.done + server_round))
         self._round = Round(rollout, answers, request, seconds)
         return request.messages
 

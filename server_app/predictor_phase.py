@@ -35,10 +35,7 @@ def train(
     """Train or load the weights, let the groups write their target tables, and write the card beside the weights.
 
     `start` has the untrained weights, `checkpoint` weights and their card to use instead of training, `answered` the
-    number of training questions that each group has answered.
-
-    Raises:
-        UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
+    number of training questions that each group has answered. Raises the errors of `pretrain`.
     """
     config, path = run.config, run.folder.path / WEIGHTS_FILE
     phase = run.folder.phase("pluralllm")

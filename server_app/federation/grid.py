@@ -41,18 +41,13 @@ class OverlapGrid(Grid):
     """A Grid that sends at once and waits, with short and growing pauses, when the replies are read.
 
     A node that has not answered in time is late until it answers. Waits for late nodes end soon after other replies.
-
-    Attributes:
-        simulated: True if the nodes are Flower's simulation; they are never late, and only the timeout limits a wait.
-        seconds_waited: time that the server spent idle in waits, added up until the caller sets it to 0.
-        traffic: messages and bytes of their records, sent and received, added up until the caller clears it.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.simulated = isinstance(grid, InMemoryGrid)
-        self.seconds_waited = 0.0
-        self.traffic = Counter[str]()
+        self.simulated = isinstance(grid, InMemoryGrid)  # such nodes are never late, and only the timeout limits a wait
+        self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
+        self.traffic = Counter[str]()  # messages and bytes of their records, added up until the caller clears it
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
     def set_run(self, run: Run) -> None:

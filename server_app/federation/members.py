@@ -68,19 +68,16 @@ class Members:
 
     `keys` are the groups' public keys, if the run checks them; `survey` is the path of the run's survey, which
     simulated nodes read.
-
-    Attributes:
-        names: the groups of the run, whether or not they have joined.
     """
 
     def __init__(self, grid: OverlapGrid, config: Config, *, keys: GroupKeys | None, survey: str) -> None:
         self.grid, self.config, self._keys = grid, config, keys
         self._survey = survey if grid.simulated else ""
-        self.names: tuple[str, ...] = ()
+        self.names: tuple[str, ...] = ()  # the groups of the run, whether or not they have joined
         self._node_of: dict[str, int] = {}
         self._nodes: dict[int, Node] = defaultdict(Node)
         self._late: frozenset[int] = frozenset()  # nodes that keep their groups, and get no message before they answer
-        self._setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
+        self.setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -89,7 +86,7 @@ class Members:
 
     def hosts(self) -> dict[str, int]:
         """Group -> its node, for groups that can be asked for numbers now."""
-        able = State.READY if messages.TARGETS in self._setup else State.INFORMED
+        able = State.READY if messages.TARGETS in self.setup else State.INFORMED
         node_of = {name: self._node_of[name] for name in self.present}
         return {name: n for name, n in node_of.items() if n not in self._late and self._nodes[n].state is able}
 
@@ -161,7 +158,7 @@ class Members:
             for name in names:
                 if self._node_of.setdefault(name, node) == node:
                     continue
-                if not self._setup:
+                if not self.setup:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
                 log.warning("group '%s' has a node already; another node that speaks for it is left out", name)
 
@@ -189,11 +186,6 @@ class Members:
 
     # --- setting up -------------------------------------------------------------------------------------------------
 
-    def hand_out(self, kind: str, content: RecordDict) -> None:
-        """Send a setup message to all nodes, and later to nodes that join or restart."""
-        self._setup[kind] = content
-        self.prepare()
-
     def prepare(self) -> None:
         """Set up, in parallel, all nodes that joined late or have restarted.
 
@@ -203,7 +195,7 @@ class Members:
         for node in self._nodes.values():
             node.error = 0
         self._meet(timeout=self.config.run.reply_timeout)
-        for kind, content in self._setup.items():
+        for kind, content in self.setup.items():
             hosts = {*self._node_of.values()} - self._late
             lacking = {number for number in hosts if self._nodes[number].state is SETUP[kind][0]}
             for number, reply in self._send(kind, content, lacking):
@@ -219,7 +211,7 @@ class Members:
         """Note a node's reply to a setup message."""
         node, own = self._nodes[number], list(self.own(number, reply))
         node.state = SETUP[kind][1]
-        if kind == list(self._setup)[-1]:
+        if kind == list(self.setup)[-1]:
             node.failures = 0
         if kind == messages.CATALOGUE:
             node.answered = {name: reply.fields["answered"][row] for row, name in own}

@@ -49,11 +49,6 @@ class GroupRounds(FedAvg):
     """Rounds over the groups' numbers: requests and replies in place of Flower's records, averaged by FedAvg.
 
     A strategy of Flower's comes before this class in the order of bases, so its own steps go around these.
-
-    Attributes:
-        losses: the groups' mean loss in every round.
-        shares: how much each view of a group counts, chosen by the groups' errors on validation questions;
-            None if the network has no views, or nobody has answered such a question.
     """
 
     groups: Groups
@@ -63,8 +58,8 @@ class GroupRounds(FedAvg):
     def begin(self, groups: Groups, config: Config, progress: Progress) -> None:
         """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
         self.groups, self.config, self.progress = groups, config, progress
-        self.losses: list[float] = []
-        self.shares: Shares | None = None
+        self.losses: list[float] = []  # the groups' mean loss in every round
+        self.shares: Shares | None = None  # chosen by validation; None without views, or if nobody has answered
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -171,14 +171,11 @@ def embed_questions(
 ) -> tuple[npt.NDArray[np.float32], BoolArray]:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
-    The order of a nominal question's options has no effect. See `text_vectors` for `encoder` and `progress`.
+    The order of a nominal question's options has no effect. See `text_vectors` for `encoder`, `progress` and errors.
 
     Returns:
         Features (Q, K, E) with K the largest number of options, of order 1, 0 on padding; and a mask (Q, K), True where
         a question has that option.
-
-    Raises:
-        UserError: as for `text_vectors`.
     """
     size_Q = np.array([len(question.options) for question in questions])
     option_QK = np.arange(size_Q.max()) < size_Q[:, None]

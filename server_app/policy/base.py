@@ -147,8 +147,7 @@ def _locate(model: str) -> Path:
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
     """Check the config's `model`, of which only names and shapes of the weights are read; the tiny model is not built.
 
-    Raises:
-        UserError: as for `prepare` and `load_model`.
+    Raises as `prepare` and `load_model`.
     """
     if config.model == TINY_MODEL:
         _check_length(config, tiny.LONGEST)

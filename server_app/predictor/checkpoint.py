@@ -31,22 +31,14 @@ PROBE_TOLERANCE = 1e-2
 
 
 def save(path: Path, weights: ArrayRecord, card: Card) -> None:
-    """Write weights, and then their card.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Write weights, and then their card; raises as `replace_file`."""
     arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in weights.items()}
     replace_file(path, safetensors.numpy.save(arrays))
     write_card(path, card)
 
 
 def write_card(path: Path, card: Card) -> None:
-    """Write the card of the file of weights at this path.
-
-    Raises:
-        UserError: the card cannot be written; an earlier card is intact.
-    """
+    """Write the card of the file of weights at this path; raises as `replace_file`."""
     run_files.write(path.with_suffix(".json"), card.model_copy(update={"weights": _sha256(path)}))
 
 

@@ -109,13 +109,12 @@ class GroupRounds(FedAvg):
         self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": len(SHARES)}))
         return self._validation.messages
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Choose the shares with the least total error."""
         if self._validation is not None:
             names, rows = _training_rows(self._validation.read(replies))
             if names:
                 self.shares = SHARES[int(rows["error"].sum(axis=0).argmin())]
-        return None
 
 
 class _FedProx(FedProx, GroupRounds):

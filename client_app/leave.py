@@ -100,8 +100,6 @@ def _write_down(message: Message, context: Context, leaving: Leaving, *, refused
 
 def check_run(party: Party) -> None:
     """Refuse a run at its start if its config needs numbers that the owner's policy does not let leave."""
-    policy, target = party.policy, party.config.sft.target
-    if target == "mean" and not policy.may("answers"):
-        raise Refused(refusals.MAY_NOT_LEAVE["answers"])
-    if target == "predicted-mean" and not policy.may("predictions"):
-        raise Refused(refusals.MAY_NOT_LEAVE["predictions"])
+    word = {"mean": "answers", "predicted-mean": "predictions"}.get(party.config.sft.target, "")
+    if word and not party.policy.may(word):
+        raise Refused(refusals.MAY_NOT_LEAVE[word])

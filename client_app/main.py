@@ -5,13 +5,13 @@ Axis letters: Q public questions, K options.
 
 import logging
 
-import numpy as np
 from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.refusals import Refused
+from appa_flwr.survey.types import answer_table
 from client_app import leave
 from client_app.leave import Leaving
 from client_app.memory import keep_array
@@ -53,11 +53,7 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
             log.error("group %s takes no part: %s", name, error)
             problem = error
             continue
-        truth_QK = np.full(public.option_QK.shape, np.nan)
-        for row, question in enumerate(public.questions):
-            if (own := answers.get(question.question_id)) is not None:
-                truth_QK[row] = 0.0
-                truth_QK[row, : len(own)] = own
+        truth_QK = answer_table(public.questions, answers, public.option_QK.shape[1])
         keep_array(party.memory, f"truth {name}", truth_QK)
         answered[name] = len(answers.keys() & training)
     if not answered:

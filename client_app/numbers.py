@@ -1,9 +1,8 @@
 """A group's numbers: one function per kind of request.
 
-The functions that need PluralLLM's network import it, and so torch, themselves: on a deployed node every message starts
-a fresh process, and scoring does not need torch.
+The functions that need PluralLLM's network import it, and so torch, themselves (see `client_app.predictor`).
 
-Axis letters: Q public questions, K options, J scored answers, P weights, L measures.
+Axis letters: Q public questions, K options, J scored answers, P weights or predictors, M measures.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import asks, rewards, votes
 from appa_flwr.protocol.asks import Ask, ScoreRequest
 from client_app.party import Group
-from pluralllm.scores import COUNT, local_sums, summed
+from pluralllm.scores import local_sums
 
 Numbers = Mapping[str, FloatArray]
 
@@ -74,10 +73,8 @@ def _validation(group: Group, ask: Ask) -> Numbers:
 
 def _scores(group: Group, ask: Ask) -> Numbers:
     """PluralLLM's scores, see `pluralllm.scores.local_sums`."""
-    sums = local_sums(group.targets(), truth=group.held_out, known=group.data, public=group.party.public)
-    score_L = np.array([sums[name][measure] for name, measure in summed()])
-    most_L = np.array([sums[name][COUNT] for name, _ in summed()])
-    return {"scores": np.minimum(score_L, most_L)}  # a sum of scores that are all 1 may be rounded up
+    sum_PM = local_sums(group.targets(), truth=group.held_out, known=group.data, public=group.party.public)
+    return {"scores": np.minimum(sum_PM, sum_PM[:, :1]).ravel()}  # a sum of scores that are all 1 may be rounded up
 
 
 def _rewards(group: Group, ask: Ask) -> Numbers:

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Context
 
 from appa_flwr.config import Config
-from appa_flwr.core.arrays import BoolArray, FloatArray
+from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
@@ -25,7 +25,7 @@ from appa_flwr.survey import store
 from appa_flwr.survey.split import LEAST_HELD_OUT
 from appa_flwr.survey.types import Question, Survey
 from client_app.memory import Memory, memory_of, read_array
-from pluralllm.data import GroupData
+from pluralllm.data import GroupData, known_answers
 
 Answers = Mapping[str, FloatArray]
 
@@ -37,7 +37,6 @@ class Party:
     """A node; `ledger` is None in a simulation, which has no owners."""
 
     node: Mapping[str, object]
-    run_id: str
     config: Config
     policy: OwnerPolicy
     ledger: Ledger | None
@@ -46,10 +45,8 @@ class Party:
     @classmethod
     def of(cls, context: Context) -> "Party":
         """The node that receives a message; UserError if its config, its owner's policy or the run's cannot be used."""
-        items = context.run_config.items()
-        config = Config.load({key: value for key, value in items if isinstance(value, bool | int | float | str)})
-        node = context.node_config
-        return cls(node, str(context.run_id), config, owner_policy_of(node), ledger_of(node), memory_of(context))
+        config, node = Config.load(context.run_config), context.node_config
+        return cls(node, config, owner_policy_of(node), ledger_of(node), memory_of(context))
 
     # --- its survey -------------------------------------------------------------------------------------------------
 
@@ -139,17 +136,13 @@ class Group:
     @property
     def data(self) -> GroupData:
         """The group's training answers, the only answers that become context."""
-        return self._answers(self.party.public.train_Q)
+        return known_answers(self.name, self.truth_QK).only(self.party.public.train_Q)
 
     @property
     def held_out(self) -> GroupData:
         """The group's answers to held-out questions; none on a deployed node that has fewer than `LEAST_HELD_OUT`."""
-        answers = self._answers(~self.party.public.train_Q)
+        answers = known_answers(self.name, self.truth_QK).only(~self.party.public.train_Q)
         return answers if self.party.ledger is None or len(answers) >= LEAST_HELD_OUT else answers.first(0)
-
-    def _answers(self, part_Q: BoolArray) -> GroupData:
-        rows = np.flatnonzero(part_Q & ~np.isnan(self.truth_QK).any(axis=1))
-        return GroupData(self.name, rows, self.truth_QK[rows].astype(np.float32))
 
     def targets(self, draw: int = 0) -> FloatArray:
         """The group's target table (Q, K), or one from a fresh context if `draw` is not 0.

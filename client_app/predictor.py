@@ -3,7 +3,8 @@
 Only this module of the groups' side imports torch. Other modules import it inside the functions that need it: on a
 deployed node every message starts a fresh process, and scoring does not need torch.
 
-Axis letters: P weights, N answered questions, K options, V choices of the views' shares.
+Axis letters: P weights, N answered questions, K options, V choices of the views' shares,
+M measures.
 """
 
 from collections import OrderedDict
@@ -22,8 +23,9 @@ from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.data import GroupData, validation_questions
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
-from pluralllm.scores import measure_sums
-from pluralllm.training import build, choices, local_update, validation_round
+from pluralllm.residual import SHARES
+from pluralllm.scores import MEASURES, measure_sums
+from pluralllm.training import build, local_update, validation_round
 
 Weights = npt.NDArray[np.float32]
 
@@ -60,18 +62,17 @@ def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
 
 
 def validation_errors(config: Config, weight_P: Weights, data: GroupData, public: Catalogue) -> tuple[int, FloatArray]:
-    """Compare predictions by each choice of shares with a group's answers to the validation questions.
+    """Compare predictions by each of `SHARES` with a group's answers to the validation questions.
 
     Each answer is predicted from all of the group's other training answers `data`. Returns the number of answers, and
     sums (V,) of the natural Jensen-Shannon distance to them.
     """
     validation_Q = validation_questions(public)
     truth, rest = data.only(validation_Q), replace(public, train_Q=public.train_Q & ~validation_Q)
-    shares = choices(config.pluralllm.architecture)
-    predicted_VNK = load(config, weight_P, rest).choices(data, truth.question_N, shares)
+    predicted_VNK = load(config, weight_P, rest).choices(data, truth.question_N, SHARES)
     option_NK = public.option_QK[truth.question_N]
-    sums = [measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK]
-    return len(truth), np.array([measures["answers"] - measures["js_distance"] for measures in sums])
+    sum_VM = np.stack([measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK])
+    return len(truth), sum_VM[:, MEASURES.index("answers")] - sum_VM[:, MEASURES.index("js_distance")]
 
 
 def _model(config: Config, weight_P: Weights) -> PluralLLM:

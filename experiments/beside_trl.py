@@ -241,7 +241,8 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
 
     from appa_flwr.config import Config, Scalar
     from server_app.policy.base import Base, load_model
-    from server_app.policy.sft import adapter, arguments, make_trainer
+    from server_app.policy.models import lora_config
+    from server_app.policy.sft import LORA_DROPOUT, arguments, make_trainer
 
     keys: dict[str, Scalar] = {"policy.tuning": "lora"}
     keys |= {"sft.steps": 1 + work.updates, "sft.batch-size": work.rollouts, "sft.learning-rate": 5e-6}
@@ -254,7 +255,8 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
         trainer = make_trainer(model, base, config, dataset, folder=folder, callbacks=[recorder])
     else:
         args = arguments(config, folder, cpu=True)
-        more: dict[str, Any] = {"processing_class": tokenizer(), "peft_config": adapter(config)}
+        adapter = lora_config(config, config.policy.sft_targets, dropout=LORA_DROPOUT)
+        more: dict[str, Any] = {"processing_class": tokenizer(), "peft_config": adapter}
         trainer = SFTTrainer(model, args=args, train_dataset=dataset, callbacks=[recorder], **more)
     return {"loss": trainer.train().training_loss, **recorder.measured()}
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.survey.split import position
+from appa_flwr.survey.types import answer_table
 
 # Features of an option: 75 of its question's text, 50 of its own, since options repeat a few wordings ("Very good",
 # "Agree"), and three of its place: is the answer scale ordered, where on it is this option (-1 to 1), and how far from
@@ -30,17 +31,11 @@ VALIDATION_FRACTION = 0.125  # share of validation questions among the training 
 
 @dataclass(frozen=True)
 class GroupData:
-    """The private survey answers `D_g` of one group (paper, "PluralLLM Preference Probability Modeling").
-
-    Attributes:
-        group: its name.
-        question_N: (N,) positions of the questions that the group answered, ascending, no row twice.
-        answer_NK: (N, K) float32 answer distributions, exactly 0 on padding, each row sums to 1.
-    """
+    """The private survey answers `D_g` of one group (paper, "PluralLLM Preference Probability Modeling")."""
 
     group: str
-    question_N: IntArray
-    answer_NK: npt.NDArray[np.float32]
+    question_N: IntArray  # positions of the questions that the group answered, ascending, no row twice
+    answer_NK: npt.NDArray[np.float32]  # distributions, exactly 0 on padding, each row sums to 1
 
     def __len__(self) -> int:
         """Number of questions N the group answered."""
@@ -67,15 +62,15 @@ def validation_questions(public: Catalogue) -> BoolArray:
     return public.train_Q & ~rest_Q if rest_Q.any() else np.zeros_like(rest_Q)
 
 
+def known_answers(group: str, table_QK: FloatArray) -> GroupData:
+    """The rows of a group's table of answers that are not NaN."""
+    rows = np.flatnonzero(~np.isnan(table_QK).any(axis=1))
+    return GroupData(group, rows, table_QK[rows].astype(np.float32))
+
+
 def group_data(group: str, answers: Mapping[str, FloatArray], *, public: Catalogue) -> GroupData:
     """Pad one group's answers, question id -> distribution (K,), and match them to the public questions.
 
     Leave out held-out questions if the result becomes context. N = 0 is possible.
     """
-    ids = [question.question_id for question in public.questions]
-    rows = np.array([row for row, name in enumerate(ids) if name in answers], dtype=np.int64)
-    answer_NK = np.zeros((len(rows), public.option_QK.shape[1]), dtype=np.float32)
-    for padded_K, row in zip(answer_NK, rows, strict=True):
-        answer_K = answers[ids[row]]
-        padded_K[: len(answer_K)] = answer_K
-    return GroupData(group, rows, answer_NK)
+    return known_answers(group, answer_table(public.questions, answers, public.option_QK.shape[1]))

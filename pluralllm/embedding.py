@@ -20,7 +20,7 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
 from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.arrays import BoolArray, FloatArray
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.survey.types import Question
 from pluralllm.data import EMBEDDING_DIM, OPTION_PART, QUESTION_PART
 
@@ -51,15 +51,10 @@ SVD_ITERATIONS = 7
 def text_vectors(encoder: str, texts: Sequence[str], *, progress: Progress = lambda done, of: None) -> Matrix:
     """A vector of each text, (U, H): a row depends neither on the other texts nor on their order.
 
-    A sentence-transformers model pools as its own folder says. For any other model, such as a causal LM, the last
-    hidden states are averaged over a text's tokens, as in GPO (Zhao et al., 2024). Texts are cut after `MAX_TOKENS`
-    tokens, or at the model's own limit.
-
-    Args:
-        encoder: as `pluralllm.encoder`: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a
-            causal LM.
-        texts: U texts.
-        progress: called with (texts done, U) while a pretrained model computes.
+    `encoder` is "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a causal LM; `progress` is
+    called with (texts done, U) while a pretrained model computes. A sentence-transformers model pools as its own folder
+    says. For any other model, such as a causal LM, the last hidden states are averaged over a text's tokens, as in GPO
+    (Zhao et al., 2024). Texts are cut after `MAX_TOKENS` tokens, or at the model's own limit.
 
     Raises:
         UserError: the package of "minilm" is not installed, or the model does not exist or cannot be used.
@@ -93,9 +88,8 @@ def _model_vectors(model: str, texts: Sequence[str], progress: Progress) -> npt.
     try:
         loaded = _load(model)
     except Exception as error:  # errors of the hub, of HTTP and of damaged files have many classes
-        why = next(iter(str(error).strip().splitlines()), "no reason given")
         raise UserError(
-            f"{wrong}cannot be loaded ({type(error).__name__}: {why}); "
+            f"{wrong}cannot be loaded ({first_line(error)}); "
             "use ngrams, minilm, or the folder or hub id of a sentence-transformers model or a causal LM"
         ) from error
     parts = []
@@ -177,18 +171,14 @@ def embed_questions(
 ) -> tuple[npt.NDArray[np.float32], BoolArray]:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
-    The order of a nominal question's options has no effect. See `text_vectors` for `encoder` and `progress`.
+    The order of a nominal question's options has no effect. See `text_vectors` for `encoder`, `progress` and errors.
 
     Returns:
         Features (Q, K, E) with K the largest number of options, of order 1, 0 on padding; and a mask (Q, K), True where
         a question has that option.
-
-    Raises:
-        UserError: as for `text_vectors`.
     """
-    option_QK = np.zeros((len(questions), max(len(question.options) for question in questions)), dtype=np.bool_)
-    for row, question in enumerate(questions):
-        option_QK[row, : len(question.options)] = True
+    size_Q = np.array([len(question.options) for question in questions])
+    option_QK = np.arange(size_Q.max()) < size_Q[:, None]
     row_N, _ = np.nonzero(option_QK)
     question_Q = [question.text for question in questions]
     option_N = [option for question in questions for option in question.options]

@@ -17,17 +17,11 @@ from pluralllm.data import HIDDEN_DIM
 
 
 class Questions(NamedTuple):
-    """A padded batch of questions as the network takes them.
+    """A padded batch of questions as the network takes them."""
 
-    Attributes:
-        embedding: (B, S, K, E) features of the options.
-        options: (B, S, K) bool, True where a question has that option; a question without any is padding.
-        answer: (B, S, K) distributions of the group, arbitrary on padding; None if they are not known.
-    """
-
-    embedding: Tensor
-    options: Tensor
-    answer: Tensor | None = None
+    embedding: Tensor  # (B, S, K, E) features of the options
+    options: Tensor  # (B, S, K) bool, True where a question has that option; a question without any is padding
+    answer: Tensor | None = None  # (B, S, K) distributions of the group, arbitrary on padding; None if not known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Questions":
         """Apply `change` to every array."""
@@ -41,21 +35,13 @@ class Questions(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the N real option tokens in a padded (B, S, K) batch.
+    """Positions of the N real option tokens in a padded (B, S, K) batch."""
 
-    Attributes:
-        option_BSK: True where a token is real.
-        question_N: b S + s of each token.
-        slot_N: b T + its rank within its episode.
-        real_BT: True where a slot holds a token.
-        size_S: (B S,) number of options of each question, at least 1 so that it can divide.
-    """
-
-    option_BSK: Tensor
-    question_N: Tensor
-    slot_N: Tensor
-    real_BT: Tensor
-    size_S: Tensor
+    option_BSK: Tensor  # True where a token is real
+    question_N: Tensor  # b S + s of each token
+    slot_N: Tensor  # b T + its rank within its episode
+    real_BT: Tensor  # True where a slot holds a token
+    size_S: Tensor  # (B S,) number of options of each question, at least 1 so that it can divide
 
     def pad(self, value_ND: Tensor) -> Tensor:
         """Lay the tokens out as (B, T, D), 0 in empty slots."""
@@ -91,19 +77,12 @@ def layout(option_BSK: Tensor) -> Layout:
 
 
 class Episodes(NamedTuple):
-    """A batch for training: C answered questions, and M questions to predict with their true answers.
+    """A batch for training: C answered questions, and M questions to predict with their true answers."""
 
-    Attributes:
-        context: (B, C, ...) answered questions.
-        target: (B, M, ...) questions to predict.
-        noise: (B, C, E) and (B, M, E) noise for the features of context and target.
-        view_B3: which view of the residual architecture an episode is for (fields of `pluralllm.residual.View`).
-    """
-
-    context: Questions
-    target: Questions
-    noise: tuple[Tensor, Tensor]
-    view_B3: Tensor
+    context: Questions  # (B, C, ...)
+    target: Questions  # (B, M, ...)
+    noise: tuple[Tensor, Tensor]  # (B, C, E) and (B, M, E), for the features of context and target
+    view_B3: Tensor  # which view of the residual architecture an episode is for (fields of `pluralllm.residual.View`)
 
 
 class OptionMixing(nn.Module):

@@ -51,18 +51,12 @@ class Predictor:
 
     Predictions are conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability Modeling"). A
     question that the group answered is predicted from the group's other answers only.
-
-    Attributes:
-        model: trained on features of the same size.
-        public: the Q questions; "residual" predicts training questions in another way than other questions.
-        num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
-        seed: of the run; with the group's name it fixes the contexts.
     """
 
-    model: PluralLLM
-    public: Catalogue
-    num_context: int
-    seed: int
+    model: PluralLLM  # trained on features of the same size
+    public: Catalogue  # the Q questions; "residual" predicts training questions in another way than other questions
+    num_context: int  # most context questions; with none, or a single one for "residual", the mean is predicted
+    seed: int  # of the run; with the group's name it fixes the contexts
 
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.

@@ -54,17 +54,11 @@ SMALLEST_SHARE, SMALLEST_VARIANCE, JITTER = 1e-6, 1e-6, 1e-6
 
 
 class View(NamedTuple):
-    """One of five models of a group, each with its own kernel.
+    """One of five models of a group, each with its own kernel."""
 
-    Attributes:
-        blind: whether the mean must not read the question.
-        features: whether the kernel has learned features.
-        plain: whether the mean is the uniform answer instead of the network's; then blind and without features.
-    """
-
-    blind: bool
-    features: bool
-    plain: bool = False
+    blind: bool  # whether the mean must not read the question
+    features: bool  # whether the kernel has learned features
+    plain: bool = False  # whether the mean is the uniform answer, not the network's; then blind and without features
 
     @property
     def kernel(self) -> int:
@@ -73,15 +67,10 @@ class View(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Shares of some views, in [0, 1], in predictions of questions that were not trained on.
+    """Shares of some views, in [0, 1], in predictions of questions that were not trained on."""
 
-    Attributes:
-        features: share of the views with learned features, among the views with a network.
-        plain: share of the view without a network.
-    """
-
-    features: float
-    plain: float
+    features: float  # of the views with learned features, among the views with a network
+    plain: float  # of the view without a network
 
 
 SHARES_KEY = "view_shares"

@@ -2,8 +2,10 @@
 
 A group computes `local_sums` from its own answers, and only these sums may leave.
 
-Axis letters: Q questions, R chosen questions, K options, N answered questions, F features.
+Axis letters: Q questions, R chosen questions, K options, N answered questions, F features, P predictors, M measures.
 """
+
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -13,51 +15,38 @@ from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import GroupData
 
-MEASURES = ("js", "js_distance", "wasserstein")
+MEASURES = ("answers", "js", "js_distance", "wasserstein")
+"""The number of scored answers, and the measures that are summed over them."""
 PREDICTORS = PREDICTOR, UNIFORM, NEAREST = "pluralllm", "uniform", "nearest-question"
-COUNT = "answers"
-"""Name of the number of scored answers, among the sums of the measures."""
+SUMS = tuple(product(PREDICTORS, MEASURES))
+"""The sums over held-out answers that a group gives: (predictor, measure), in their order."""
 
 
-def summed() -> list[tuple[str, str]]:
-    """The sums over held-out answers that a group gives: (predictor, measure), in their order."""
-    return [(name, measure) for name in PREDICTORS for measure in (COUNT, *MEASURES)]
-
-
-def local_sums(
-    prediction_QK: FloatArray, *, truth: GroupData, known: GroupData, public: Catalogue
-) -> dict[str, dict[str, float]]:
+def local_sums(prediction_QK: FloatArray, *, truth: GroupData, known: GroupData, public: Catalogue) -> FloatArray:
     """Score one group's predictions, and trivial predictions, against its own answers; returns sums over them.
 
     Questions with a single option are left out, since any answer to them is right. `truth` are the answers to score
     against, `known` the answers that a predictor may know, for the nearest question.
 
     Returns:
-        Predictor -> "answers", the number of scored answers, and the sums of `MEASURES` over them, all in [0, answers],
-        with the natural Jensen-Shannon distance.
+        For each of `PREDICTORS` the sums of `measure_sums`, (P, M).
     """
     rows = truth.question_N
     option_NK = public.option_QK[rows]
-    by_predictor = {
-        PREDICTOR: prediction_QK[rows],
-        UNIFORM: option_NK / option_NK.sum(axis=1, keepdims=True),
-        NEAREST: nearest_question(known, public, rows),
-    }
-    return {name: measure_sums(table_NK, truth.answer_NK, option_NK) for name, table_NK in by_predictor.items()}
+    uniform_NK = option_NK / option_NK.sum(axis=1, keepdims=True)
+    tables = prediction_QK[rows], uniform_NK, nearest_question(known, public, rows)
+    return np.stack([measure_sums(table_NK, truth.answer_NK, option_NK) for table_NK in tables])
 
 
-def measure_sums(
-    prediction_NK: FloatArray, answer_NK: npt.NDArray[np.floating], option_NK: BoolArray
-) -> dict[str, float]:
-    """Sums of `MEASURES` over answers (N, K) to questions of at least two options, and their number "answers"."""
+def measure_sums(prediction_NK: FloatArray, answer_NK: npt.NDArray[np.floating], option_NK: BoolArray) -> FloatArray:
+    """Sums of `MEASURES` over answers (N, K) to questions of at least two options, (M,), each in [0, answers].
+
+    The Jensen-Shannon distance is the natural one.
+    """
     several_N = option_NK.sum(axis=1) > 1
     case = prediction_NK[several_N], answer_NK[several_N].astype(np.float64), option_NK[several_N]
-    return {
-        COUNT: float(several_N.sum()),
-        "js": float(js(*case).sum()),
-        "js_distance": float(js_distance(*case, base=np.e).sum()),
-        "wasserstein": float(wasserstein(*case).sum()),
-    }
+    measures = js(*case), js_distance(*case, base=np.e), wasserstein(*case)
+    return np.array([several_N.sum(), *(score_N.sum() for score_N in measures)], dtype=np.float64)
 
 
 def nearest_question(data: GroupData, public: Catalogue, rows: IntArray | None = None, *, count: int = 1) -> FloatArray:

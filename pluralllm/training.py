@@ -8,12 +8,11 @@ Axis letters: B episodes, C context questions, M target questions, E embedding.
 import torch
 
 from appa_flwr.config.sections import Architecture, PluralLLMSection
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import Catalogue
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import EMBEDDING_DIM, GroupData
 from pluralllm.network import Episodes, PluralLLM, Questions
-from pluralllm.residual import SHARES, ExactResidual, Shares
+from pluralllm.residual import ExactResidual
 
 # Protects the weights from one odd episode. Gradients of attention are well below this norm. Gradients of a residual's
 # kernel exceed it at first, which does no harm, since Adam does not depend on their length.
@@ -41,17 +40,12 @@ def build(architecture: Architecture) -> PluralLLM:
     return FewShotAttention()
 
 
-def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
-    """Shares of views that validation chooses from; only None for an architecture without views."""
-    return SHARES if architecture == "residual" else (None,)
-
-
 def validation_round(settings: PluralLLMSection) -> int:
-    """The last round without validation questions, halfway down the fall of the steps; 0 if there is no choice.
+    """The last round without validation questions, halfway down the fall of the steps; 0 for a network without views.
 
     Before the fall the network knows less than in the end, and other shares are best.
     """
-    return int(settings.rounds * (1.0 - FALLING_SHARE / 2)) if len(choices(settings.architecture)) > 1 else 0
+    return int(settings.rounds * (1.0 - FALLING_SHARE / 2)) if settings.architecture == "residual" else 0
 
 
 def sample_episodes(
@@ -60,13 +54,8 @@ def sample_episodes(
     """Draw one optimizer step's episodes from a group's answers; within each, context and targets share no question.
 
     Contexts of "attention" have the size of contexts at prediction, contexts of "residual" a random size. At most half
-    of a group's answers are context.
-
-    Raises:
-        UserError: the group answered no question.
+    of a group's answers, of which there is at least one, are context.
     """
-    if not len(data):
-        raise UserError(f"group '{data.group}' has no answered training question; PluralLLM needs at least one")
     most, residual = settings.num_context_questions, settings.architecture == "residual"
     least, largest = (min(size, most) for size in RESIDUAL_CONTEXT) if residual else (most, most)
     num_episodes = 1 if residual else ATTENTION_EPISODES
@@ -116,11 +105,7 @@ def local_update(
     clients keep no state: Adam, whose step falls over the rounds, or SGD under a strategy with an optimizer on the
     server. `proximal` is the mu of FedProx, whose term mu / 2 |w - w_server|^2 is added to the loss.
 
-    Returns:
-        Mean loss over the steps.
-
-    Raises:
-        UserError: the group has no answers.
+    Returns the mean loss over the steps.
     """
     parameters = list(model.parameters())
     update: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=settings.learning_rate)

@@ -86,7 +86,7 @@ def _mean_answers(run: RunInputs) -> FloatArray | None:
     if run.groups.members.without(ANSWERS):
         return None
     try:
-        return run.groups.ask(Ask(ANSWERS)).mean("votes")
+        return np.asarray(run.groups.ask(Ask(ANSWERS)).each("votes").mean(axis=0))
     except UserError as error:
         log.warning("no rows by the groups' mean answers: %s", error)
         return None

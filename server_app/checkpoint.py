@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import replace_file
 from server_app.policy.ppo import PPOEngine
 
@@ -40,8 +40,9 @@ def load(path: Path) -> Checkpoint | None:
     try:
         return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{path}: cannot be read ({reason}); without it the run resumes before PPO") from None
+        raise UserError(
+            f"{path}: cannot be read ({first_line(error)}); without it the run resumes before PPO"
+        ) from None
 
 
 def state_of(engine: PPOEngine) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Axis letters: G groups, J answers, K options.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -66,10 +67,7 @@ def evaluate(
     `earlier` has the rows of the methods scored so far.
     """
     phase = run.folder.phase(f"evaluate {name}")
-
-    def progress(step: int, of: int) -> None:
-        phase.step(step, of, "batches of questions answered")
-
+    progress = partial(phase.step, message="batches of questions answered")
     answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
     rows = score(run, name, answers, metrics=metric_names(run.config))
     run.folder.write(SUMMARY, (*earlier, *rows))

@@ -65,11 +65,7 @@ class LocalModel:
 
 
 class LoadedPolicy:
-    """The policy in a run's folder, in float32.
-
-    Raises:
-        UserError: there is no policy, or the base model that its adapter names cannot be loaded.
-    """
+    """See `appa_flwr.public.Run.policy`."""
 
     def __init__(self, run_folder: Path, config: Config) -> None:
         folder = run_folder / POLICY
@@ -89,11 +85,7 @@ class LoadedPolicy:
 
 
 class LoadedPredictor:
-    """The preference predictor in a run's folder, with the questions of its survey.
-
-    Raises:
-        UserError: there is no predictor, or the survey is missing or not the one that the predictor was trained on.
-    """
+    """See `appa_flwr.public.Run.predictor`."""
 
     def __init__(self, run_folder: Path, config: Config) -> None:
         weights = run_folder / WEIGHTS_FILE

@@ -31,8 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     The error leaves as an exception, since Flower counts a simulation that ends by SystemExit as completed.
     """
     escape_output()
-    flat = {k: v for k, v in context.run_config.items() if isinstance(v, bool | int | float | str)}
-    config = Config.load(flat).named(datetime.now())
+    config = Config.load(context.run_config).named(datetime.now())
     with RunFolder(config) as folder, _last_words(folder):
         try:
             # The imports take up to half a minute; a run whose folder belongs to another run has failed before.

@@ -2,7 +2,7 @@
 
 The scores come from the groups' sums.
 
-Axis letters: L sums of `pluralllm.scores.summed`.
+Axis letters: L the sums `pluralllm.scores.SUMS`.
 """
 
 import logging
@@ -16,7 +16,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.run_files import WEIGHTS_FILE
-from pluralllm.scores import COUNT, PREDICTORS, summed
+from pluralllm.scores import MEASURES, PREDICTORS, SUMS
 from server_app.federation.groups import Groups
 from server_app.federation.replies import TooFew
 from server_app.inputs import RunInputs
@@ -35,10 +35,7 @@ def train(
     """Train or load the weights, let the groups write their target tables, and write the card beside the weights.
 
     `start` has the untrained weights, `checkpoint` weights and their card to use instead of training, `answered` the
-    number of training questions that each group has answered.
-
-    Raises:
-        UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
+    number of training questions that each group has answered. Raises the errors of `pretrain`.
     """
     config, path = run.config, run.folder.path / WEIGHTS_FILE
     phase = run.folder.phase("pluralllm")
@@ -74,7 +71,7 @@ def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
     Raises:
         UserError: too few groups answered.
     """
-    replies = groups.ask(Ask(SCORES, settings={"size": len(summed())}))
+    replies = groups.ask(Ask(SCORES, settings={"size": len(SUMS)}))
     size = int(catalogue.held_out_Q.sum())
     usable: dict[str, FloatArray] = {}
     for name, score_L in zip(replies.groups, replies.each("scores"), strict=True):
@@ -82,7 +79,7 @@ def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
             log.warning("group %s: its scores of PluralLLM are left out: %s", name, why)
         else:
             usable[name] = score_L
-    total_L = np.sum([*usable.values()], axis=0) if usable else np.zeros(len(summed()))
+    total_L = np.sum([*usable.values()], axis=0) if usable else np.zeros(len(SUMS))
     return {"scores": means(total_L), "groups": {name: means(score_L) for name, score_L in usable.items()}}
 
 
@@ -102,11 +99,9 @@ def fault(score_L: FloatArray, size: int) -> str | None:
 
 def means(score_L: FloatArray) -> PredictorScores:
     """Compute means from sums over answers; a predictor without answers is left out."""
-    by_predictor: PredictorScores = {}
-    count = 0.0
-    for (name, measure), value in zip(summed(), score_L.tolist(), strict=True):
-        if measure == COUNT:
-            count = value
-        if count:
-            by_predictor.setdefault(name, {})[measure] = count if measure == COUNT else value / count
-    return by_predictor
+    by_predictor = zip(PREDICTORS, score_L.reshape(len(PREDICTORS), -1).tolist(), strict=True)
+    return {
+        name: dict(zip(MEASURES, (count, *(total / count for total in totals)), strict=True))
+        for name, (count, *totals) in by_predictor
+        if count
+    }

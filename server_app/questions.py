@@ -4,6 +4,7 @@ Axis letters: Q questions, K options, E features.
 """
 
 from collections.abc import Sequence
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
@@ -113,19 +114,14 @@ class QuestionOrder:
     """Endless shuffled passes over the training questions; `num_taken` counts the questions taken so far."""
 
     def __init__(self, questions: IntArray, seed: int) -> None:
-        self._questions, self._rng = questions, np.random.default_rng(seed)
-        self._left: list[int] = []
+        rng = np.random.default_rng(seed)
+        self._order = chain.from_iterable(rng.permutation(questions)[::-1] for _ in count())
         self.num_taken = 0
 
-    def take(self, count: int) -> IntArray:
-        """The next `count` questions."""
-        self.num_taken += count
-        questions: list[int] = []
-        while len(questions) < count:
-            if not self._left:
-                self._left = self._rng.permutation(self._questions).tolist()
-            questions.append(self._left.pop())
-        return np.array(questions)
+    def take(self, number: int) -> IntArray:
+        """The next `number` questions."""
+        self.num_taken += number
+        return np.array([*islice(self._order, number)])
 
 
 def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:

@@ -39,7 +39,8 @@ class RewardRule:
         return self._rule.init(len(self.names))
 
     def ask(self, answers: Responses, draw: int) -> Ask:
-        """Build the request for the rewards; `draw` numbers the draw of the groups' contexts."""
+        """Build the request for the rewards; `draw` numbers the groups' contexts, if each request has its own."""
+        draw = draw if self.config.pluralllm.fresh_contexts else 0
         return answers.request([self.config.reward_metric], draw=draw).ask()
 
     def result(self, state: State, answers: Responses, replies: Replies) -> tuple[FloatArray, State, dict[str, Any]]:

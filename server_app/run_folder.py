@@ -1,7 +1,4 @@
-"""Write a run's folder during the run; `appa_flwr.run.run_files` lists the files in it.
-
-A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from the folder and repeats the rest.
-"""
+"""Write a run's folder during the run; `appa_flwr.run.run_files` lists the files in it."""
 
 import logging
 import secrets

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -48,24 +48,17 @@ class AppaStrategy(Strategy):
 
     A round is an iteration of Algorithm 1. Flower's `start` drives the rounds, with empty arrays, as no weights travel.
     If fewer groups than `run.min-groups` give rewards, no step is taken; the run goes on from its checkpoint.
-
-    Attributes:
-        order: the questions of the next rollouts.
-        num_iterations: PPO iterations of the whole run.
-        finished: called after each round with its line for metrics.jsonl and the rule's state.
-        done: iterations completed before `start`, whose rounds count from 1 again.
-        state: the rule's state.
     """
 
     run: RunInputs
     inputs: PolicyInputs
     engine: PPOEngine
     rule: RewardRule
-    order: QuestionOrder
-    num_iterations: int
-    finished: Callable[[Iteration, State], None]
-    done: int
-    state: State
+    order: QuestionOrder  # questions of the next rollouts
+    num_iterations: int  # of the whole run
+    finished: Callable[[Iteration, State], None]  # takes each round's line for metrics.jsonl, and the rule's state
+    done: int  # iterations before `start`, whose rounds count from 1 again
+    state: State  # of the rule
     _round: Round = field(init=False)
 
     def configure_train(
@@ -78,12 +71,11 @@ class AppaStrategy(Strategy):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
-        draw = self.done + server_round if settings.pluralllm.fresh_contexts else 0
-        request = self.run.groups.request(self.rule.ask(answers, draw))
+        request = self.run.groups.request(self.rule.ask(answers, self.done + server_round))
         self._round = Round(rollout, answers, request, seconds)
         return request.messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, None]:
         """Combine the groups' rewards into one reward per answer by the rule, and update the policy.
 
         The grid waits for the replies when they are read, so the reference pass runs while the groups score.
@@ -105,7 +97,7 @@ class AppaStrategy(Strategy):
             traffic=dict(self.run.groups.grid.traffic),
             **(fields | learned),
         )
-        return None, MetricRecord({name: fields[name] for name in ("reward", "group_reward", "fairness_index")})
+        return None, None  # Flower only logs what is returned
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -120,9 +112,9 @@ class AppaStrategy(Strategy):
         self._round.held_out = scores, request
         return request.messages
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Compute FI, Avg AS and Min AS on held-out questions, if the round has them, and finish the round."""
-        line, metrics = self._round.line, None
+        line = self._round.line
         assert line is not None
         if self._round.held_out is not None:
             scores, request = self._round.held_out
@@ -132,10 +124,7 @@ class AppaStrategy(Strategy):
                 log.warning("iteration %d is not scored: %s", line.iteration, error)
             else:
                 line = line.model_copy(update={"held_out": curve})
-                points = {against: point.model_dump() for against, point in curve.items()}
-                metrics = MetricRecord({f"{a} {n}": value for a, point in points.items() for n, value in point.items()})
         self.finished(line, self.state)
-        return metrics
 
     def summary(self) -> None:
         """Unused: the run's log has everything."""

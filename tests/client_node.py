@@ -20,9 +20,8 @@ from client_app.main import app
 from client_app.memory import Memory, memory_of, read_array
 from client_app.party import Group, Party
 from pluralllm.data import GroupData
-from pluralllm.residual import SHARES_KEY
-from pluralllm.scores import summed
-from pluralllm.training import choices
+from pluralllm.residual import SHARES, SHARES_KEY
+from pluralllm.scores import SUMS
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
 
@@ -91,9 +90,9 @@ def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object)
     if kind == asks.UPDATE:
         return Ask(kind, arrays, {"round": 1, "proximal": 0.0})
     if kind == asks.VALIDATION:
-        return Ask(kind, arrays, {"size": len(choices(config.pluralllm.architecture))})
+        return Ask(kind, arrays, {"size": len(SHARES) if config.pluralllm.architecture == "residual" else 1})
     if kind == asks.SCORES:
-        return Ask(kind, {}, {"size": len(summed())})
+        return Ask(kind, {}, {"size": len(SUMS)})
     if kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
         return Ask(kind)
     return uniform_request(catalogue, **changes).ask()

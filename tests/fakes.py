@@ -143,9 +143,11 @@ def ppo_models(tuning: str, model: PreTrainedModel, *, value: bool = True) -> Po
     if tuning == "full":
         return FullModels(model, value=value)
     torch.manual_seed(1)
+    layers = ["q_proj", "v_proj", "down_proj"]
+    own = LoraConfig(r=3, lora_alpha=6, target_modules=layers, task_type="CAUSAL_LM")
     with tempfile.TemporaryDirectory() as folder:
         adapter = save_adapter(model, Path(folder))
-        return LoraModels(model, adapter, rank=3, targets=["q_proj", "v_proj", "down_proj"], value=value)
+        return LoraModels(model, adapter, own, value=value)
 
 
 def disturb(parameters: Iterable[torch.nn.Parameter], *, scale: float = 0.1, seed: int = 2) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.protocol.rewards import find
-from appa_flwr.survey.types import Question
+from appa_flwr.survey.types import Question, answer_table
 
 GROUPS_TO_COMPARE = 2
 """Fewest groups that a question of the Fairness Index needs, since a single group cannot be treated unequally."""
@@ -58,13 +58,7 @@ def as_arrays(
     """Convert answers to distributions (G, Q, K), 0 on padding and NaN where a group has none, and options (Q, K)."""
     sizes_Q = np.array([len(question.options) for question in questions])
     option_QK = np.arange(sizes_Q.max()) < sizes_Q[:, None]
-    target_GQK = np.full((len(answers), *option_QK.shape), np.nan)
-    for target_QK, mine in zip(target_GQK, answers.values(), strict=True):
-        for q, question in enumerate(questions):
-            if question.question_id in mine:
-                target_QK[q] = 0.0
-                target_QK[q, : sizes_Q[q]] = mine[question.question_id]
-    return target_GQK, option_QK
+    return np.stack([answer_table(questions, mine, sizes_Q.max()) for mine in answers.values()]), option_QK
 
 
 def known_targets(target_GQK: FloatArray, option_QK: BoolArray) -> BoolArray:

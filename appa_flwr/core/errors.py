@@ -23,6 +23,12 @@ def unknown_name(kind: str, name: object, *, valid: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names) or 'none'}")
 
 
+def first_line(error: BaseException) -> str:
+    """Class of a library's error, and the first line of its message."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return f"{type(error).__name__}: {next(filter(None, lines), 'no reason given')}"
+
+
 def first_problem(error: Any) -> str:
     """Place and reason of the first error in a `ValidationError` of Pydantic, on one line."""
     problem = error.errors()[0]

@@ -1,10 +1,11 @@
 """The in-memory survey: public questions on one side, one group's private answers on the other."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from appa_flwr.core.arrays import FloatArray
@@ -101,6 +102,16 @@ class Survey:
     def groups(self) -> tuple[str, ...]:
         """Group names in the requested order, or else in the order of the source."""
         return tuple(self.answers)
+
+
+def answer_table(questions: Sequence[Question], answers: Mapping[str, FloatArray], num_options: int) -> FloatArray:
+    """A group's answers by question id as a table (Q, K): 0 on padding, NaN for a question without an answer."""
+    table_QK = np.full((len(questions), num_options), np.nan)
+    for row_K, question in zip(table_QK, questions, strict=True):
+        if (answer_K := answers.get(question.question_id)) is not None:
+            row_K[:] = 0.0
+            row_K[: len(answer_K)] = answer_K
+    return table_QK
 
 
 @dataclass(frozen=True)

@@ -41,18 +41,13 @@ class OverlapGrid(Grid):
     """A Grid that sends at once and waits, with short and growing pauses, when the replies are read.
 
     A node that has not answered in time is late until it answers. Waits for late nodes end soon after other replies.
-
-    Attributes:
-        simulated: True if the nodes are Flower's simulation; they are never late, and only the timeout limits a wait.
-        seconds_waited: time that the server spent idle in waits, added up until the caller sets it to 0.
-        traffic: messages and bytes of their records, sent and received, added up until the caller clears it.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.simulated = isinstance(grid, InMemoryGrid)
-        self.seconds_waited = 0.0
-        self.traffic = Counter[str]()
+        self.simulated = isinstance(grid, InMemoryGrid)  # such nodes are never late, and only the timeout limits a wait
+        self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
+        self.traffic = Counter[str]()  # messages and bytes of their records, added up until the caller clears it
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
     def set_run(self, run: Run) -> None:
@@ -96,7 +91,7 @@ class OverlapGrid(Grid):
         """Late nodes that still have a message to answer, and must not get another."""
         for node, (key, _) in list(self._late.items()):
             for reply in self._pull([key], {key: node}).values():
-                self._note_answers({node: reply})
+                self._note_answer(node, reply)
         now = time.monotonic()
         return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
 
@@ -134,7 +129,8 @@ class OverlapGrid(Grid):
             now = time.monotonic()
         self.seconds_waited += time.monotonic() - idle_from
         self._count("received", replies.values())
-        self._note_answers({sent[key].metadata.dst_node_id: reply for key, reply in replies.items()})
+        for key, reply in replies.items():
+            self._note_answer(sent[key].metadata.dst_node_id, reply)
         for key, node in silent.items() if not self.simulated else ():
             if node not in self._late:
                 log.warning("node %s has not answered for %.0f s; until it does, others go on", node, now - started)
@@ -148,11 +144,10 @@ class OverlapGrid(Grid):
             if isinstance(content, RecordDict):
                 self.traffic[f"bytes_{way}"] += recorddict_to_proto(content).ByteSize()
 
-    def _note_answers(self, replies: Mapping[int, RecordDict | Error]) -> None:
-        for node, reply in replies.items():
-            # Flower's own error for a missing reply is not a reply of the node.
-            if not isinstance(reply, Error) or reply.code >= FAILED:
-                self._late.pop(node, None)
+    def _note_answer(self, node: int, reply: RecordDict | Error) -> None:
+        # Flower's own error for a missing reply is not a reply of the node.
+        if not isinstance(reply, Error) or reply.code >= FAILED:
+            self._late.pop(node, None)
 
     def _pull(self, keys: Iterable[str], silent: dict[str, int]) -> dict[str, RecordDict | Error]:
         """Pull the replies to some messages that have arrived, and remove these messages from `silent`.

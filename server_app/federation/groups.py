@@ -4,7 +4,7 @@ Axis letters: G groups, J answers, N numbers.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +25,7 @@ log = logging.getLogger("appa.server")
 
 
 class Groups:
-    """All groups of a run, and their numbers; `replies` is the folder of stored replies.
-
-    Attributes:
-        grid: sends messages and waits for replies.
-        config: the run's config.
-        members: who hosts the groups.
-    """
+    """All groups of a run, and their numbers; `replies` is the folder of stored replies."""
 
     def __init__(
         self,
@@ -67,7 +61,8 @@ class Groups:
 
     def _hand_out(self, kind: str, content: RecordDict, what: str) -> None:
         self._digests[kind] = messages.digest(content)
-        self.members.hand_out(kind, content)
+        self.members.setup[kind] = content
+        self.members.prepare()
         self.members.require(self.members.hosts(), what)
 
     def ask(self, ask: Ask) -> Replies:
@@ -99,21 +94,13 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request for numbers to all groups.
+    """A request for numbers to all groups."""
 
-    Attributes:
-        messages: a message to each node that hosts groups; none if the replies are stored already.
-        members: who hosts the groups.
-        ask: kind and inputs of the numbers.
-        catalogue: the questions that they are about.
-        path: file that stores the replies; None = they are not stored.
-    """
-
-    messages: list[Message]
+    messages: list[Message]  # to each node that hosts groups; none if the replies are stored already
     members: Members
     ask: Ask
     catalogue: Catalogue
-    path: Path | None
+    path: Path | None  # file that stores the replies; None = they are not stored
 
     def read(self, replies: Iterable[Message]) -> Replies:
         """Read the groups' numbers, and keep them; a group with faulty numbers counts as missing.
@@ -132,18 +119,13 @@ class Request:
             for place, name in self.members.own(node, reply):
                 row_of[name] = reply.numbers[place]
                 reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue)
-        _warn_missing({name: reason for name, reason in reasons.items() if reason})
+        for reason in filter(None, dict.fromkeys(reasons.values())):  # one line for each
+            missing = [name for name in names if reasons[name] == reason]
+            some = "group %s counts" if len(missing) == 1 else "groups %s count"
+            log.warning(f"{some} as missing: %s", listed(missing), plain(reason))
         row_of = {name: row_of[name] for name in names if reasons[name] is None}
         self.members.require(row_of, f"give {self.ask.kind}")
         read = Replies(tuple(row_of), layouts, np.stack([*row_of.values()]))
         if self.path is not None:
             keep_replies(self.path, read)
         return read
-
-
-def _warn_missing(reasons: Mapping[str, str]) -> None:
-    """Warn which groups count as missing, in one line per reason."""
-    for reason in dict.fromkeys(reasons.values()):
-        names = [name for name, own in reasons.items() if own == reason]
-        some = "group %s counts" if len(names) == 1 else "groups %s count"
-        log.warning(f"{some} as missing: %s", listed(names), plain(reason))

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import product
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -40,27 +39,15 @@ log = logging.getLogger("appa.server")
 class State(Enum):
     """What a node holds, as known to the server."""
 
-    UNKNOWN = auto()  # the node must be greeted
+    UNKNOWN = auto()  # the node must be greeted: it is new, has restarted, or failed to take the catalogue or targets
     GREETED = auto()
     INFORMED = auto()  # the node has the catalogue
     READY = auto()  # the node has the catalogue and target tables
-    OUT = auto()  # the node gets no messages any more
+    OUT = auto()  # the node hosts no group of the run, lacks the key, refuses or failed too often: no message any more
 
 
-FORGOTTEN, LEFT_OUT = "forgotten", "left out"
-TRANSITIONS: Mapping[tuple[State, str], State] = {
-    (State.UNKNOWN, messages.HELLO): State.GREETED,
-    (State.GREETED, messages.CATALOGUE): State.INFORMED,
-    (State.INFORMED, messages.TARGETS): State.READY,
-    # The node has restarted, or failed to take the catalogue or the targets.
-    **dict.fromkeys(product((State.GREETED, State.INFORMED, State.READY), [FORGOTTEN]), State.UNKNOWN),
-    # The node hosts no group of the run, lacks the key, refuses, or failed too often.
-    **dict.fromkeys(product(State, [LEFT_OUT]), State.OUT),
-}
-"""State before and event, or kind of the message that the node has answered -> state after; else nothing changes."""
-
-NEEDED_BY = {messages.CATALOGUE: State.GREETED, messages.TARGETS: State.INFORMED}
-"""Setup message -> state of the nodes that need the message next."""
+SETUP = {messages.CATALOGUE: (State.GREETED, State.INFORMED), messages.TARGETS: (State.INFORMED, State.READY)}
+"""Setup message -> state of the nodes that need the message next, and their state once they have answered it."""
 
 
 @dataclass
@@ -75,29 +62,22 @@ class Node:
     failures: int = 0  # failed setup messages since the node was last set up completely
     error: int = 0  # code of its error reply to the last message; 0 if there was none
 
-    def on(self, event: str) -> None:
-        """Change the state."""
-        self.state = TRANSITIONS.get((self.state, event), self.state)
-
 
 class Members:
     """The groups of a run and the nodes that host them.
 
     `keys` are the groups' public keys, if the run checks them; `survey` is the path of the run's survey, which
     simulated nodes read.
-
-    Attributes:
-        names: the groups of the run, whether or not they have joined.
     """
 
     def __init__(self, grid: OverlapGrid, config: Config, *, keys: GroupKeys | None, survey: str) -> None:
         self.grid, self.config, self._keys = grid, config, keys
         self._survey = survey if grid.simulated else ""
-        self.names: tuple[str, ...] = ()
+        self.names: tuple[str, ...] = ()  # the groups of the run, whether or not they have joined
         self._node_of: dict[str, int] = {}
         self._nodes: dict[int, Node] = defaultdict(Node)
         self._late: frozenset[int] = frozenset()  # nodes that keep their groups, and get no message before they answer
-        self._setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
+        self.setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -106,7 +86,7 @@ class Members:
 
     def hosts(self) -> dict[str, int]:
         """Group -> its node, for groups that can be asked for numbers now."""
-        able = State.READY if messages.TARGETS in self._setup else State.INFORMED
+        able = State.READY if messages.TARGETS in self.setup else State.INFORMED
         node_of = {name: self._node_of[name] for name in self.present}
         return {name: n for name, n in node_of.items() if n not in self._late and self._nodes[n].state is able}
 
@@ -170,12 +150,15 @@ class Members:
         nodes = [node for node in online - self._late if (node in unknown if node in hosts else away)]
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if name in self.names]
-            self._nodes[node].on(messages.HELLO if names else LEFT_OUT)
+            if not names:
+                self._nodes[node].state = State.OUT
+            elif self._nodes[node].state is State.UNKNOWN:
+                self._nodes[node].state = State.GREETED
             self._node_of = {name: host for name, host in self._node_of.items() if host != node or name in names}
             for name in names:
                 if self._node_of.setdefault(name, node) == node:
                     continue
-                if not self._setup:
+                if not self.setup:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
                 log.warning("group '%s' has a node already; another node that speaks for it is left out", name)
 
@@ -198,15 +181,10 @@ class Members:
         keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
         for node in sorted(node for node, names in keyed.items() if not names):
             log.warning("node %s has no group's key; the node is left out", node)
-            self._nodes[node].on(LEFT_OUT)  # it could make the server wait
+            self._nodes[node].state = State.OUT  # it could make the server wait
         return {node: names for node, names in keyed.items() if names}
 
     # --- setting up -------------------------------------------------------------------------------------------------
-
-    def hand_out(self, kind: str, content: RecordDict) -> None:
-        """Send a setup message to all nodes, and later to nodes that join or restart."""
-        self._setup[kind] = content
-        self.prepare()
 
     def prepare(self) -> None:
         """Set up, in parallel, all nodes that joined late or have restarted.
@@ -217,23 +195,23 @@ class Members:
         for node in self._nodes.values():
             node.error = 0
         self._meet(timeout=self.config.run.reply_timeout)
-        for kind, content in self._setup.items():
+        for kind, content in self.setup.items():
             hosts = {*self._node_of.values()} - self._late
-            lacking = {number for number in hosts if self._nodes[number].state is NEEDED_BY[kind]}
+            lacking = {number for number in hosts if self._nodes[number].state is SETUP[kind][0]}
             for number, reply in self._send(kind, content, lacking):
                 lacking.remove(number)
                 self._take(kind, number, reply)
             for node in map(self._nodes.__getitem__, lacking):
                 node.failures += 1
                 refuses = node.error > refusals.FORGOTTEN or node.failures >= MOST_FAILURES
-                node.on(LEFT_OUT if refuses else FORGOTTEN)
+                node.state = State.OUT if refuses else State.UNKNOWN
         self._node_of = {n: node for n, node in self._node_of.items() if self._nodes[node].state is not State.OUT}
 
     def _take(self, kind: str, number: int, reply: Reply) -> None:
         """Note a node's reply to a setup message."""
         node, own = self._nodes[number], list(self.own(number, reply))
-        node.on(kind)
-        if kind == list(self._setup)[-1]:
+        node.state = SETUP[kind][1]
+        if kind == list(self.setup)[-1]:
             node.failures = 0
         if kind == messages.CATALOGUE:
             node.answered = {name: reply.fields["answered"][row] for row, name in own}
@@ -262,8 +240,8 @@ class Members:
             node = self._nodes[number]
             if message.has_error():
                 node.error = message.error.code
-                if node.error == refusals.FORGOTTEN:
-                    node.on(FORGOTTEN)
+                if node.error == refusals.FORGOTTEN and node.state is not State.OUT:
+                    node.state = State.UNKNOWN
                 log.warning("node %s: %s", number, message.error.reason)
                 continue
             try:

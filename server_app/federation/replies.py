@@ -32,10 +32,6 @@ class Replies:
     numbers: Mapping[str, Layout]  # the arrays by name, see `appa_flwr.protocol.asks.layouts_of`
     data_GN: FloatArray  # a row for each group
 
-    def mean(self, name: str) -> FloatArray:
-        """The groups' mean of an array."""
-        return np.asarray(self.each(name).mean(axis=0))
-
     def each(self, name: str) -> FloatArray:
         """Every group's array, (G, its shape)."""
         return asks.split(self.data_GN, self.numbers)[name]

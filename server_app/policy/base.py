@@ -27,7 +27,7 @@ from transformers import (
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import SMOLLM2_MODEL, THREADS, TINY_MODEL, Config
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
@@ -52,21 +52,13 @@ log = logging.getLogger("appa.server")
 
 @dataclass(frozen=True)
 class Base:
-    """A model folder with its tokenizer and end tokens.
+    """A model folder with its tokenizer and end tokens."""
 
-    Attributes:
-        source: folder that `from_pretrained` loads.
-        tokenizer: pads on the left, with a token that is not among `stop_ids`.
-        end_id: token with which SFT ends answers: the end of turn of a chat model, else the end of sequence.
-        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, the ends in the generation settings.
-        hub_id: name of the model on the hub; empty for a model from elsewhere.
-    """
-
-    source: str
-    tokenizer: Tokenizer
-    end_id: int
-    stop_ids: tuple[int, ...]
-    hub_id: str = ""
+    source: str  # folder that `from_pretrained` loads
+    tokenizer: Tokenizer  # pads on the left, with a token that is not among `stop_ids`
+    end_id: int  # token with which SFT ends answers: the end of turn of a chat model, else the end of sequence
+    stop_ids: tuple[int, ...]  # all that end an answer: `end_id`, end of sequence, the ends in the generation settings
+    hub_id: str = ""  # name of the model on the hub; empty for a model from elsewhere
 
     def ids(self, text: str) -> list[int]:
         """Token ids of the prompt `text`, in the model's chat template if it has one."""
@@ -117,7 +109,7 @@ def prepare(
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
         declared = _declared_ends(folder)
     except (OSError, ValueError) as error:
-        raise UserError(f"model = {config.model}: cannot be loaded ({_in_one_line(error)})") from error
+        raise UserError(f"model = {config.model}: cannot be loaded ({first_line(error)})") from error
     # A model saved for another task would load too, with a random head or without causal attention.
     saved_as = model_config.architectures or [model_config.model_type]
     if ARCHITECTURES.get(model_config.model_type) not in saved_as:
@@ -146,23 +138,16 @@ def _locate(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED))
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
-            f"model = {model}: no such folder here, and it cannot be fetched from the hub ({_in_one_line(error)}); "
+            f"model = {model}: no such folder here, and it cannot be fetched from the hub ({first_line(error)}); "
             f"where https://huggingface.co/{model} can be seen, accept its licence if it has one, then `hf auth login` "
             f"and try again, or `hf download {model} --local-dir DIR` and model = DIR"
         ) from error
 
 
-def _in_one_line(error: BaseException) -> str:
-    """Describe a library's error in one line."""
-    first_line = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-    return f"{type(error).__name__}: {first_line.strip()}"
-
-
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
     """Check the config's `model`, of which only names and shapes of the weights are read; the tiny model is not built.
 
-    Raises:
-        UserError: as for `prepare` and `load_model`.
+    Raises as `prepare` and `load_model`.
     """
     if config.model == TINY_MODEL:
         _check_length(config, tiny.LONGEST)
@@ -277,7 +262,7 @@ def _pretrained(folder: str, **how: Any) -> PreTrainedModel:
             folder, **how, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
         )
     except Exception as error:  # damaged files raise errors of many classes
-        raise UserError(f"model folder {folder}: cannot be loaded ({_in_one_line(error)})") from error
+        raise UserError(f"model folder {folder}: cannot be loaded ({first_line(error)})") from error
     unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if unfit:
         raise UserError(f"model folder {folder}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")

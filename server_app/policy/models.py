@@ -23,6 +23,17 @@ SAVED = "default"  # name of the adapter that PEFT saves and loads at the top of
 ALPHA_PER_RANK = 2  # adapters are scaled by alpha / rank (SFT and PPO tables)
 
 
+def lora_config(config: Config, targets: str, *, dropout: float = 0.0) -> LoraConfig:
+    """Settings of an adapter on the layers named in `targets` (SFT and PPO tables)."""
+    return LoraConfig(
+        r=config.policy.lora_rank,
+        lora_alpha=ALPHA_PER_RANK * config.policy.lora_rank,
+        lora_dropout=dropout,
+        target_modules=list(split_names(targets)),
+        task_type="CAUSAL_LM",
+    )
+
+
 def value_head(hidden_size: int, device: torch.device) -> nn.Linear:
     """Linear head initialised to 0, so that at first the advantage equals the return."""
     head = nn.Linear(hidden_size, 1, device=device)
@@ -72,11 +83,7 @@ class LoraModels:
     PEFT resets `requires_grad` whenever adapters are switched. So every switch goes through `_switch`.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, sft_adapter: Path, *, rank: int, targets: list[str], value: bool = True
-    ) -> None:
-        # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
-        adapter = LoraConfig(r=rank, lora_alpha=ALPHA_PER_RANK * rank, target_modules=targets, task_type="CAUSAL_LM")
+    def __init__(self, model: PreTrainedModel, sft_adapter: Path, adapter: LoraConfig, *, value: bool = True) -> None:
         self._peft = PeftModel.from_pretrained(model.eval(), str(sft_adapter), adapter_name=SFT)
         self._peft.add_adapter(POLICY, adapter)
         if value:
@@ -143,5 +150,5 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
     torch.manual_seed(child_seed(config.seed, "adapters"))
     if full:
         return FullModels(model, value=value)
-    targets = list(split_names(config.policy.ppo_targets))
-    return LoraModels(model, sft, rank=config.policy.lora_rank, targets=targets, value=value)
+    # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
+    return LoraModels(model, sft, lora_config(config, config.policy.ppo_targets), value=value)

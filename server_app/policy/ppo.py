@@ -26,17 +26,11 @@ MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
 
 class ReferencePass(NamedTuple):
-    """Results that the server computes while the groups answer; (J, T) each, 0 outside the mask.
+    """Results that the server computes while the groups answer; (J, T) each, 0 outside the mask."""
 
-    Attributes:
-        reference_logprob_JT: log pi_ref of the rollouts' tokens.
-        value_JT: V before each token; 0 without a value model.
-        policy_logprob_JT: log pi, by the same pass over whole rows as in training; None if sampling gave the same.
-    """
-
-    reference_logprob_JT: Tensor
-    value_JT: Tensor
-    policy_logprob_JT: Tensor | None = None
+    reference_logprob_JT: Tensor  # log pi_ref of the rollouts' tokens
+    value_JT: Tensor  # V before each token; 0 without a value model
+    policy_logprob_JT: Tensor | None = None  # log pi by a pass over whole rows; None if sampling gave the same
 
 
 class _Targets(NamedTuple):

@@ -19,21 +19,13 @@ MIN_TOKENS = 8  # shortest shared prefix: for a shorter one, a separate pass cos
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and responses of one batch.
+    """Prompts and responses of one batch."""
 
-    Attributes:
-        prefix_C: token ids that every prompt begins with; may be empty.
-        prompt_JP: token ids of the rest, padded left.
-        prompt_mask_JP: True on real prompt tokens; each row has at least one.
-        response_JT: token ids, padded right.
-        mask_JT: True on response tokens up to and including the end of sequence.
-    """
-
-    prefix_C: Tensor
-    prompt_JP: Tensor
-    prompt_mask_JP: Tensor
-    response_JT: Tensor
-    mask_JT: Tensor
+    prefix_C: Tensor  # token ids that every prompt begins with; may be empty
+    prompt_JP: Tensor  # token ids of the rest, padded left
+    prompt_mask_JP: Tensor  # True on real prompt tokens; each row has at least one
+    response_JT: Tensor  # token ids, padded right
+    mask_JT: Tensor  # True on response tokens up to and including the end of sequence
 
     @property
     def length_J(self) -> Tensor:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from appa_flwr.config import Config, split_names
+from appa_flwr.config import Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
@@ -25,7 +25,7 @@ from server_app.policy.base import Base
 from server_app.policy.limits import TOKENS, Budget, NotFinite, finite_logits
 from server_app.policy.logprobs import response_logprobs, shared_prefix
 from server_app.policy.lora_product import round_once
-from server_app.policy.models import ALPHA_PER_RANK
+from server_app.policy.models import lora_config
 from server_app.policy.sequences import Sequences, pad, split_prompts
 
 MAX_PASS = 32  # most answers in a forward pass
@@ -130,17 +130,6 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         return Sequences(*split, response_JT, mask_JT)
 
 
-def adapter(config: Config) -> LoraConfig:
-    """SFT's adapter (SFT table)."""
-    return LoraConfig(
-        r=config.policy.lora_rank,
-        lora_alpha=ALPHA_PER_RANK * config.policy.lora_rank,
-        lora_dropout=LORA_DROPOUT,
-        target_modules=list(split_names(config.policy.sft_targets)),
-        task_type="CAUSAL_LM",
-    )
-
-
 def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]) -> Dataset:
     """Rows for the trainer: prompt, answer and end token, with a mask of the tokens that count in the loss."""
     completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
@@ -197,7 +186,8 @@ def make_trainer(
     torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is made before the trainer sets its seed
     if config.policy.tuning != "full":
         model.name_or_path = base.hub_id or base.source  # the saved adapter names this as its base model
-        trained = get_peft_model(model, adapter(config))  # in float32, also on a base of 16 bits
+        adapter = lora_config(config, config.policy.sft_targets, dropout=LORA_DROPOUT)
+        trained = get_peft_model(model, adapter)  # in float32, also on a base of 16 bits
         round_once(trained)
     return _LeanTrainer(
         trained,

@@ -126,8 +126,7 @@ def load_or_build(
 ) -> Path:
     """Return the folder of the tiny model and its tokenizer; build it if the cache lacks it.
 
-    Raises:
-        UserError: the cache folder cannot be written.
+    Raises as `replaced_folder`.
     """
     folder = cache / f"tiny-{recipe.task}-{recipe.key(questions)}"
     if (folder / "config.json").is_file():

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run import run_files
@@ -31,22 +31,14 @@ PROBE_TOLERANCE = 1e-2
 
 
 def save(path: Path, weights: ArrayRecord, card: Card) -> None:
-    """Write weights, and then their card.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Write weights, and then their card; raises as `replace_file`."""
     arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in weights.items()}
     replace_file(path, safetensors.numpy.save(arrays))
     write_card(path, card)
 
 
 def write_card(path: Path, card: Card) -> None:
-    """Write the card of the file of weights at this path.
-
-    Raises:
-        UserError: the card cannot be written; an earlier card is intact.
-    """
+    """Write the card of the file of weights at this path; raises as `replace_file`."""
     run_files.write(path.with_suffix(".json"), card.model_copy(update={"weights": _sha256(path)}))
 
 
@@ -57,12 +49,22 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
         UserError: a file is missing or cannot be read, the card is of other weights or of another version, or this run
             cannot or must not use the weights.
     """
-    card = _read_card(path)
+    card_path = path.with_suffix(".json")
+    for needed in (path, card_path):
+        if not needed.is_file():
+            raise UserError(
+                f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
+                "pluralllm.json beside it"
+            )
+    card = run_files.read(card_path, Card)
+    assert card is not None  # the file exists, see above
+    if card.weights != _sha256(path):
+        raise UserError(f"{path}: its card {card_path.name} belongs to other weights; both files come from one run")
     _check_fit(card, path, config, catalogue)
     try:
         arrays = safetensors.numpy.load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
     if {name: array.shape for name, array in arrays.items()} != {name: value.shape for name, value in start.items()}:
         own = config.pluralllm.architecture
         raise UserError(f"{path}: its weights do not fit pluralllm.architecture = {own}")
@@ -85,21 +87,6 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
         training={k: value for k, value in config.flat().items() if k.startswith(SETTINGS) and k != CHECKPOINT},
         losses=tuple(losses),
     )
-
-
-def _read_card(weights: Path) -> Card:
-    path = weights.with_suffix(".json")
-    for needed in (weights, path):
-        if not needed.is_file():
-            raise UserError(
-                f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
-                "pluralllm.json beside it"
-            )
-    card = run_files.read(path, Card)
-    assert card is not None  # the file exists, see above
-    if card.weights != _sha256(weights):
-        raise UserError(f"{weights}: its card {path.name} belongs to other weights; both files come from one run")
-    return card
 
 
 def _check_fit(card: Card, weights: Path, config: Config, catalogue: Catalogue) -> None:
@@ -148,5 +135,4 @@ def _probe(catalogue: Catalogue) -> tuple[float, ...]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -22,8 +22,8 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.residual import SHARES_KEY, Shares
-from pluralllm.training import build, choices, step_size_factor, validation_round
+from pluralllm.residual import SHARES, SHARES_KEY, Shares
+from pluralllm.training import build, step_size_factor, validation_round
 from server_app import flower_quiet
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
@@ -49,11 +49,6 @@ class GroupRounds(FedAvg):
     """Rounds over the groups' numbers: requests and replies in place of Flower's records, averaged by FedAvg.
 
     A strategy of Flower's comes before this class in the order of bases, so its own steps go around these.
-
-    Attributes:
-        losses: the groups' mean loss in every round.
-        shares: how much each view of a group counts, chosen by the groups' errors on validation questions;
-            None if the network has no views, or nobody has answered such a question.
     """
 
     groups: Groups
@@ -63,8 +58,8 @@ class GroupRounds(FedAvg):
     def begin(self, groups: Groups, config: Config, progress: Progress) -> None:
         """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
         self.groups, self.config, self.progress = groups, config, progress
-        self.losses: list[float] = []
-        self.shares: Shares | None = None
+        self.losses: list[float] = []  # the groups' mean loss in every round
+        self.shares: Shares | None = None  # chosen by validation; None without views, or if nobody has answered
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -110,18 +105,16 @@ class GroupRounds(FedAvg):
         self._validation = None
         if server_round != validation_round(self.config.pluralllm):
             return []
-        size = len(choices(self.config.pluralllm.architecture))
         weights = {"weights": join_weights(_single(arrays))}
-        self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": size}))
+        self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": len(SHARES)}))
         return self._validation.messages
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Choose the shares with the least total error."""
         if self._validation is not None:
             names, rows = _training_rows(self._validation.read(replies))
             if names:
-                self.shares = choices(self.config.pluralllm.architecture)[int(rows["error"].sum(axis=0).argmin())]
-        return None
+                self.shares = SHARES[int(rows["error"].sum(axis=0).argmin())]
 
 
 class _FedProx(FedProx, GroupRounds):

@@ -18,7 +18,7 @@ from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from server_app.evaluation import round_in_words
 from server_app.inputs import RunInputs
-from server_app.serve import judge
+from server_app.serve import judge, prompts
 from server_app.serve.rounds import Rounds, RunName, ScoreRequest, Text
 
 MEBIBYTE = 2**20
@@ -82,7 +82,8 @@ def web_app(rounds: Rounds, run: RunInputs, token: str) -> FastAPI:
     @app.get("/v1/held-out")
     async def held_out() -> dict[str, Any]:
         """Return the held-out questions with their prompts, for a model to answer."""
-        return judge.questions(run)
+        rows = prompts.rows(run.config, run.questions(run.catalogue.held_out_Q), plain=True)
+        return {"questions": rows, "answer_tokens": run.config.ppo.response_length}
 
     @app.post("/v1/models/{name}")
     async def model(body: ModelAnswers, name: RunName) -> Any:

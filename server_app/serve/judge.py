@@ -17,13 +17,6 @@ from server_app import baselines, evaluation
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import parse_responses
 from server_app.inputs import RunInputs, ask_votes
-from server_app.serve import prompts
-
-
-def questions(run: RunInputs) -> dict[str, Any]:
-    """The held-out questions, with the prompts that ask for an answer."""
-    prompt_rows = prompts.rows(run.config, run.questions(run.catalogue.held_out_Q), plain=True)
-    return {"questions": prompt_rows, "answer_tokens": run.config.ppo.response_length}
 
 
 def scores(run: RunInputs, name: str, answers: Mapping[str, str]) -> dict[str, Any]:

@@ -287,8 +287,7 @@ class Rounds:
         answers = parse_responses(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
         state = self._rule.restored(vars(last)) if last else self._rule.first()
-        ask = self._rule.ask(answers, self._num_asked if config.pluralllm.fresh_contexts else 0)
-        replies = groups.ask(ask)
+        replies = groups.ask(self._rule.ask(answers, self._num_asked))
         reward_J, after, fields = self._rule.result(state, answers, replies)
         held_out = bool(catalogue.held_out_Q[question_J].any())  # such a round leaves the rule's state as it was
         record = ServedRound(
@@ -299,7 +298,7 @@ class Rounds:
             seconds=time.monotonic() - started,
             **(fields | self._rule.saved(state if held_out else after)),
         )
-        alignment_J = replies.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
+        alignment_J = replies.each(f"{config.reward_metric} {TARGET_SIDE} reward").mean(axis=0)
         numbers_J = zip(reward_J.tolist(), alignment_J.tolist(), answers.format_score_J.tolist(), strict=True)
         scored = (
             ServedAnswer(id=item.id, digest=item.digest, reward=reward, components={"alignment": mean, "format": score})

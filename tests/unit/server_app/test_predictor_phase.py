@@ -9,12 +9,12 @@ from fake_groups import FakeGroups, federated
 from fakes import catalogue_of
 
 from appa_flwr.protocol.asks import SCORES
-from pluralllm.scores import summed
+from pluralllm.scores import SUMS
 from server_app.predictor_phase import fault, scores
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
 SIZE = 5
-PLACES = {name: place for place, name in enumerate(summed())}
+PLACES = {name: place for place, name in enumerate(SUMS)}
 
 
 def sums(answers=0, js=0.0):

@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from server_app.loaded import LocalModel
-from server_app.policy import sft
 from server_app.policy.base import Base
 from server_app.policy.logprobs import response_logprobs, shared_prefix
-from server_app.policy.models import LoraModels, load_policy
+from server_app.policy.models import LoraModels, load_policy, lora_config
 
 TEMPERATURE = 0.7
 
@@ -157,7 +156,9 @@ def as_sampled_and_saved(config, folder):
     """
     base, start = Base(str(folder / "base"), None, 1, (1,)), folder / "base"
     if lora := config.policy.tuning == "lora":
-        taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
+        taught = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(base.source), lora_config(config, config.policy.sft_targets)
+        )
         disturb((p for p in taught.parameters() if p.requires_grad), scale=0.05)
         taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
     models = load_policy(config, base, start)

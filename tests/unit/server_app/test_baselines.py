@@ -11,6 +11,7 @@ import pytest
 from fake_groups import GROUPS, NODES, TABLES, TEST_J, federated, scoring_node
 from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
+from small import config_in
 
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
@@ -93,8 +94,7 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(tmp_p
     ],
 )
 def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, ceilings, methods):
-    places = {"run.output-dir": str(tmp_path), "run-name": "r"}
-    config = Config.load({**places, "eval.ceilings": ceilings})
+    config = config_in(tmp_path, **{"eval.ceilings": ceilings})
     groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, may=may)}, CATALOGUE)
     groups.config = config
     with RunFolder(config) as folder:

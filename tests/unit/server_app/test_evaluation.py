@@ -10,12 +10,11 @@ import pytest
 from fake_groups import GROUPS, NODES, TABLES, TEST_J, TRUTHS, FakeGroups, federated, scoring_node
 from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import PROMPTS, catalogue_of, tiny_causal_lm
-from report_runs import line
+from report_runs import iteration
 
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, rewards
-from appa_flwr.run.records import Iteration
 from server_app import evaluation
 from server_app.federation.responses import parse_responses
 from server_app.inputs import PolicyInputs, RunInputs, ask_votes
@@ -97,8 +96,8 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
 
 
 def test_the_log_has_the_reward_of_the_worst_group_that_answered():
-    changed = {"rewards": {"a": None, "b": 0.5, "c": 0.25}, "missing_groups": ("a",)}
-    said = evaluation.round_in_words(Iteration(**{**line(1, planned=2, fell_back=None), **changed}))
+    rewards = {"a": None, "b": 0.5, "c": 0.25}
+    said = evaluation.round_in_words(iteration(1, rewards=rewards, missing_groups=("a",)))
     assert "reward 0.700, worst group 0.250, " in said
     assert said.endswith("MISSING: a")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_groups import GROUPS, NODES, TABLES, TEST_J, TRUTHS, FakeGroups, federated, scoring_node
 from fake_groups import THREE_CATALOGUE as CATALOGUE
-from fakes import PROMPTS, catalogue_of, tiny_causal_lm
+from fakes import catalogue_of
 from report_runs import iteration
 
 from appa_flwr.analysis.equations import fairness_index
@@ -17,7 +17,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import asks, rewards
 from server_app import evaluation
 from server_app.federation.responses import parse_responses
-from server_app.inputs import PolicyInputs, RunInputs, ask_votes
+from server_app.inputs import RunInputs, ask_votes
 
 JS_ONLY = ["js"]
 
@@ -72,27 +72,6 @@ def test_groups_without_survey_answers_leave_the_truth_empty(tmp_path):
     assert np.isnan(row.per_group["A"])
     assert "survey: Avg AS" in (words := evaluation.in_words([row]))
     assert "WITHOUT A" in words
-
-
-def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
-    model = tiny_causal_lm()
-    prompts = [*PROMPTS, [7, 7]]
-
-    def texts(response_JT, mask_JT):
-        return [" ".join(map(str, ids[mask].tolist())) for ids, mask in zip(response_JT, mask_JT, strict=True)]
-
-    base = SimpleNamespace(stop_ids=(1,), texts=texts)
-    question_J = np.array([4, 0, 2])
-    found = {}
-    for size in (1, 2, 100):
-        monkeypatch.setattr(evaluation, "BATCH_SIZE", size)
-        config = Config.load({"ppo.response-length": 4})
-        run, inputs = RunInputs(config, None, None, CATALOGUE), PolicyInputs(base, prompts, question_J, question_J)
-        answers = evaluation.greedy_answers(run, model, inputs, question_J)
-        found[size] = answers.texts
-        assert answers.question_J.tolist() == [4, 0, 2]
-    assert found[1] == found[2] == found[100]
-    assert len(set(found[100])) == 3
 
 
 def test_the_log_has_the_reward_of_the_worst_group_that_answered():

@@ -32,10 +32,6 @@ def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
     assert CARD.read(tmp_path) == card
 
 
-def test_what_is_not_there_is_none(tmp_path):
-    assert not any(file.read(tmp_path) for file in FILES.values())
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [

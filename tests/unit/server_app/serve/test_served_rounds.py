@@ -62,8 +62,8 @@ async def test_what_cannot_be_of_a_round_is_refused_at_once_and_the_round_goes_o
         (422, [("x", "Q7", "?")], {"number": 1, "size": 2}),  # of an unknown question
         (409, [("x", "Q0", "?"), ("y", "Q0", "?")], {"number": 1, "size": 2}),  # more than announced
         (409, two()[1:], {"number": 1, "size": 5}),
-        (409, [("x", "Q0", "?")], {"number": 2}),
-        (409, [("x", "Q0", "?")], {}),  # of no round
+        (409, [("x", "Q0", "?")], {"number": 2, "size": 2}),
+        (409, [("x", "Q0", "?")], {"size": 2}),  # of no round
         (409, [OTHER], {"number": 1, "size": 2}),  # of another trainer
     ):
         assert (await refused(served.score(*answers, **keys))).status_code == status
@@ -172,6 +172,7 @@ async def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(serv
     twins = [asyncio.create_task(served.score((name, "Q0", TWO[0]))) for name in "ab"]
     both = asyncio.create_task(served.score(ONE, ("o", "Q1", TWO[1])))  # one scored, one asked
     await asyncio.sleep(0.05)
+    assert await served.score(ONE) == pytest.approx(MEAN_OF_TWO[:1])  # which waits for nobody
     served.node.gate.set()
     await asyncio.gather(other, both, *twins)
     assert sum(line.size for line in served.lines()) == 4

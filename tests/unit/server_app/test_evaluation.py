@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from fake_groups import GROUPS, NODES, TABLES, TEST_J, TRUTHS, FakeGroups, federated, scoring_node
 from fake_groups import THREE_CATALOGUE as CATALOGUE
-from fakes import PROMPTS, catalogue_of, tiny_causal_lm
-from report_runs import line
+from fakes import catalogue_of
+from report_runs import iteration
 
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, rewards
-from appa_flwr.run.records import Iteration
 from server_app import evaluation
 from server_app.federation.responses import parse_responses
-from server_app.inputs import PolicyInputs, RunInputs, ask_votes
+from server_app.inputs import RunInputs, ask_votes
 
 JS_ONLY = ["js"]
 
@@ -75,30 +74,9 @@ def test_groups_without_survey_answers_leave_the_truth_empty(tmp_path):
     assert "WITHOUT A" in words
 
 
-def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
-    model = tiny_causal_lm()
-    prompts = [*PROMPTS, [7, 7]]
-
-    def texts(response_JT, mask_JT):
-        return [" ".join(map(str, ids[mask].tolist())) for ids, mask in zip(response_JT, mask_JT, strict=True)]
-
-    base = SimpleNamespace(stop_ids=(1,), texts=texts)
-    question_J = np.array([4, 0, 2])
-    found = {}
-    for size in (1, 2, 100):
-        monkeypatch.setattr(evaluation, "BATCH_SIZE", size)
-        config = Config.load({"ppo.response-length": 4})
-        run, inputs = RunInputs(config, None, None, CATALOGUE), PolicyInputs(base, prompts, question_J, question_J)
-        answers = evaluation.greedy_answers(run, model, inputs, question_J)
-        found[size] = answers.texts
-        assert answers.question_J.tolist() == [4, 0, 2]
-    assert found[1] == found[2] == found[100]
-    assert len(set(found[100])) == 3
-
-
 def test_the_log_has_the_reward_of_the_worst_group_that_answered():
-    changed = {"rewards": {"a": None, "b": 0.5, "c": 0.25}, "missing_groups": ("a",)}
-    said = evaluation.round_in_words(Iteration(**{**line(1, planned=2, fell_back=None), **changed}))
+    rewards = {"a": None, "b": 0.5, "c": 0.25}
+    said = evaluation.round_in_words(iteration(1, rewards=rewards, missing_groups=("a",)))
     assert "reward 0.700, worst group 0.250, " in said
     assert said.endswith("MISSING: a")
 

@@ -11,9 +11,9 @@ import pytest
 from fakes import FakeGrid, raising
 from flwr.app import RecordDict
 from flwr.supercore.run import RunNotRunningException
+from small import config_in
 from whole_loop import run_server
 
-from appa_flwr.config import Config
 from appa_flwr.protocol import messages
 from server_app import main, run
 
@@ -21,7 +21,7 @@ from server_app import main, run
 def test_letters_that_stdout_lacks_end_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: print("México", flush=True))
-    run_server(FakeGrid({}), Config.load({"run-name": "r", "run.output-dir": str(tmp_path)}))
+    run_server(FakeGrid({}), config_in(tmp_path))
     assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
 
 
@@ -39,7 +39,7 @@ def ended(tmp_path, monkeypatch):
     """What a run whose phases are `phases` leaves in error.txt, as at the end of its run.log."""
 
     def end(grid, phases, raised):
-        config = Config.load({"run-name": "r", "run.output-dir": str(tmp_path)})
+        config = config_in(tmp_path)
         monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: phases(grid))
         with pytest.raises(raised):
             run_server(grid, config)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from fakes import catalogue_of
 from in_process import SimulatedGrid, simulated
-from small import SMALLEST
+from small import SMALLEST, config_in
 from whole_loop import run_server
 
 from appa_flwr.config import Config
@@ -71,7 +71,7 @@ def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run.base_models, "prepare", prepare)
     monkeypatch.setattr(run.predictor_phase, "train", train)
-    config = Config.load({**SMALLEST, "run.output-dir": str(tmp_path), "run-name": "r"})
+    config = config_in(tmp_path, **SMALLEST)
     with pytest.raises(UserError, match="no group trained"):
         run_server(SimulatedGrid(simulated(config, 2)), config)
     assert len(steps) < 500
@@ -83,7 +83,7 @@ def test_the_base_is_scored_in_as_many_bits_as_its_policies_and_sft_trains_on_al
     tuning, packed, tmp_path, monkeypatch
 ):
     """A model is here whether it is quantized."""
-    config = Config.load({"policy.tuning": tuning, "run.output-dir": str(tmp_path), "run-name": "r"})
+    config = config_in(tmp_path, **{"policy.tuning": tuning})
     scored, trained = {}, []
     monkeypatch.setattr(run.base_models, "load_model", lambda config, source, *, quantized: quantized)
     monkeypatch.setattr(run, "evaluate", lambda _, name, model, *rest, **keys: scored.update({name: model}))

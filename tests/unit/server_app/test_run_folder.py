@@ -6,27 +6,20 @@ import os
 import pytest
 import torch
 from fakes import raising
-from report_runs import line
+from report_runs import iteration
+from small import config_in
+from surveys import refused
 
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files as files_of_run
-from appa_flwr.run.records import Iteration
 from appa_flwr.run.run_files import METRICS
 from server_app import run_folder as run_folders
 from server_app.checkpoint import Checkpoint, load, save
 from server_app.federation import groups
 from server_app.policy import base, limits
 from server_app.run_folder import RunFolder
-
-
-def config_in(folder, **keys):
-    return Config.load({"run.output-dir": str(folder), "run-name": "r", **keys})
-
-
-def iteration(number):
-    return Iteration(**line(number, planned=5, fell_back=None))
 
 
 @pytest.fixture
@@ -143,6 +136,4 @@ def test_a_spoilt_checkpoint_is_the_user_s_to_know(spoil, tmp_path):
         torch.save({"code": {"run": os.system}, "other": {"iteration": 1}, "list": [1]}[spoil], path)
     else:
         path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint", "empty": b""}[spoil])
-    with pytest.raises(UserError, match=r"^/.*checkpoint\.pt: cannot be read") as caught:
-        load(path)
-    assert "\n" not in str(caught.value)
+    refused(r"^/.*checkpoint\.pt: cannot be read", load, path)

@@ -2,23 +2,18 @@
 
 import pytest
 from accelerate import tracking as trackers
-from report_runs import line
+from report_runs import iteration
+from small import config_in
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import checks
-from appa_flwr.run.records import Iteration
 from appa_flwr.run.run_files import METRICS, PROGRESS
 from server_app import preflight, tracking
 from server_app.run_folder import RunFolder
 
 
-def config_in(folder, tracker, **keys):
-    return Config.load({"run.output-dir": str(folder), "run-name": "r", "run.tracker": tracker, **keys})
-
-
-def iteration(number, **changes):
-    return Iteration(**{**line(number, planned=2, fell_back=None), **changes})
+def tracked(folder, tracker):
+    return config_in(folder, **{"run.tracker": tracker})
 
 
 TWO = (
@@ -54,7 +49,7 @@ def tracker(monkeypatch):
 
 
 def test_each_line_reaches_the_tracker_at_its_iteration(tmp_path, tracker):
-    with RunFolder(config_in(tmp_path, "wandb")) as folder:
+    with RunFolder(tracked(tmp_path, "wandb")) as folder:
         folder.progress("ppo", 0, 1, "begins", None)
         assert tracker == []
         for written in TWO:
@@ -72,23 +67,23 @@ def test_each_line_reaches_the_tracker_at_its_iteration(tmp_path, tracker):
 
 
 def test_tensorboard_writes_to_a_folder_of_the_run(tmp_path, tracker):
-    with RunFolder(config_in(tmp_path, "tensorboard")) as folder:
+    with RunFolder(tracked(tmp_path, "tensorboard")) as folder:
         folder.append(METRICS, TWO[0])
     assert tracker[0] == {"run_name": "tensorboard", "logging_dir": folder.path}
 
 
 def test_without_a_tracker_nothing_is_tracked(tmp_path, tracker):
-    with RunFolder(config_in(tmp_path, "")) as folder:
+    with RunFolder(tracked(tmp_path, "")) as folder:
         folder.append(METRICS, TWO[0])
     assert tracker == []
 
 
 def test_a_missing_package_is_named_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "get_available_trackers", list)
-    preflight.check(config_in(tmp_path, ""), say=print)
+    preflight.check(tracked(tmp_path, ""), say=print)
     with pytest.raises(UserError, match=r"^run.tracker = .*pip install wandb$"):
-        preflight.check(config_in(tmp_path, "wandb"), say=print)
+        preflight.check(tracked(tmp_path, "wandb"), say=print)
     # the launcher asks the server's code, which sees what is installed
     if "trackio" not in map(str, trackers.get_available_trackers()):
         with pytest.raises(UserError, match=r"^run.tracker = .*pip install trackio$"):
-            checks.check_server(config_in(tmp_path, "trackio"))
+            checks.check_server(tracked(tmp_path, "trackio"))

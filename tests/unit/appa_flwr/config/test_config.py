@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.common.config import flatten_dict
 
-from appa_flwr.config import KEYS, SECTIONS, Config, split_names
+from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.config.keys import to_toml_table, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
@@ -47,23 +47,11 @@ def test_flat_and_toml_round_trip_every_key_with_its_type():
     assert Config.load(back).flat() == flat
 
 
-def test_a_wrong_choice_gets_the_list_of_choices_once():
-    with pytest.raises(UserError) as error:
-        Config.load({"rule": "medain"})
-    assert [str(error.value).count(name) for name in ("average", "mix", "appa-printed")] == [1, 1, 1]
-
-
 def test_each_key_and_section_has_a_one_line_doc():
     assert valid(KEYS["run.tracker"]).split(", ") == ['""', "tensorboard", "wandb", "trackio"]
     for doc in (*(field.description for field in KEYS.values()), *(section.__doc__ for section in SECTIONS.values())):
         assert doc
         assert "\n" not in doc
-
-
-def test_split_names():
-    assert split_names("a, b ,,c") == ("a", "b", "c")
-    assert split_names("Korea, South; Egypt;") == ("Korea, South", "Egypt")
-    assert split_names(" ") == ()
 
 
 def test_a_run_without_a_name_gets_one_that_says_what_it_is():

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from report_runs import progressed
+from small import config_in
 
-from appa_flwr.config import THREADS, Config
+from appa_flwr.config import THREADS
 from appa_flwr.launch import flower
 from appa_flwr.launch.flower import flower_environment
 from appa_flwr.launch.terminal import RunFailed, Stopped
@@ -36,7 +37,7 @@ def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_e
     # As `flwr run --stream` does, while the status is known a moment later.
     statuses = iter(["running", "finished:failed"])
     monkeypatch.setattr(flower.Flower, "status", lambda self: next(statuses))
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r"})
+    config = config_in(tmp_path)
     (home := tmp_path / "home").mkdir()
     (folder := config.run_folder).mkdir()
     (home / SUPERLINK_LOG).write_text("the SuperLink's")

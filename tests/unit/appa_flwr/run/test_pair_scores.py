@@ -16,17 +16,6 @@ def rows(method, reward_GQ, *, metric="js", against=PREDICTIONS, questions=QUEST
     return as_rows(method, metric, against, np.array(reward_GQ), groups=GROUPS, questions=questions)
 
 
-def test_a_row_for_each_number(tmp_path):
-    assert read(tmp_path).empty
-    put(tmp_path, rows("ppo", [[0.1, NAN, 0.3], [NAN, NAN, 0.6]]))
-    found = read(tmp_path)
-    assert found.to_dict("split")["data"] == [
-        ["ppo", "js", "predictions", "A", "q1", 0.1],
-        ["ppo", "js", "predictions", "A", "q3", 0.3],
-        ["ppo", "js", "predictions", "B", "q3", 0.6],
-    ]
-
-
 def test_a_method_that_is_scored_again_is_replaced(tmp_path):
     put(tmp_path, pd.concat([rows("sft", [[0.1] * 3] * 2), rows("ppo", [[0.2] * 3] * 2)]))
     put(tmp_path, rows("ppo", [[0.5, NAN, NAN], [NAN] * 3]))

@@ -3,9 +3,11 @@
 Axis letters: G groups, Q questions, K options.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from public_questions import public_questions
+from fakes import catalogue_of
 from surveys import ids, refused, shares
 
 from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_correlation, shared_rewards
@@ -85,7 +87,8 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
         monkeypatch.setattr(embedding, name, size)
     survey = population[2]
     truth_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    public = public_questions(*embedding.embed_questions(survey.questions), ids(survey.questions))
+    value_QKE, option_QK = embedding.embed_questions(survey.questions)
+    public = replace(catalogue_of(option_QK.sum(1), embedding_QKE=value_QKE), questions=survey.questions)
     own = [group_data(name, mine, public=public) for name, mine in survey.answers.items()]
     nearest_GQK = np.stack([nearest_question(mine, public) for mine in own])
     assert 0.2 <= deviation_correlation(nearest_GQK, truth_GQK, option_QK) <= 0.45

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from fake_groups import WEIGHTS, failing, federated, gathered, replying
 from fakes import CATALOGUE, GOOD, REQUEST
+from small import config_in
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from server_app.federation import members
@@ -42,7 +42,7 @@ BAD = {
 @pytest.fixture
 def run_log(tmp_path):
     """The lines of run.log."""
-    with RunFolder(Config.load({"run.output-dir": str(tmp_path), "run-name": "r"})) as folder:
+    with RunFolder(config_in(tmp_path)) as folder:
         yield lambda: (folder.path / "run.log").read_bytes().decode().split("\n")[:-1]
 
 

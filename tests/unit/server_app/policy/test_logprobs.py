@@ -89,23 +89,6 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradients(tuning, architectu
             assert_same(passed(models, sequences, which, split=split), expected, atol=atol)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_without_a_prefix_scores_and_gradients_are_those_of_the_models_own_forward(architecture):
-    models = build("full", architecture)
-    sequences = joined(answer_rows(shared=len(PREFIX)))
-    found_JT, gradients = passed(models, sequences, "policy", split=[[0, 1, 2, 3]])
-    weight_JT = torch.randn(sequences.mask_JT.shape, generator=torch.Generator().manual_seed(4))
-    for j, prompt in enumerate(PROMPTS):
-        answer = sequences.response_JT[j][sequences.mask_JT[j]].tolist()
-        logits_LV = models.policy(torch.tensor([PREFIX + prompt + answer])).logits[0] / TEMPERATURE
-        before = len(PREFIX + prompt) - 1
-        own_T = torch.stack([logits_LV[before + t].log_softmax(-1)[token] for t, token in enumerate(answer)])
-        (own_T * weight_JT[j, : len(answer)]).sum().backward()
-        torch.testing.assert_close(found_JT[j, : len(answer)], own_T.detach(), rtol=0, atol=1e-6)
-    for parameter, gradient in zip(models.policy_parameters, gradients, strict=False):
-        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("prompts", "split", "expected"),
     [

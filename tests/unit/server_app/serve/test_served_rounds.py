@@ -9,11 +9,9 @@ import pytest
 from fake_groups import scoring_node
 from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Served, refused, two
 
-from appa_flwr.run.records import ServedAnswer
 from appa_flwr.run.run_files import SERVED
 from server_app import run_folder
 from server_app.serve import rounds
-from server_app.serve.rounds import Batch, Item, ScoreRequest, relation
 
 pytestmark = pytest.mark.anyio
 ONE, OTHER = ("1/0", "Q0", TWO[0]), ("1/0", "Q0", "0.10,0.90")
@@ -64,7 +62,8 @@ async def test_what_cannot_be_of_a_round_is_refused_at_once_and_the_round_goes_o
         (422, [("x", "Q7", "?")], {"number": 1, "size": 2}),  # of an unknown question
         (409, [("x", "Q0", "?"), ("y", "Q0", "?")], {"number": 1, "size": 2}),  # more than announced
         (409, two()[1:], {"number": 1, "size": 5}),
-        (409, [("x", "Q0", "?")], {"number": 2}),
+        (409, [("x", "Q0", "?")], {"number": 2, "size": 2}),
+        (409, [("x", "Q0", "?")], {"size": 2}),  # of no round
         (409, [OTHER], {"number": 1, "size": 2}),  # of another trainer
     ):
         assert (await refused(served.score(*answers, **keys))).status_code == status
@@ -88,11 +87,15 @@ async def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
         await served.score(*two(number), number=number)
     # h after n rounds of the same rewards is (1 - 0.8^n) times these
     assert served.history() == pytest.approx([(1 - 0.8**3) * 0.75, (1 - 0.8**3) * 0.8])
-    assert (await refused(served.score(*two(2, TWO[::-1]), number=2))).status_code == 409
+    new = ("new", "Q0", TWO[0])
+    for answers, number in ((two(2, TWO[::-1]), 2), ([new], 3), ([*two(3)[:1], new], 4)):  # one of which is scored
+        assert (await refused(served.score(*answers, number=number))).status_code == 409
+    await served.score(*two(2), number=2, resumed=True)  # equal answers, and yet it goes back
+    assert [line.round for line in served.lines()] == [1, 2]
     for _ in range(2):  # its retry too
         assert len(await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)) == 2
     await served.score(*two(3, ["0.50,0.50"] * 2), number=3)
-    assert len(served.node.asked) == 5
+    assert len(served.node.asked) == 6
     # "0.50,0.50": A has 0.9 and 1.0, B 0.9 and 0.7, so the means are 0.95 and 0.8
     later = 1 - 0.8**2
     expected = [0.8**2 * 0.2 * 0.75 + later * 0.95, 0.8**2 * 0.2 * 0.8 + later * 0.8]
@@ -167,9 +170,11 @@ async def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(serv
     other = asyncio.create_task(served.score(("o", "Q1", TWO[1])))
     await asyncio.sleep(0.1)  # the groups are asked, and the first answer is long delivered
     twins = [asyncio.create_task(served.score((name, "Q0", TWO[0]))) for name in "ab"]
+    both = asyncio.create_task(served.score(ONE, ("o", "Q1", TWO[1])))  # one scored, one asked
     await asyncio.sleep(0.05)
+    assert await served.score(ONE) == pytest.approx(MEAN_OF_TWO[:1])  # which waits for nobody
     served.node.gate.set()
-    await asyncio.gather(other, *twins)
+    await asyncio.gather(other, both, *twins)
     assert sum(line.size for line in served.lines()) == 4
 
 
@@ -224,62 +229,3 @@ async def test_the_end_refuses_who_waits_and_leaves_the_event_loop_free(served):
         assert await scored == pytest.approx(MEAN_OF_TWO)
         for stopped in (waits, served.rounds.in_turn(len, ())):
             assert (await refused(stopped)).status_code == 503
-
-
-# --- what a request is to its trainer's run: the rows of the table of `relation`, and where they meet ---
-
-LAST = 3
-"""The groups score round 3 with the answer "a"; round 4, of two answers, is open and has "o"; "k" was scored before."""
-
-
-def item(name, text=""):
-    return Item(id=name, question_id="Q0", completion=text or name)
-
-
-KEPT = {"k": ServedAnswer(id="k", digest=item("k").digest, reward=0.5, components={})}
-ASKED, OPENED = Batch("r", LAST, 1, {"a": item("a")}), Batch("r", 4, 2, {"o": item("o")})
-
-
-def kind(names, number=None, *, resumed=False, size=None, asked=ASKED, opened=OPENED, texts=""):
-    items = [item(name, texts) for name in names]
-    request = ScoreRequest(run="r", round=number, resumed=resumed, size=size, items=items)
-    return relation(request, KEPT, LAST, asked=asked, opened=opened)
-
-
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        # equal answers, of which the groups score some
-        ({"names": "a"}, "pending"),
-        ({"names": "ak", "number": 1}, "pending"),
-        ({"names": "a", "number": 3, "resumed": True}, "pending"),
-        ({"names": "a", "number": 2, "resumed": True}, "back"),
-        # equal answers that have their rewards
-        ({"names": "k"}, "repeated"),
-        ({"names": "k", "number": 3, "resumed": True}, "repeated"),
-        ({"names": "k", "number": 2, "resumed": True}, "back"),
-        # new answers for which there is room
-        ({"names": "n", "number": 4, "size": 2}, "next"),
-        ({"names": "o", "number": 4, "size": 2}, "next"),
-        ({"names": "n", "number": 4, "size": 2, "resumed": True}, "next"),
-        ({"names": "n", "opened": None}, "next"),
-        ({"names": "n", "number": 9, "opened": None}, "next"),
-        # answers that are none of these
-        ({"names": "n", "number": 3, "opened": None}, "contradiction"),
-        ({"names": "n", "number": 3, "opened": None, "resumed": True}, "back"),
-        ({"names": "n"}, "contradiction"),  # no round, while a numbered one is open
-        ({"names": "n", "number": 5}, "contradiction"),
-        ({"names": "n", "number": 5, "resumed": True}, "back"),
-        ({"names": "nm", "number": 4, "size": 2}, "contradiction"),  # three answers, of two
-        ({"names": "n", "number": 4, "size": 3}, "contradiction"),
-        ({"names": "o", "number": 4, "size": 2, "texts": "other"}, "contradiction"),
-        ({"names": "k", "texts": "other"}, "contradiction"),
-        ({"names": "a", "texts": "other"}, "contradiction"),
-        ({"names": "kn", "number": 4, "opened": None}, "contradiction"),  # one of them was scored before
-        ({"names": "kn", "number": 4, "opened": None, "resumed": True}, "back"),
-        # after a go-back the scored answers are gone, and equal answers are new
-        ({"names": "a", "number": 4, "asked": None, "opened": None}, "next"),
-    ],
-)
-def test_each_row_of_the_table_and_its_borders(sent, expected):
-    assert kind(**sent) == expected

@@ -58,7 +58,8 @@ def as_arrays(
     """Convert answers to distributions (G, Q, K), 0 on padding and NaN where a group has none, and options (Q, K)."""
     sizes_Q = np.array([len(question.options) for question in questions])
     option_QK = np.arange(sizes_Q.max()) < sizes_Q[:, None]
-    return np.stack([answer_table(questions, mine, sizes_Q.max()) for mine in answers.values()]), option_QK
+    tables = [answer_table(questions, mine, sizes_Q.max()) for mine in answers.values()]
+    return np.reshape(tables, (len(tables), *option_QK.shape)), option_QK  # there may be no group
 
 
 def known_targets(target_GQK: FloatArray, option_QK: BoolArray) -> BoolArray:

@@ -181,7 +181,7 @@ def _csv(file: Path) -> Frame:
     first, _, rest = text.partition("\n")
     skipped = 0
     if first.strip().casefold().startswith("sep="):  # Excel's line with the delimiter
-        delimiter, text, skipped = first.strip()[len("sep=") :][:1], rest, 1
+        delimiter, text, skipped = first.strip(" \r")[len("sep=") :][:1] or ",", rest, 1
     else:
         # A name can hold other delimiters, and in quotes line breaks: rows have the same number of the right one.
         lines = _QUOTED.sub("", text[:_HEADER_CHARS]).split("\n")[:2]

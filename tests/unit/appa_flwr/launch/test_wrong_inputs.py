@@ -138,6 +138,7 @@ OTHERS = [
     ("survey people.csv data.group-by=party", "people.csv: has no column 'party'"),
     ("survey folder", "folder: is a folder"),
     ("survey generated --diagnose groups=Avaria", "no question was answered by two groups"),
+    ("survey public.jsonl --diagnose", "no question was answered by two groups"),
     ("deploy here --local --host server.example.org", "--host and --port"),
     (f"deploy here --host {'x' * 64}.org", "is neither"),  # a part of a name has 63 at most
     ("deploy here --host ::1", "is neither"),  # the server listens at IPv4 addresses
@@ -164,6 +165,8 @@ def here(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     write(tmp_path / "two.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")])
+    questions = [{"question_id": q, "question": f"{q}?", "options": ["A", "B"]} for q in ("q1", "q2")]
+    write(tmp_path / "public.jsonl", questions)
     write(tmp_path / "one.jsonl", [row("another", group) for group in ("North", "South")])
     write(tmp_path / "reworded.jsonl", [{**row(q, "North"), "question": "Something else?"} for q in ("q1", "q2")])
     (tmp_path / "half").mkdir()

@@ -151,3 +151,9 @@ def test_too_few_held_out_questions_are_said(tmp_path, appa, capsys):
     assert "too few to score" in capsys.readouterr().out
     group, questions = tmp_path / "out" / "groups" / "n.jsonl", tmp_path / "out" / "questions.jsonl"
     assert "too few to score" in appa("group", "check", group, "--questions", questions)
+
+
+def test_excel_s_line_may_name_a_tab(tmp_path):
+    (tmp_path / "x.csv").write_text("sep=\t\ng\tq; or not\n" + "N\ta, b\nS\tc\n" * 6)
+    survey = read_survey(tmp_path / "x.csv", group_by="g")
+    assert [(question.text, question.options) for question in survey.questions] == [("q; or not", ("a, b", "c"))]

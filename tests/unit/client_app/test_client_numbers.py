@@ -10,6 +10,7 @@ from client_node import prepared_node, uniform_request
 from appa_flwr.protocol import asks, rewards, votes
 from appa_flwr.protocol.asks import Ask, ScoreRequest
 from client_app.numbers import score
+from server_app.questions import run_survey
 
 SIZES = (2, 5, 3, 4)
 OPTION_QK = np.arange(max(SIZES))[None] < np.array(SIZES)[:, None]
@@ -36,6 +37,18 @@ def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_re
         assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not
     nothing = ScoreRequest(request.question_J[:0], prediction_JK[:0], METRICS)
     assert [reward_J.size for reward_J in score(nothing, target_QK, OPTION_QK).values()] == [0] * len(METRICS)
+
+
+def test_rewards_come_from_each_groups_own_table():
+    """Answering with one group's own table earns that group, and no other, all of the reward."""
+    node, catalogue = prepared_node()
+    everyone = run_survey(node.config).groups
+    for group in everyone:
+        asked = uniform_request(catalogue, prediction_JK=node.targets(group))
+        for name, own in node.numbers(asked.ask()).items():
+            reward_J = own["js targets reward"]
+            assert (reward_J > 1 - 1e-12).all() == (name == group)
+            assert own["js targets known"].all()
 
 
 def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():

@@ -55,6 +55,19 @@ def test_js_distance_of_nearly_equal_answers_is_not_lost_in_rounding():
 
 
 @pytest.mark.parametrize("metric", METRICS)
+def test_rollouts_broadcast_against_groups_and_a_missing_group_has_no_reward(metric):
+    rng = np.random.default_rng(0)
+    prediction_JK, target_GK = rng.dirichlet(np.ones(4), size=3), rng.dirichlet(np.ones(4), size=2)
+    together = METRICS[metric](prediction_JK, np.vstack([target_GK, [np.nan] * 4])[:, None], FOUR)
+    assert together.shape == (3, 3)
+    assert together.dtype == np.float64
+    assert np.isnan(together[2]).all()
+    for group, rollout in np.ndindex(2, 3):
+        alone = METRICS[metric](prediction_JK[rollout], target_GK[group], FOUR)
+        assert together[group, rollout] == pytest.approx(float(alone), abs=1e-15)
+
+
+@pytest.mark.parametrize("metric", METRICS)
 @given(pairs(), st.floats(1e-3, 1e3))
 def test_range_symmetry_perfection_and_scale(metric, pair, scale):
     first, second, options = pair

@@ -196,7 +196,8 @@ def ask(
         for option, value in zip(choices, answer.prediction, strict=True):
             table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}" if ranks else f"{value:.3f}")
         show(table)
-    typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
+    unread = f", which cannot be read: {len(choices)} numbers are expected" if answer.prediction is None else ""
+    typer.echo(f"it wrote {answer.text!r}{unread}")
 
 
 @app.command()

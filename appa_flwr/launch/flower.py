@@ -41,6 +41,7 @@ SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a b
 POLL_SECONDS = 0.2
 STOP_SECONDS = 120.0  # for a served run's last answers and its report
 TAIL_LINES = 25
+STARTED_TOO_SLOWLY = "timed out during startup"  # in an error of Ray's
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -226,7 +227,10 @@ def _why(folder: Path, status: str) -> str:
         return error.read_text(encoding="utf-8").strip()
     log = folder / files.FLOWER_LOG
     state = f'Flower reports "{status}"' if status else "Flower did not accept the run"
-    return f"the run did not complete: {state}; the last lines of {log}:\n{_last_lines(log)}"
+    advice = ""
+    if log.exists() and STARTED_TOO_SLOWLY in log.read_text(encoding="utf-8", errors="replace"):
+        advice = f"Ray took too long to start, as on a busy machine; repeat it by appa run --resume {folder}\n"
+    return f"the run did not complete: {state}; {advice}the last lines of {log}:\n{_last_lines(log)}"
 
 
 def _last_lines(path: Path) -> str:

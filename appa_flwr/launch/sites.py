@@ -113,7 +113,8 @@ def prepare(
     replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
-    server = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth", "--host", "0.0.0.0"]
+    listen = LOOPBACK if host == LOOPBACK else "0.0.0.0"
+    server = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth", "--host", listen]
     server += ["--port", str(port), "--database", STATE_FILE, "--ssl-ca-certfile", "ca.crt"]
     server += ["--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
     _script(sites.server, f'{shlex.join(server)} "$@"')

@@ -1,5 +1,6 @@
 """The first screen of a report: what was done, whether it worked, how sure that is; and the terms of the page."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,9 @@ from appa_flwr.run.records import LOOK_UPS, PPO
 BETTER, WORSE, UNCLEAR = "better than", "worse than", "not clearly different from"
 READABLE = 0.9
 """A policy of which fewer answers can be read has not learned to answer."""
+
+ENOUGH = 30
+"""Fewest held-out questions whose intervals can be relied on."""
 
 GLOSSARY: Mapping[str, str] = {
     "policy": "the language model that was trained; its answer to a question is a share for each option, or a ranking",
@@ -71,14 +75,13 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     took = f" It took {duration(run.seconds)}." if run.seconds else ""
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
-        yield verdict(intervals, run.summary, config.rule)
-        again = command(Config.load({**config.flat(), "pluralllm.checkpoint": ""}))  # that of one seed fits no other
-        repeat = "." if deployed else f": for seed in 1 2 3 4 5; do {again} seed=$seed; done"
+        yield verdict(intervals, run.summary, config.rule, held_out=counts.held_out if counts else None)
+        repeat = "." if deployed else f": {five_seeds(config)}"
         yield f"This is one run: how far other seeds differ is not known. Five seeds are needed to be sure{repeat}"
 
 
-def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
-    """Whether PPO's answers can be read, and PPO's Min AS beside others'.
+def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_out: int | None = None) -> str:
+    """Whether PPO's answers can be read, and PPO's Min AS beside others'; with few held-out questions, that they are.
 
     The others are the uniform answer, the best look-up, SFT, and PPO by the first of `baseline-rules`.
     """
@@ -100,6 +103,8 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str) -> str:
     worked = "It did not work" if WORSE in verdicts else "It is uncertain whether it worked"
     if BETTER in verdicts:
         worked = "It worked" if verdicts == {BETTER} else "It worked in part"
+    if held_out is not None and held_out < ENOUGH:
+        worked = f"{held_out} held-out questions are too few to say whether it worked ({ENOUGH} are enough)"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
     place = f"For the worst-off group (Min AS against {against}, 95 % intervals of paired differences)"
     return f"{worked}: {can}. {place} {method_name(PPO, rule)} is: {parts}."
@@ -114,7 +119,19 @@ def _compared(row: pd.Series) -> tuple[str, str]:
 
 def command(config: Config) -> str:
     """Command that repeats the run in a simulation, under another name."""
-    default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
+    return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *_words(config)])
+
+
+def five_seeds(config: Config) -> str:
+    """Commands that repeat the run with five seeds, and combine their scores."""
+    grid = ["printf", r"%s\n", "seeds = [0, 1, 2, 3, 4]", f"rules = {json.dumps([*config.rules[1:], config.rule])}"]
+    # A checkpoint of one seed fits no other.
+    words = _words(config, "rule", "baseline-rules", "seed", "pluralllm.checkpoint")
+    return f"{shlex.join(grid)} > seeds.toml; {shlex.join(['python', '-m', 'experiments.grid', 'seeds.toml', *words])}"
+
+
+def _words(config: Config, *apart: str) -> list[str]:
+    """The keys that differ from the default, but for the run's place and those `apart`, as on a command line."""
+    default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume", *apart)
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
-    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
-    return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *texts])
+    return [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]

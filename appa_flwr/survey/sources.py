@@ -116,7 +116,9 @@ def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[R
 def _restricted(frame: Frame, book: Codebook, questions: Path) -> Codebook:
     public = store.read(questions)
     book, problems = codebooks.restrict(book, (*public.questions, *public.extra))
-    frame.notes.add("questions that do not fit the public ones", *(f"{key} ({why})" for key, why in problems.items()))
+    if problems:
+        texts = (f"{key} ({why})" for key, why in problems.items())
+        frame.notes.add("questions that do not fit the public ones", *texts)
     if not book.questions:
         raise UserError(
             f"{frame.source}: no question fits {questions}: {'; '.join(frame.notes.lines('questions that'))}"

@@ -68,9 +68,9 @@ class Grid(BaseModel):
 
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
     keys: dict[str, Any] = {}
-    datasets: _Tables
-    tasks: _Tables
-    models: _Tables
+    datasets: _Tables = {"generated": {}}
+    tasks: _Tables = {"dpa": {"task": "dpa"}}
+    models: _Tables = {"tiny": {"model": "tiny"}}
     rules: Annotated[list[str], Field(min_length=1)]
     path: Path = Path()
     last: dict[str, Any] = {}

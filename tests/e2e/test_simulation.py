@@ -35,7 +35,7 @@ CEILINGS = ("ceiling-average", "ceiling-min")
 TRAINED = ("base", "sft", "ppo")
 NEAR_TIE = 1e-4  # of two logits, of which rounding may put either first
 PHASES = ["join", "pluralllm", "targets", "votes", "base", "evaluate base", "sft", "evaluate sft"]
-SECOND = "my_rules:wide"
+SECOND = "my_rules:low"
 PHASES += ["baselines", "ppo", "evaluate ppo", f"ppo by {SECOND}", f"evaluate ppo by {SECOND}"]
 ITERATIONS = [1, 2, 3]
 KEYS = {
@@ -78,7 +78,7 @@ def rows_of(run: Finished) -> dict[tuple[str, str, str], dict[str, Any]]:
 
 
 def test_a_second_policy_is_trained_by_a_rule_of_one_s_own(finished):
-    folder = finished.folder / "my_rules-wide"
+    folder = finished.folder / "my_rules-low"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == ITERATIONS
     first = finished.lines("metrics.jsonl")[0]
@@ -89,10 +89,10 @@ def test_a_second_policy_is_trained_by_a_rule_of_one_s_own(finished):
 
 
 def test_the_second_policy_s_folder_is_a_run_s_for_every_command(finished, held_out, appa):
-    folder = finished.folder / "my_rules-wide"
+    folder = finished.folder / "my_rules-low"
     (folder / "report.html").unlink()
     assert appa("report", folder) == f"report: {folder / 'report.html'}\n"
-    assert "PPO by my_rules:wide" in (folder / "report.html").read_text()
+    assert "PPO by my_rules:low" in (folder / "report.html").read_text()
     assert "it wrote '" in appa("ask", folder, held_out[0].text, "--options", "; ".join(held_out[0].options))
     predicted = load_run(folder).predictor().predict({})
     assert {question.question_id for question in held_out} < {*predicted["question"]}
@@ -105,9 +105,9 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
     assert finished.out.splitlines()[-1] == f"report: {finished.folder / 'report.html'}"
     page = (finished.folder / "report.html").read_text()
     assert f"PPO by {SECOND}" in page
-    assert f"<dt>Parameters of {SECOND}</dt><dd>ema_decay = 0.8, margin = 0.2</dd>" in page
+    assert f"<dt>Parameters of {SECOND}</dt><dd>ema_decay = 0.8, share = 0.25</dd>" in page
     (line,) = [line for line in finished.out.splitlines() if line.startswith("[rules 1/1]")]
-    assert f"temperature = 0.02, fairness_threshold = 1.1; {SECOND}: ema_decay = 0.8, margin = 0.2" in line
+    assert f"temperature = 0.02, fairness_threshold = 1.1; {SECOND}: ema_decay = 0.8, share = 0.25" in line
     assert "://" not in page.replace("http://www.w3.org", "")  # it fetches nothing
     assert [step.phase for step in PROGRESS.read(finished.folder) if step.step == 0] == PHASES
     for iteration in ITERATIONS:  # one line an iteration, with time left before the last

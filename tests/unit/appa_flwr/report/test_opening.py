@@ -1,6 +1,7 @@
 """The first screen of a report: what was done, whether it worked, how sure that is, and the terms that follow."""
 
 import json
+import shlex
 
 import pandas as pd
 import pytest
@@ -12,13 +13,13 @@ from appa_flwr.report import frames, opening
 SURE, UNSURE, WORSE = (0.03, 0.01, 0.05), (0.004, -0.018, 0.032), (-0.03, -0.05, -0.01)
 
 
-def said(readable=1.0, **gains):
+def said(readable=1.0, held_out=None, **gains):
     """The verdict on a policy that gains so much over other methods: a difference and its interval."""
     at = {"method": "ppo", "metric": "js", "against": "survey", "measure": "Min AS"}
     rows = [(name.replace("_", "-"), *gain) for name, gain in gains.items()]
     intervals = pd.DataFrame(rows, columns=["less", "value", "low", "high"]).assign(**at)
     summary = pd.DataFrame([made.row("ppo", 0.8, 0.7, against="survey", readable=readable)])
-    return opening.verdict(intervals, summary, "appa")
+    return opening.verdict(intervals, summary, "appa", held_out=held_out)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,15 @@ def test_the_sentences_have_the_run_s_numbers_and_a_command_for_five_seeds(tmp_p
     ):
         assert what in first
     assert "can be read" in second
-    assert third.endswith("do appa run metric=js seed=7 appa.fairness-threshold=0.99 seed=$seed; done")
+    words = shlex.split(third.partition("sure: ")[2].replace(";", " ; "))
+    assert words[:4] == ["printf", "%s\\n", "seeds = [0, 1, 2, 3, 4]", 'rules = ["average", "appa"]']
+    assert words[4:11] == [">", "seeds.toml", ";", "python", "-m", "experiments.grid", "seeds.toml"]
+    assert words[11:] == ["metric=js", "appa.fairness-threshold=0.99"]
+
+
+def test_few_held_out_questions_allow_no_verdict():
+    assert not said(uniform=SURE, option_list=SURE, held_out=30).startswith("30")
+    assert said(uniform=SURE, option_list=SURE, held_out=29).startswith("29 held-out questions are too few")
 
 
 def test_a_deployed_run_s_answers_stayed_home_and_no_command_repeats_it(tmp_path):

@@ -70,8 +70,8 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
         "pluralllm": "PluralLLM was trained on",
         "serve": "Answers of other trainers were scored by",
     }[config.run.phases]
-    asked = f" and {counts.training:,} questions" if counts else ""
-    asked += f"; no group has answered {counts.unanswered:,} of these" if counts and counts.unanswered else ""
+    asked = f" and {counts.training - counts.unanswered:,} questions" if counts else ""
+    asked += f", and {counts.unanswered:,} that no group has answered" if counts and counts.unanswered else ""
     took = f" It took {duration(run.seconds)}." if run.seconds else ""
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:

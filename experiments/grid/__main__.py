@@ -46,7 +46,11 @@ def main(
     if dry_run:
         print("\n".join(f"{trial.name}: {'done' if finished(trial.folder) else 'to do'}" for trial in planned))
         return
-    failed = {} if tables_only else run_trials(planned, folder)
+    try:
+        failed = {} if tables_only else run_trials(planned, folder)
+    except KeyboardInterrupt:
+        print(f"the same command continues the grid in {folder}", file=sys.stderr)
+        raise
     path = write_results(grid, planned, folder)
     if path is None:
         raise UserError(f"{folder}: no trial of this grid is done, so there are no results")

@@ -118,6 +118,7 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
     monkeypatch.setattr(command, "launch", launch)
     with pytest.raises(KeyboardInterrupt):
         command.main(tmp_path / "grid.toml", output=out)
+    assert str(out) in capsys.readouterr().err  # where it continues
     # It goes on with what it was in; a failed trial stops only those that need it, and is tried again.
     with monkeypatch.context() as patched:
         patched.setattr(grid_results.pictures, "trade_off", lambda *_, **__: b"")  # it takes long to draw

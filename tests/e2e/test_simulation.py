@@ -103,6 +103,8 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
     assert all(line.startswith("WARNING: this machine is busy") for line in finished.err.splitlines())
     assert not (finished.folder / "error.txt").exists()
     assert finished.out.splitlines()[-1] == f"report: {finished.folder / 'report.html'}"
+    ends = {line["phase"]: (line["step"], line["of"]) for line in finished.lines("progress.jsonl")}
+    assert [phase for phase, (step, of) in ends.items() if step != of] == []
     page = (finished.folder / "report.html").read_text()
     assert f"PPO by {SECOND}" in page
     assert f"<dt>Parameters of {SECOND}</dt><dd>ema_decay = 0.8, share = 0.25</dd>" in page

@@ -126,6 +126,8 @@ def test_a_token_is_made_once_for_its_owner_alone_and_never_empty(tmp_path):
     path.write_text(" \n")
     with pytest.raises(UserError, match="there is no token"):
         folder.token()
+    path.write_bytes(b"\xff\n")
+    assert folder.token() == "\ufffd"  # bytes that are no text are no token that anyone has, and no traceback
 
 
 @pytest.mark.parametrize("spoil", ["cut", "text", "empty", "code", "other", "list"])

@@ -3,6 +3,8 @@
 Axis letters: G groups, V choices of what views count, P weights.
 """
 
+import logging
+
 import numpy as np
 import pytest
 from fake_groups import FakeGroups, federated
@@ -15,6 +17,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import UPDATE, VALIDATION
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
+from server_app import flower_quiet
 from server_app.predictor.pretraining import PROXIMAL_MU, pretrain
 
 CATALOGUE = catalogue_of([2] * 150, train=[True] * 100 + [False] * 50)  # more than all answers here
@@ -173,3 +176,11 @@ def test_a_number_of_answers_that_is_not_whole_spoils_nothing(caplog):
     weights, *_ = pretrained(counts_G=(1e-320, 10), rounds=1)
     np.testing.assert_allclose(weights["w"].numpy(), STEPS[1])
     assert "not whole" in caplog.text
+
+
+def test_flower_is_silent_during_its_rounds_alone(caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    flower = logging.getLogger("flwr")
+    with flower_quiet():
+        assert not flower.isEnabledFor(logging.INFO)
+    assert flower.isEnabledFor(logging.INFO)

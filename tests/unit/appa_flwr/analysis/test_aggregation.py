@@ -188,7 +188,7 @@ def here(tmp_path, monkeypatch):
 
 MORE_RULES = """
 
-class Warm(Median):
+class Warm(Quantile):
     temperature: float = 0.1
 
 
@@ -199,27 +199,27 @@ number = 5
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "expected_J"),
     [
-        ("Median", {"ema_decay": 0.5, "margin": 0.0}),
-        ("wide", {"ema_decay": 0.5, "margin": 0.2}),
-        ("Warm", {"ema_decay": 0.5, "margin": 0.0, "temperature": 0.1}),  # its own, though [appa] has one too
-        ("slow", {"ema_decay": 0.9, "margin": 0.0, "temperature": 0.1}),
+        ("Quantile", {"ema_decay": 0.5, "share": 0.5}, [0.3, 0.5]),
+        ("low", {"ema_decay": 0.5, "share": 0.25}, [0.25, 0.25]),  # half way from .2 to .3, and from 0 to .5
+        # its own temperature, though [appa] has one too
+        ("Warm", {"ema_decay": 0.5, "share": 0.5, "temperature": 0.1}, [0.3, 0.5]),
+        ("slow", {"ema_decay": 0.9, "share": 0.5, "temperature": 0.1}, [0.3, 0.5]),
     ],
 )
-def test_a_rule_of_ones_own_takes_the_config_s_decay_and_its_own_values(name, values, here):
+def test_a_rule_of_ones_own_takes_the_config_s_decay_and_its_own_values(name, values, expected_J, here):
     config = Config.load({"rule": f"own_rules:{name}", "appa.ema-decay": 0.5, "appa.temperature": 0.7})
     rule = configured(config.rule, config.appa)
     assert rule.model_dump() == values
-    expected_J = np.array([0.3, 0.5]) + values["margin"]
     np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, expected_J)
 
 
 def test_parameters_of_an_instance_can_be_changed_and_are_checked(here):
-    assert make("own_rules:wide", margin=0.4).model_dump() == {"ema_decay": 0.8, "margin": 0.4}
-    assert make("own_rules:wide").margin == 0.2
-    for name, params in (("wide", {"margin": "much"}), ("wide", {"width": 1.0}), ("wrong", {})):
-        with pytest.raises(UserError, match=rf"rule 'own_rules:{name}': (margin|width|temperature): "):
+    assert make("own_rules:low", share=0.4).model_dump() == {"ema_decay": 0.8, "share": 0.4}
+    assert make("own_rules:low").share == 0.25
+    for name, params in (("low", {"share": "much"}), ("low", {"width": 1.0}), ("wrong", {})):
+        with pytest.raises(UserError, match=rf"rule 'own_rules:{name}': (share|width|temperature): "):
             make(f"own_rules:{name}", **params)
     with pytest.raises(UserError, match=r"own_rules has no class number"):
         find("own_rules:number")
@@ -227,7 +227,7 @@ def test_parameters_of_an_instance_can_be_changed_and_are_checked(here):
 
 def test_a_module_that_ends_the_process_is_one_line(here):
     with pytest.raises(UserError, match=r"own_script cannot be imported \(SystemExit: usage: x\)$"):
-        find("own_script:Median")
+        find("own_script:Quantile")
 
 
 # --- the Fairness Index ----------------------------------------------------------------------------------------------

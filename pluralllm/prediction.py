@@ -53,10 +53,14 @@ class Predictor:
     question that the group answered is predicted from the group's other answers only.
     """
 
-    model: PluralLLM  # trained on features of the same size
-    public: Catalogue  # the Q questions; "residual" predicts training questions in another way than other questions
-    num_context: int  # most context questions; with none, or a single one for "residual", the mean is predicted
-    seed: int  # of the run; with the group's name it fixes the contexts
+    model: PluralLLM
+    """Trained on features of the same size."""
+    public: Catalogue
+    """The Q questions; "residual" predicts training questions in another way than other questions."""
+    num_context: int
+    """Most context questions; with none, or a single one for "residual", the mean is predicted."""
+    seed: int
+    """Of the run; with the group's name it fixes the contexts."""
 
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.

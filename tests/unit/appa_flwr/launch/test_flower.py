@@ -51,6 +51,10 @@ def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_e
     assert (folder / SUPERLINK_LOG).read_text() == "the SuperLink's"
     (folder / ERROR_FILE).write_text("only 1 of 2 groups answered\n")  # by the server, which knows more
     assert flower._why(folder, "finished:failed") == "only 1 of 2 groups answered"
+    (folder / "error.txt").unlink()
+    for text, repeated in (("The current node timed out during startup.", True), ("A node failed.", False)):
+        (folder / "flower.log").write_text(text + "\n" * 3)
+        assert (f"--resume {folder}" in flower._why(folder, "finished:failed")) == repeated
 
 
 def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, monkeypatch, tmp_path):

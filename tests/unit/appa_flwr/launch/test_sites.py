@@ -104,6 +104,10 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
     assert bound == {name: (sites.group(name) / "node.key.pub").read_text().strip() for name in SURVEY.groups}
 
 
+def test_a_server_for_one_machine_listens_to_no_other(tmp_path):
+    assert " --host 127.0.0.1 " in (made(tmp_path, host="127.0.0.1").server / "start.sh").read_text()
+
+
 def test_a_folder_from_which_no_node_could_start_is_not_made(tmp_path):
     with pytest.raises(UserError, match="without a colon"):
         made(tmp_path / "par:ties")

@@ -105,6 +105,9 @@ def test_public_questions_restrict_and_order_and_what_does_not_fit_is_named(file
     assert all(part in note for part in ("x (not among its options: '2')", "gone (the file has no such question)"))
     codebooks.write(made.codebook, book := tmp_path / "b.toml")
     assert shares(read_survey(file, codebook=book)) == shares(made.survey)
+    public.write_text(json.dumps(rows[0]) + "\n")
+    fitting = convert(file, group_by="party", questions=public).survey.about.notes
+    assert not any("do not fit" in note for note in fitting)
 
 
 def test_two_thousand_columns_are_written_and_read_in_a_second(tmp_path):

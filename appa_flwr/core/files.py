@@ -8,13 +8,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from filelock import FileLock, Timeout
 
 from appa_flwr.core.errors import UserError
 
 PARTIAL, OLD = ".partial", ".old"
+_STAND_INS: Final = {
+    b"version https://git-lfs": "a Git LFS pointer, which stands for the file; fetch the file by `git lfs pull`",
+    b"<!doctype": "a web page; download the file itself",
+    b"<html": "a web page; download the file itself",
+}
 
 
 @contextmanager
@@ -32,6 +37,13 @@ def writing(path: Path) -> Iterator[None]:
             raise
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise UserError(f"{path}: cannot be written ({reason})") from error
+
+
+def stand_in(path: Path) -> str | None:
+    """What a file is that only stands for another one, and how to get that; None for any other file."""
+    with path.open("rb") as content:
+        start = content.read(512).lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+    return next((what for mark, what in _STAND_INS.items() if start.startswith(mark)), None)
 
 
 def read_file(path: Path) -> bytes:

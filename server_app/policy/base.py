@@ -15,6 +15,7 @@ import psutil
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP library below it
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -28,7 +29,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import SMOLLM2_MODEL, THREADS, TINY_MODEL, Config
 from appa_flwr.core.errors import UserError, first_line
-from appa_flwr.core.files import cache_folder
+from appa_flwr.core.files import cache_folder, stand_in
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.policy import gguf, tiny
@@ -104,6 +105,7 @@ def prepare(
     else:
         folder = _locate(config.model)
         hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
+    _check_files(config, Path(folder))
     try:
         model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
@@ -117,16 +119,44 @@ def prepare(
             f"model = {config.model}: its architecture is {' or '.join(saved_as)} ({model_config.model_type}); "
             f"supported are {', '.join(ARCHITECTURES.values())}"
         )
+    if stored := getattr(model_config, "quantization_config", None):
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise UserError(
+            f"model = {config.model}: its weights are stored quantized ({method}); name the model that was quantized, "
+            "of which the linear layers are stored in 4 bits here"
+        )
     _check_length(config, longest_row(model_config))
     _check_tokenizer(config, tokenizer)
     end_id = _turn_end(tokenizer)
     vocabulary = model_config.get_text_config().vocab_size
     stop_ids = {end_id, tokenizer.eos_token_id, *(token for token in declared if token < vocabulary)}
+    base = Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)), hub_id)
+    written = {*tokenizer.get_vocab().values()} - tokenizer.added_tokens_decoder.keys()
+    if (last := max(written | {end_id, *base.ids(MARKER)})) >= vocabulary:
+        raise UserError(
+            f"model = {config.model}: its tokenizer has token {last} ({tokenizer.convert_ids_to_tokens(last)!r}), the "
+            f"model embeddings for 0 to {vocabulary - 1} only; do tokenizer and weights belong together?"
+        )
     pad_id = _padding(tokenizer, stop_ids, vocabulary)
     if pad_id is None:
         raise UserError(f"model = {config.model}: its tokenizer needs a padding token other than its end token")
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
-    return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)), hub_id)
+    return base
+
+
+def _check_files(config: Config, folder: Path) -> None:
+    """Raise a `UserError` if a file stands for another one, or if weights are cut off; their headers are read only."""
+    for file in sorted(path for pattern in FETCHED for path in folder.glob(pattern)):
+        if (what := stand_in(file)) is not None:
+            raise UserError(f"model = {config.model}: {file.name} is {what}")
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(file, "pt"):
+                    pass
+        except SafetensorError as error:
+            raise UserError(
+                f"model = {config.model}: {file.name} is cut off or damaged ({error}); fetch it again"
+            ) from None
 
 
 def _locate(model: str) -> Path:

@@ -34,7 +34,7 @@ def test_a_damaged_model_is_named_by_the_process_that_the_launcher_starts(tmp_pa
     folder = families.save("qwen3", tmp_path / "model", [Question("q", "Is it?", ("Yes", "No"))])
     (folder / "model.safetensors").write_bytes(b"no weights")
     keys = {"model": str(folder), "policy.tuning": "full", "ppo.learning-rate": 1e-5}
-    with pytest.raises(UserError, match=f"^model folder {folder}: cannot be loaded"):
+    with pytest.raises(UserError, match=f"^model = {folder}: model.safetensors is cut off or damaged"):
         checks.check_server(Config.load(keys))
     preflight.check(Config.load({**keys, "run.phases": "pluralllm"}), say=print)  # which needs no model
     (tmp_path / "server_app.py").write_text("raise OSError")

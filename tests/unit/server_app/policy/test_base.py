@@ -108,6 +108,13 @@ def folder(tmp_path):
     return made
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
 def edit_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -126,6 +133,11 @@ def edit_config(folder, **changes):
         (lambda f: edit_config(f, intermediate_size=32), "6 weights .*model.layers.0.mlp.down"),
         (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "cannot be loaded|cannot write 0.25,0.75"),
         (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
+        (lambda f: (f / "model.safetensors").write_text(POINTER), "model.safetensors is a Git LFS pointer"),
+        (lambda f: (f / "tokenizer.json").write_text(POINTER), "tokenizer.json is a Git LFS pointer"),
+        (lambda f: cut(f / "model.safetensors"), "model.safetensors is cut off or damaged"),
+        (lambda f: edit_config(f, quantization_config={"quant_method": "awq", "bits": 4}), r"stored quantized \(awq\)"),
+        (lambda f: edit_config(f, vocab_size=30), "its tokenizer has token .* the model embeddings for 0 to 29 only"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(folder, spoil, message):

@@ -1,5 +1,6 @@
 """Decoding of files, TOML among them, normalisation of names, and durations as text."""
 
+import html
 import re
 import tomllib
 import unicodedata
@@ -10,6 +11,13 @@ from appa_flwr.core.errors import UserError
 
 _INVISIBLE: Final = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+# Tags by their names, since a text can hold "<5 years" and "<Refusal>".
+_BLOCK: Final = re.compile(
+    r"<(style|script)\b.*?</\1\s*>|</?(?:br|p|div|h[1-6]|hr|li|ul|ol|table|t[rdh]|tbody|center|img)(?:\s[^<>]*)?/?>",
+    re.I,
+)
+_INLINE: Final = re.compile(r"</?(?:a|b|i|u|s|em|strong|span|font|big|small|su[bp]|o:p|label)(?:\s[^<>]*)?/?>", re.I)
+_ENTITY: Final = re.compile(r"&(?:#\w{1,8}|[A-Za-z]\w{1,30});")
 
 
 def decode(data: bytes) -> str:
@@ -38,6 +46,15 @@ def parse_toml(path: Path) -> dict[str, Any]:
 def clean(name: str) -> str:
     """Normalise a name: Unicode's NFC, without invisible characters, control characters and outer blanks."""
     return unicodedata.normalize("NFC", _CONTROL.sub(" ", _INVISIBLE.sub("", name))).strip()
+
+
+def plain(text: str) -> str:
+    """Text of a piece of HTML, as survey programs export it: without tags, and with letters in place of entities."""
+    if "<" not in text and "&" not in text:
+        return text
+    plain_text = _INLINE.sub("", _BLOCK.sub(" ", text))
+    plain_text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), plain_text).replace("\xa0", " ")
+    return text if plain_text == text else " ".join(plain_text.split())
 
 
 def duration(seconds: float) -> str:

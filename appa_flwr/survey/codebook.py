@@ -21,6 +21,7 @@ from appa_flwr.config.sections import Section
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import read_file, replace_file
 from appa_flwr.core.text import decode, parse_toml
+from appa_flwr.survey.frames import FileLayout
 from appa_flwr.survey.names import same
 from appa_flwr.survey.nonanswers import number
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Noise, Question
@@ -112,6 +113,7 @@ class Codebook(Section):
 
     version: Literal[1] = 1
     refusals: Refusals = "keep"
+    layout: FileLayout = FileLayout()
     weight: Weight
     groups: dict[str, Listed] = Field(min_length=1)
     questions: dict[str, Item]

@@ -13,8 +13,10 @@ import numpy as np
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
-from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable, read_frame
+from appa_flwr.survey.files import read_frame
+from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import some
+from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -46,14 +48,7 @@ def weights(frame: Frame, column: str) -> FloatArray:
     if column == UNWEIGHTED:
         return np.ones(len(frame.cells))
     frame.require(column)
-    commas = [cell.strip() for cell in frame.cells[column] if isinstance(cell, str) and "," in cell]
-    if commas and all(map(_AMBIGUOUS.fullmatch, commas)):
-        first = commas[0]
-        raise UserError(
-            f"{frame.source}: column {column}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}; "
-            "write numbers without separators of thousands, and with a decimal point"
-        )
-    weight_R = numbers(frame, column)
+    weight_R = numbers(frame, column, frame.layout.decimal)
     if np.isnan(weight_R).all():
         raise UserError(f"{frame.source}: column {column} has no number >= 0, so it is no weight")
     is_usable_R = np.isfinite(weight_R)
@@ -63,12 +58,26 @@ def weights(frame: Frame, column: str) -> FloatArray:
     return weight_R[is_usable_R]
 
 
-def numbers(frame: Frame, column: str) -> FloatArray:
-    """A column's numbers >= 0 (R,), NaN elsewhere."""
+def has_decimal_comma(frame: Frame, column: str) -> bool:
+    """True if a column of weights has decimal commas; raises `UserError` if these may separate thousands."""
+    commas = [cell.strip() for cell in frame.cells.get(column, ()) if isinstance(cell, str) and "," in cell]
+    if commas and all(map(_AMBIGUOUS.fullmatch, commas)):
+        first = commas[0]
+        raise UserError(
+            f"{frame.source}: column {column}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}; "
+            "write numbers without separators of thousands, and with a decimal point"
+        )
+    return bool(commas)
+
+
+def numbers(frame: Frame, column: str, decimal: str) -> FloatArray:
+    """A column's numbers >= 0 (R,), NaN elsewhere, and for codes that the file declares missing."""
     import pandas as pd
 
-    cells = frame.cells[column].astype(str).str.replace(",", ".")
+    cells = frame.cells[column].astype(str).str.replace(decimal, ".")
     values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
+    if missing := frame.columns[column].missing:
+        values = np.where(frame.cells[column].map(code_text).isin([*missing]), np.nan, values)
     return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
@@ -97,7 +106,7 @@ def _counted(
 ) -> Iterator[RawAnswer]:
     """Yield the answer of each group that was asked a question, or else the question alone.
 
-    An answer has weighted shares, and the number of respondents per option.
+    An answer has weighted shares, and the number of respondents per option, without those whose weight is 0.
     """
     option_R, options = _placed(frame, column, item)
     if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
@@ -109,7 +118,7 @@ def _counted(
         is_counted_R = (group_R >= 0) & (option_R >= 0)
         cell_R, shape = cell_R[is_counted_R], (len(names), len(options))
         sum_GK = np.bincount(cell_R, weight_R[is_counted_R], minlength=size).reshape(shape)
-        count_GK = np.bincount(cell_R, minlength=size).reshape(shape)
+        count_GK = np.bincount(cell_R, weight_R[is_counted_R] > 0.0, minlength=size).reshape(shape)
         for name, sum_K, count_K in zip(names, sum_GK, count_GK, strict=True):
             if count_K.any():  # else the question was not asked of this group
                 was_asked = True
@@ -158,7 +167,9 @@ def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:
     for wave, path in sorted(waves.items()):
         people, meta, info = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata", "info"))
         meta.require("key")
-        people.columns.update({name: Column(is_question=False) for name in people.cells.columns} | _listed(info))
+        people.columns.update(
+            {name: Column(no_question="no question, as the file says") for name in people.cells.columns} | _listed(info)
+        )
         read.append((people, tuple(name for name in meta.cells["key"] if name in people.cells), f"WEIGHT_W{wave}"))
     return read
 

@@ -11,12 +11,13 @@ from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.sections import DataSection, Section
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import draft, generate, noise, respondents, store, tables
+from appa_flwr.survey import draft, generate, labelled, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
-from appa_flwr.survey.frames import STATISTICS, Frame, RawAnswer, read_frame
+from appa_flwr.survey.files import read_frame
+from appa_flwr.survey.frames import LEFT_OUT, Frame, RawAnswer
 from appa_flwr.survey.nonanswers import Missing
 from appa_flwr.survey.settle import settle, sha256_of
-from appa_flwr.survey.types import About, Survey
+from appa_flwr.survey.types import About, Noise, Survey
 
 
 class Words(Section):
@@ -72,34 +73,43 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
     if by.codebook and (own := [name for name in ("group_by", "weight", "missing", "refusals") if words.get(name)]):
         raise UserError(f"data.{own[0].replace('_', '-')}: {by.codebook} says that; change it there")
     path, missing = Path(source), Missing(by.missing)
-    book, about = None, About(missing=by.missing, refusals=by.refusals)
+    book = codebooks.read(by.codebook) if by.codebook else None
+    about = About(missing=by.missing, refusals=by.refusals)
     if path.is_dir():
         frame, raws = _opinionqa(path, by, missing)
         about = replace(about, group_by=by.group_by, weight=by.weight)
-    elif tables.is_table(frame := read_frame(str(source), guess_header=not by.promise)):
-        raws = tables.raw_answers(frame)
+        is_table = True
     else:
-        if by.codebook:
-            book = codebooks.read(by.codebook)
-        else:
-            book = draft.draft(frame, by.group_by, by.weight, missing, by.refusals)
-        if by.questions:
-            book = _restricted(frame, book, by.questions)
-        line = None
-        if by.promise and by.codebook:
-            raws, line = noise.release(frame, book, by.promise)
-            codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
-        else:
-            raws = respondents.raw_answers(frame, book)
-        weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
-        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals, noise=line)
-    if book is None and (by.codebook or by.questions):
+        frame = read_frame(str(source), book.layout if book else None)
+        # What a row of JSON lines holds must not make it another layout than the codebook's.
+        is_table = tables.is_table(frame) and not (book and {*book.groups} <= {*frame.cells})
+        raws = tables.raw_answers(frame) if is_table else []
+    if is_table and (by.codebook or by.questions):
         raise UserError(
             f"{source}: a codebook, public questions and noise are for a file with one row a respondent; of shares and "
             "counts nobody knows who answered"
         )
+    if not is_table:
+        book = book or draft.draft(frame, by.group_by, by.weight, missing, by.refusals)
+        if not book.questions:
+            causes = "; ".join(frame.notes.lines(LEFT_OUT)) or f"no column besides {', '.join(book.groups)}"
+            raise UserError(f"{source}: no usable question ({causes})")
+        book, raws, line = _counted(frame, book, by)
+        weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
+        about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals, noise=line)
     survey = settle(frame, raws, missing, groups, about, min_respondents=by.min_respondents)
     return Conversion(survey, book, draft.weightiest(frame, book) if book else [], frame)
+
+
+def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[RawAnswer], Noise | None]:
+    """The answers of a file of respondents, exact or with noise; and the codebook, restricted to public questions."""
+    if by.questions:
+        book = _restricted(frame, book, by.questions)
+    if not (by.promise and by.codebook):
+        return book, respondents.raw_answers(frame, book), None
+    raws, line = noise.release(frame, book, by.promise)
+    codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
+    return book, raws, line
 
 
 def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
@@ -141,7 +151,7 @@ def read_run(config: Config) -> Survey:
         answers = {name: survey.answers[name] for name in config.group_names or survey.groups}
         return with_extra(replace(survey, answers=answers, about=About(GENERATED_SURVEY)), config)
     path = Path(config.survey)
-    is_other = path.is_dir() or path.suffix.lower() in STATISTICS
+    is_other = path.is_dir() or path.suffix.lower() in labelled.SUFFIXES
     if is_other or not tables.is_table(frame := read_frame(config.survey)):
         command = f"appa survey {path} data.group-by=NAME --write {path.stem}.jsonl"
         raise UserError(f"{path}: is no table of shares or counts; convert it first: {command}")

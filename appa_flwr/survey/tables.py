@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from appa_flwr.core.arrays import BoolArray, FloatArray
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.text import plain
 from appa_flwr.survey.frames import Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes, group_name, same
 from appa_flwr.survey.nonanswers import WORDS, code_text
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 # Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
+_COLUMNS: Final = "question_id", "question", "group", "attribute", "option", "options", "distribution", "ordinal", "n"
 _TOTALS: Final = set[str](WORDS["totals"])
 _NET: Final = re.compile(r"^(?:sub)?nett?\b|\bnett?$|\(nett?\)|\b(?:top|bottom)[ -]?(?:\d|two|three|box)|^[tb]\d ?b\b")
 _PEOPLE_TOLERANCE: Final = 0.1  # of shares, and between numbers of one group
@@ -47,6 +50,8 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
     if (lower := frame.cells.columns.str.lower()).is_unique:
         frame.cells.columns = lower
     columns = {*frame.cells.columns}
+    if twice := [name for name in (*_COLUMNS, *UNITS) if f"{name}.2" in columns]:
+        raise UserError(f"{frame.source}: column {twice[0]!r} occurs twice")
     if "option" in columns and not columns & {"options", "distribution", "selections"}:
         return [*_one_row_an_option(frame)]
     frame.require("question", "options", *(("group", "distribution") if columns & {"group", "distribution"} else ()))
@@ -91,7 +96,7 @@ def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
     """Yield each row's number, question id and text as a raw answer, and its non-empty cells."""
     for row, record in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
         cells = {str(name): cell for name, cell in record.items() if code_text(cell).casefold() not in _EMPTY}
-        yield RawAnswer(int(row), code_text(cells.get("question_id")), code_text(cells.get("question"))), cells
+        yield RawAnswer(int(row), code_text(cells.get("question_id")), plain(code_text(cells.get("question")))), cells
 
 
 def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
@@ -100,7 +105,7 @@ def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
         options = read_list(cells, "options")
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
             raise Unusable("options: not a list of texts")
-        raw = raw._replace(options=tuple(map(code_text, options)))
+        raw = raw._replace(options=tuple(plain(code_text(option)) for option in options))
         if "selections" in cells:
             return [_answer(raw, cells | {"group": name, "distribution": mine}) for name, mine in _selections(cells)]
     except Unusable as error:
@@ -155,7 +160,7 @@ def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     commas = {name for name in (measure, beside) if name and _has_decimal_comma(frame, name)}
     rows = []
     for raw, cells in _rows(frame):
-        option = code_text(cells.get("option"))
+        option = plain(code_text(cells.get("option")))
         place = number = people = None
         try:
             raw = raw._replace(group=_group(cells))

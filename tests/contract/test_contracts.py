@@ -85,7 +85,7 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path, monkeypatch):
         guard.check(fab + b" ")
     bundle = zipfile.ZipFile(io.BytesIO(fab))
     shipped = {path.relative_to(REPO).as_posix() for package in SHIPPED for path in (REPO / package).rglob("*.py")}
-    shipped |= {f"appa_flwr/survey/{name}.toml" for name in ("nonanswers", "questionnaire")}
+    shipped |= {f"appa_flwr/survey/{name}.toml" for name in ("columns", "nonanswers", "questionnaire")}
     shipped |= {"LICENSE", "README.md", "pyproject.toml"}
     assert set(bundle.namelist()) == shipped | {".info/CONTENT"}
 

@@ -21,7 +21,8 @@ from appa_flwr.launch.cli import app
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, store
 from appa_flwr.survey.codebook import Codebook
-from appa_flwr.survey.frames import Frame, read_frame
+from appa_flwr.survey.files import read_frame
+from appa_flwr.survey.frames import Frame
 from appa_flwr.survey.noise import UNITS, Promise, counts, draw, plan
 from appa_flwr.survey.sources import convert
 from appa_flwr.survey.types import Noise, Question, Survey

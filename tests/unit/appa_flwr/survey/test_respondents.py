@@ -45,7 +45,7 @@ def test_spss_with_missing_ranges_measures_and_a_weight(tmp_path):
     # North: weights 2 + 1 agree, 1 disagrees; -8 is declared. South: one Neither; 97 is declared, one has no weight.
     assert shares(survey) == {"North": {"view": [0.75, 0.0, 0.25]}, "South": {"view": [0.0, 1.0, 0.0]}}
     assert survey.respondents == {"North": {"view": 3.0}, "South": {"view": 1.0}}
-    assert "as the file declares: 'Refused', 'Interview broken off'" in notes(survey)
+    assert "left out as no answers: Refused, Interview broken off" in notes(survey)
     assert "1 respondents left out" in notes(survey)
 
 
@@ -58,7 +58,7 @@ def test_stata_letters_are_no_answers(tmp_path):
     survey = read_survey(tmp_path / "x.dta", group_by="sex", refusals="drop")
     assert shares(survey) == {"F": {"happy": [1, 0]}, "M": {"happy": [1, 0]}}
     assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
-    assert "as the file declares: 'Inapplicable', 'Do not know'" in notes(survey)
+    assert "left out as no answers: Inapplicable, Do not know" in notes(survey)
 
 
 WEIGHTED = "g,q,wtssps\nx,Yes,3\nx,No,1\ny,No,1\n"

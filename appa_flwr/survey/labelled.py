@@ -1,0 +1,156 @@
+"""Reader of SPSS's and Stata's files, which declare labels, missing codes, dates and the weight."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from appa_flwr.core.text import clean
+from appa_flwr.survey.frames import NOT_UTF8, Column, FileLayout, Frame
+from appa_flwr.survey.names import Notes
+from appa_flwr.survey.nonanswers import code_text, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES: Final = (".sav", ".zsav", ".dta")
+_LARGEST: Final = 1e12  # seconds of a date
+
+# Formats of dates -> first day, seconds or months in a unit of the number, and pandas' name of the period shown.
+_DAY: Final = 86_400
+_SPSS_DATES: Final = {
+    **dict.fromkeys(("DATE", "ADATE", "EDATE", "SDATE", "JDATE", "WKYR"), ("1582-10-14", "s", 1, "D")),
+    **dict.fromkeys(("DATETIME", "YMDHMS"), ("1582-10-14", "s", 1, "s")),
+    **{"MOYR": ("1582-10-14", "s", 1, "M"), "QYR": ("1582-10-14", "s", 1, "Q")},
+    **dict.fromkeys(("TIME", "DTIME", "MTIME"), ("", "s", 1, "")),
+}
+_STATA_DATES: Final = {
+    **{"d": ("1960-01-01", "s", _DAY, "D"), "c": ("1960-01-01", "s", 1e-3, "s")},
+    **{
+        "w": ("", "", 1, "w"),
+        "y": ("", "", 1, "y"),
+        "m": ("1960-01", "M", 1, "M"),
+        "q": ("1960-01", "M", 3, "Q"),
+        "h": ("1960-01", "M", 6, "M"),
+    },
+}
+# Numbers that no calendar of pandas reads: times of day or durations, Stata's weeks, of which a year has 52, and years.
+_SHOWN: Final[dict[str, Callable[[int], str]]] = {
+    "": lambda seconds: str(timedelta(seconds=seconds)),
+    "w": lambda weeks: f"{1960 + weeks // 52}w{weeks % 52 + 1}",
+    "y": str,
+}
+_STATA_DATE: Final = re.compile("%-?(?:t([dcmqhwy])|(d))", re.IGNORECASE)
+
+
+def read(file: Path, layout: FileLayout | None) -> Frame:
+    """Read codes, labels and what else a file of SPSS or Stata declares: missing codes, dates, the weight."""
+    import pyreadstat
+
+    with file.open("rb") as content:
+        is_stata = file.suffix.lower() == ".dta" or content.read(11) == b"<stata_dta>"
+    notes = Notes()
+    read = pyreadstat.read_dta if is_stata else pyreadstat.read_sav
+    options: dict[str, Any] = {"disable_datetime_conversion": True}
+    layout, is_open = layout or FileLayout(), layout is None
+    try:
+        options["encoding"] = None if layout.encoding == "utf-8" else layout.encoding
+        cells, about = read(str(file), user_missing=True, **options)
+    except (UnicodeDecodeError, pyreadstat.ReadstatError):
+        if not is_open:
+            raise
+        layout = FileLayout(encoding="cp1252")
+        options["encoding"] = layout.encoding
+        cells, about = read(str(file), user_missing=True, **options)
+        notes.add(NOT_UTF8)
+    if is_stata and (lettered := [*about.missing_user_values]):
+        # Beside letters, a whole number's "." comes as a random number; without them, both come as empty.
+        plain, _ = read(str(file), usecols=lettered, **options)
+        for name in lettered:
+            letters = cells[name].map(lambda cell: cell if isinstance(cell, str) else None)
+            cells[name] = plain[name].astype(object).where(plain[name].notna(), letters)
+    cells.index += 1
+    frame = Frame(str(file), cells, notes=notes, layout=layout)
+    for name in cells.columns:
+        labels = {code_text(code): str(label) for code, label in about.variable_value_labels.get(name, {}).items()}
+        labels = {code: label if label.strip() else code for code, label in labels.items() if code}
+        missing = [*about.missing_ranges.get(name, ()), *about.missing_user_values.get(name, ())]
+        codes = {*labels, *map(code_text, cells[name].unique())} if missing else {}
+        shown = _date_format(str(about.original_variable_types.get(name)), is_stata=is_stata)
+        if shown and not labels:
+            cells[name] = _dates(cells[name], *shown)
+        frame.columns[clean(name)] = Column(
+            text=about.column_names_to_labels.get(name) or "",
+            labels={code: label for code, label in labels.items() if not _is_declared(code, missing)},
+            missing={code: labels.get(code, code) for code in codes if _is_declared(code, missing)},
+            is_ordered=about.variable_measure.get(name) == "ordinal",
+            no_question="a date or time, as the file says" if shown else "",
+        )
+    numeric = [name for name in cells.columns if about.readstat_variable_types.get(name) != "string"]
+    if not is_stata and (place := _weight_place(file)) is not None and place < len(numeric):
+        frame.columns[clean(numeric[place])].is_weight = True
+    return frame
+
+
+def _is_declared(code: str, missing: Sequence[Any]) -> bool:
+    """True if a code is one of Stata's missing letters or lies in a missing range of SPSS, also of texts."""
+    for part in missing:
+        low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
+        value = code if isinstance(low, str) else number(code)
+        if value is not None and low <= value <= high:
+            return True
+    return False
+
+
+def _weight_place(file: Path) -> int | None:
+    """Index, among the numeric variables, of the case weight that a file of SPSS names in its header, if any.
+
+    The header has the weight's place among the records of variables, of which a text has one for each 8 bytes
+    (PSPP's description of the format, "File header record" and "Variable record").
+    """
+    with file.open("rb") as content:
+        head = content.read(176)
+        order = "<" if head[64:65] in (b"\2", b"\3") else ">"
+        (weight,) = struct.unpack(order + "i", head[76:80])
+        numeric = 0
+        for place in range(1, weight + 1):
+            kind, width, has_label, num_missing = struct.unpack(order + "4i", content.read(32)[:16])
+            if kind != 2:
+                return None
+            if has_label:
+                (size,) = struct.unpack(order + "i", content.read(4))
+                content.read(-(-size // 4) * 4)
+            content.read(8 * abs(num_missing))
+            if width == 0 and place == weight:
+                return numeric
+            numeric += width == 0
+    return None
+
+
+def _date_format(kind: str, *, is_stata: bool) -> tuple[str, str, float, str] | None:
+    """What a variable's format, such as MOYR8 or %tdD_m_Y, says of a date; None if it is another format."""
+    if is_stata:
+        match = _STATA_DATE.match(kind)
+        return _STATA_DATES[(match[1] or match[2]).lower()] if match else None
+    return _SPSS_DATES.get(kind.rstrip("0123456789."))
+
+
+def _dates(numbers: pd.Series[Any], start: str, unit: str, size: float, shown: str) -> pd.Series[Any]:
+    """Dates from numbers, as texts such as 2025-09-01, 2025-09, 2025Q3, or 10:30:00; weeks by their first day."""
+    import pandas as pd
+
+    number_R = pd.to_numeric(numbers, errors="coerce").to_numpy(dtype=np.float64) * size
+    is_date_R = np.abs(number_R) < _LARGEST  # False for NaN
+    whole_R = np.rint(np.where(is_date_R, number_R, 0.0)).astype(np.int64)
+    if start:
+        stamp_R = np.datetime64(start) + whole_R.astype(f"timedelta64[{unit}]")
+        texts = pd.DatetimeIndex(stamp_R.astype("datetime64[s]")).to_period(shown).astype(str).tolist()
+    else:
+        texts = [_SHOWN[shown](number) for number in whole_R.tolist()]
+    return pd.Series(texts, numbers.index, dtype=object).where(is_date_R)

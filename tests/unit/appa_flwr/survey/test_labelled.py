@@ -1,0 +1,103 @@
+"""What SPSS's and Stata's files declare: missing codes, dates, the weight; and codes of any size."""
+
+import resource
+import struct
+import subprocess
+import sys
+
+import pandas as pd
+import pyreadstat
+import pytest
+from surveys import shares
+
+from appa_flwr.survey import codebook as codebooks
+from appa_flwr.survey.sources import convert, read_survey
+
+GIGABYTE = 10**9
+
+
+def test_a_plain_missing_value_of_stata_beside_a_letter_is_no_answer(tmp_path):
+    """Where a whole-number column holds a letter, the library returns any number for "." unless it is read twice."""
+    table = pd.DataFrame({"g": ["A", "B"] * 6, "q": [1, 2, "a", None, 1, None] * 2, "z": [1, 2] * 6}, dtype=object)
+    pyreadstat.write_dta(table, str(tmp_path / "f.dta"), missing_user_values={"q": ["a"]})
+    survey = read_survey(tmp_path / "f.dta", group_by="g")
+    # A: 1, a, 1 twice; B: 2, ., . twice
+    assert survey.questions[0].options == ("1", "2")
+    assert shares(survey) == {"A": {"q": [1, 0], "z": [1, 0]}, "B": {"q": [0, 1], "z": [0, 1]}}
+    assert survey.respondents == {"A": {"q": 4.0, "z": 6.0}, "B": {"q": 2.0, "z": 6.0}}
+
+
+def test_a_declared_missing_code_that_the_owner_moves_to_the_options_counts(tmp_path):
+    table = pd.DataFrame({"g": [1, 2] * 4, "q": [1, 2, 9, 9, 1, 2, 9, 1]})
+    labels = {"g": {1: "A", 2: "B"}, "q": {1: "Yes", 2: "No", 9: "Refused"}}
+    pyreadstat.write_sav(table, str(tmp_path / "f.sav"), variable_value_labels=labels, missing_ranges={"q": [9]})
+    made = convert(tmp_path / "f.sav", group_by="g")
+    assert shares(made.survey) == {"A": {"q": [1, 0]}, "B": {"q": [1 / 3, 2 / 3]}}
+    codebooks.write(made.codebook, book := tmp_path / "f.toml")
+    refused_line = '  { code = "9", label = "Refused" },\n'
+    text = book.read_text().replace(
+        f"]\nno-answers = [\n{refused_line}", refused_line.replace(" }", ", refusal = true }")
+    )
+    book.write_text(text)
+    # A: 1, 9, 1, 9; B: 2, 9, 2, 1
+    assert shares(read_survey(tmp_path / "f.sav", codebook=book)) == {
+        "A": {"q": [0.5, 0, 0.5]},
+        "B": {"q": [0.25, 0.5, 0.25]},
+    }
+
+
+@pytest.mark.parametrize("name", ["f.sav", "f.zsav"])
+def test_the_weight_of_the_header_counts(tmp_path, name):
+    """Its place counts three for a text of 20 bytes; labels and missing values stand between the variables."""
+    table = pd.DataFrame({"g": ["A", "B" * 20] * 4, "q": [1, 2, 2, 2] * 2, "w_1": [1.0] * 8, "x": [3.0, 1.0] * 4})
+    labels, file = {"q": {1: "Yes", 2: "No"}}, tmp_path / name
+    options = {"column_labels": {"q": "Is it?"}, "missing_ranges": {"q": [8, 9]}, "compress": name == "f.zsav"}
+    pyreadstat.write_sav(table, str(file), variable_value_labels=labels, **options)
+    content = bytearray(file.read_bytes())
+    # A: weights 3 (Yes), 3 (No), 3 (Yes), 3 (No); as the file says, no guess
+    for place, weight in ((4, None), (5, "w_1"), (6, "x")):
+        content[76:80] = struct.pack("<i", place)
+        file.write_bytes(content)
+        made = convert(file, group_by="g", weight="" if weight else "none")
+        assert made.codebook.weight.column == (weight or "none")
+        assert made.codebook.weight.guessed == ""
+
+
+SEPTEMBER = 13_976_064_000  # seconds from 14 October 1582 to 1 September 2025
+FORMATS = {
+    "DATE11": "2025-09-01", "EDATE10": "2025-09-01", "ADATE10": "2025-09-01", "SDATE10": "2025-09-01",
+    "JDATE7": "2025-09-01", "WKYR10": "2025-09-01", "MOYR8": "2025-09", "QYR8": "2025Q3",
+    "DATETIME20": "2025-09-01 00:00:00", "TIME8": "10:30:00",
+}  # fmt: skip
+STATA = {"%td": (23_985, "2025-09-01"), "%tm": (788, "2025-09"), "%tq": (262, "2025Q3"), "%tw": (3414, "2025w35")}
+STATA |= {"%ty": (2025, "2025"), "%tc": (2_072_304_000_000, "2025-09-01 00:00:00")}
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, *STATA])
+def test_a_date_is_a_group_and_no_question(tmp_path, kind):
+    number, text = STATA.get(kind) or (37_800 if kind == "TIME8" else SEPTEMBER, FORMATS[kind])
+    table = pd.DataFrame({"d": [number, None] * 6, "g": [1, 1, 2, 2] * 3, "q": [1, 2, 3] * 4})
+    file = tmp_path / ("f.dta" if kind in STATA else "f.sav")
+    write = pyreadstat.write_dta if kind in STATA else pyreadstat.write_sav
+    write(table, str(file), variable_format={"d": kind})
+    made = convert(file, group_by="g")
+    assert made.codebook.left_out == {"d": "a date or time, as the file says"}
+    assert "left out, a date or time, as the file says: d" in made.survey.about.notes
+    assert read_survey(file, group_by="d").groups == (text,)
+
+
+def test_codes_of_64_bits_take_a_second_and_little_memory(tmp_path):
+    codes = [-(2**63), -999_999_999, 2**31 - 26, 2**62]
+    rows = "".join(f"{'NS'[n % 2]},{code},{n % 3}\n" for n in range(12) for code in codes)
+    (tmp_path / "f.csv").write_text(f"g,q,z\n{rows}")
+    program = (
+        "from appa_flwr.survey.sources import read_survey\n"
+        "import pandas, sys\n"
+        "try: read_survey(sys.argv[1], group_by='g')\n"
+        "except Exception as error: print(error)"
+    )
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (GIGABYTE, GIGABYTE))  # noqa: E731
+    command = [sys.executable, "-c", program, str(tmp_path / "f.csv")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, preexec_fn=limit).stdout
+    assert all(str(code) in said for code in codes[:3])
+    assert "data.missing" in said

@@ -11,14 +11,12 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import stand_in
 from appa_flwr.core.own_code import in_words
 from appa_flwr.core.text import clean, decode
 from appa_flwr.survey import labelled
-from appa_flwr.survey.frames import LAYOUTS, NOT_UTF8, Column, Encoding, FileLayout, Frame
+from appa_flwr.survey.frames import LAYOUTS, NOT_UTF8, TWICE, Column, Encoding, FileLayout, Frame
 from appa_flwr.survey.names import Notes, same
 from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.store import HEADER
@@ -82,7 +80,7 @@ def _distinct(names: Iterable[str], notes: Notes) -> list[str]:
         while (unique := name if times == 1 else f"{name}.{times}") in distinct:
             times += 1
         if times > 1:
-            notes.add("columns that have the name of an earlier one, numbered", unique)
+            notes.add(TWICE, unique)
         distinct.append(unique)
     return distinct
 
@@ -254,13 +252,11 @@ def _parquet(file: Path, layout: FileLayout | None) -> Frame:
     cells = pd.read_parquet(file).reset_index(drop=True)
     cells.index += 1
     frame = Frame(str(file), cells, layout=layout or FileLayout())
-    for place, (name, kind) in enumerate(cells.dtypes.items()):
+    for name, kind in cells.dtypes.items():
         if isinstance(kind, pd.CategoricalDtype):
             frame.columns[clean(str(name))] = Column(
                 order=tuple(filter(None, map(code_text, kind.categories))), is_ordered=bool(kind.ordered)
             )
-        elif isinstance(kind, np.dtype | pd.DatetimeTZDtype) and kind.kind == "M":
-            cells.isetitem(place, cells.iloc[:, place].astype(str).where(cells.iloc[:, place].notna()).to_numpy())
     return frame
 
 

@@ -24,6 +24,7 @@ LAYOUTS: Final = (
     "percent or count"
 )
 LEFT_OUT: Final = "left out, "
+TWICE: Final = "columns that have the name of an earlier one, numbered"
 NOT_UTF8: Final = "read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8"
 
 Encoding = Literal["utf-8", "cp1252"]

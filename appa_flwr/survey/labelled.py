@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,31 +23,18 @@ if TYPE_CHECKING:
 SUFFIXES: Final = (".sav", ".zsav", ".dta")
 _LARGEST: Final = 1e12  # seconds of a date
 
-# Formats of dates -> first day, seconds or months in a unit of the number, and pandas' name of the period shown.
-_DAY: Final = 86_400
+# Formats of dates -> pandas' unit of the number, the number of 1970, and the unit that is shown; "" = a time of day.
 _SPSS_DATES: Final = {
-    **dict.fromkeys(("DATE", "ADATE", "EDATE", "SDATE", "JDATE", "WKYR"), ("1582-10-14", "s", 1, "D")),
-    **dict.fromkeys(("DATETIME", "YMDHMS"), ("1582-10-14", "s", 1, "s")),
-    **{"MOYR": ("1582-10-14", "s", 1, "M"), "QYR": ("1582-10-14", "s", 1, "Q")},
-    **dict.fromkeys(("TIME", "DTIME", "MTIME"), ("", "s", 1, "")),
+    **dict.fromkeys(("DATE", "ADATE", "EDATE", "SDATE", "JDATE", "WKYR"), ("s", 12_219_379_200, "D")),
+    **dict.fromkeys(("DATETIME", "YMDHMS"), ("s", 12_219_379_200, "s")),
+    **{"MOYR": ("s", 12_219_379_200, "M"), "QYR": ("s", 12_219_379_200, "Q")},
+    **dict.fromkeys(("TIME", "DTIME", "MTIME"), ("s", 0, "")),
 }
 _STATA_DATES: Final = {
-    **{"d": ("1960-01-01", "s", _DAY, "D"), "c": ("1960-01-01", "s", 1e-3, "s")},
-    **{
-        "w": ("", "", 1, "w"),
-        "y": ("", "", 1, "y"),
-        "m": ("1960-01", "M", 1, "M"),
-        "q": ("1960-01", "M", 3, "Q"),
-        "h": ("1960-01", "M", 6, "M"),
-    },
+    **{"d": ("D", 3_653, "D"), "c": ("ms", 315_619_200_000, "s")},
+    **{"m": ("M", 120, "M"), "q": ("Q", 40, "Q"), "y": ("Y", 1_970, "Y")},
 }
-# Numbers that no calendar of pandas reads: times of day or durations, Stata's weeks, of which a year has 52, and years.
-_SHOWN: Final[dict[str, Callable[[int], str]]] = {
-    "": lambda seconds: str(timedelta(seconds=seconds)),
-    "w": lambda weeks: f"{1960 + weeks // 52}w{weeks % 52 + 1}",
-    "y": str,
-}
-_STATA_DATE: Final = re.compile("%-?(?:t([dcmqhwy])|(d))", re.IGNORECASE)
+_STATA_DATE: Final = re.compile("%-?(?:t([dcmqy])|(d))", re.IGNORECASE)
 
 
 def read(file: Path, layout: FileLayout | None) -> Frame:
@@ -55,28 +43,26 @@ def read(file: Path, layout: FileLayout | None) -> Frame:
 
     with file.open("rb") as content:
         is_stata = file.suffix.lower() == ".dta" or content.read(11) == b"<stata_dta>"
-    notes = Notes()
-    read = pyreadstat.read_dta if is_stata else pyreadstat.read_sav
-    options: dict[str, Any] = {"disable_datetime_conversion": True}
-    layout, is_open = layout or FileLayout(), layout is None
+    read = partial(
+        pyreadstat.read_dta if is_stata else pyreadstat.read_sav, str(file), disable_datetime_conversion=True
+    )
+    notes, encoding = Notes(), None if layout is None or layout.encoding == "utf-8" else layout.encoding
     try:
-        options["encoding"] = None if layout.encoding == "utf-8" else layout.encoding
-        cells, about = read(str(file), user_missing=True, **options)
+        cells, about = read(user_missing=True, encoding=encoding)
     except (UnicodeDecodeError, pyreadstat.ReadstatError):
-        if not is_open:
+        if layout is not None:
             raise
-        layout = FileLayout(encoding="cp1252")
-        options["encoding"] = layout.encoding
-        cells, about = read(str(file), user_missing=True, **options)
+        encoding = "cp1252"
+        cells, about = read(user_missing=True, encoding=encoding)
         notes.add(NOT_UTF8)
     if is_stata and (lettered := [*about.missing_user_values]):
         # Beside letters, a whole number's "." comes as a random number; without them, both come as empty.
-        plain, _ = read(str(file), usecols=lettered, **options)
+        plain, _ = read(usecols=lettered, encoding=encoding)
         for name in lettered:
             letters = cells[name].map(lambda cell: cell if isinstance(cell, str) else None)
             cells[name] = plain[name].astype(object).where(plain[name].notna(), letters)
     cells.index += 1
-    frame = Frame(str(file), cells, notes=notes, layout=layout)
+    frame = Frame(str(file), cells, notes=notes, layout=layout or FileLayout(encoding=encoding or "utf-8"))
     for name in cells.columns:
         labels = {code_text(code): str(label) for code, label in about.variable_value_labels.get(name, {}).items()}
         labels = {code: label if label.strip() else code for code, label in labels.items() if code}
@@ -133,7 +119,7 @@ def _weight_place(file: Path) -> int | None:
     return None
 
 
-def _date_format(kind: str, *, is_stata: bool) -> tuple[str, str, float, str] | None:
+def _date_format(kind: str, *, is_stata: bool) -> tuple[str, int, str] | None:
     """What a variable's format, such as MOYR8 or %tdD_m_Y, says of a date; None if it is another format."""
     if is_stata:
         match = _STATA_DATE.match(kind)
@@ -141,16 +127,16 @@ def _date_format(kind: str, *, is_stata: bool) -> tuple[str, str, float, str] | 
     return _SPSS_DATES.get(kind.rstrip("0123456789."))
 
 
-def _dates(numbers: pd.Series[Any], start: str, unit: str, size: float, shown: str) -> pd.Series[Any]:
+def _dates(numbers: pd.Series[Any], unit: str, number_of_1970: int, shown: str) -> pd.Series[Any]:
     """Dates from numbers, as texts such as 2025-09-01, 2025-09, 2025Q3, or 10:30:00; weeks by their first day."""
     import pandas as pd
 
-    number_R = pd.to_numeric(numbers, errors="coerce").to_numpy(dtype=np.float64) * size
-    is_date_R = np.abs(number_R) < _LARGEST  # False for NaN
-    whole_R = np.rint(np.where(is_date_R, number_R, 0.0)).astype(np.int64)
-    if start:
-        stamp_R = np.datetime64(start) + whole_R.astype(f"timedelta64[{unit}]")
-        texts = pd.DatetimeIndex(stamp_R.astype("datetime64[s]")).to_period(shown).astype(str).tolist()
+    number_R = pd.to_numeric(numbers, errors="coerce").to_numpy(dtype=np.float64)
+    is_date_R = np.abs(number_R) < _LARGEST * (1000 if unit == "ms" else 1)  # False for NaN
+    whole_R = np.rint(np.where(is_date_R, number_R, 0.0)).astype(np.int64) - number_of_1970
+    if shown:
+        periods = pd.PeriodIndex.from_ordinals(whole_R, freq=unit)  # type: ignore[attr-defined]  # stubs lack it
+        texts = periods.asfreq(shown).astype(str).tolist()
     else:
-        texts = [_SHOWN[shown](number) for number in whole_R.tolist()]
+        texts = [str(timedelta(seconds=seconds)) for seconds in whole_R.tolist()]
     return pd.Series(texts, numbers.index, dtype=object).where(is_date_R)

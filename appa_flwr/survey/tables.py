@@ -16,7 +16,7 @@ import numpy as np
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import plain
-from appa_flwr.survey.frames import Frame, RawAnswer, Unusable
+from appa_flwr.survey.frames import TWICE, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes, group_name, same
 from appa_flwr.survey.nonanswers import WORDS, code_text
 from appa_flwr.survey.nonanswers import number as number_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
-_COLUMNS: Final = "question_id", "question", "group", "attribute", "option", "options", "distribution", "ordinal", "n"
 _TOTALS: Final = set[str](WORDS["totals"])
 _NET: Final = re.compile(r"^(?:sub)?nett?\b|\bnett?$|\(nett?\)|\b(?:top|bottom)[ -]?(?:\d|two|three|box)|^[tb]\d ?b\b")
 _PEOPLE_TOLERANCE: Final = 0.1  # of shares, and between numbers of one group
@@ -50,8 +49,8 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
     if (lower := frame.cells.columns.str.lower()).is_unique:
         frame.cells.columns = lower
     columns = {*frame.cells.columns}
-    if twice := [name for name in (*_COLUMNS, *UNITS) if f"{name}.2" in columns]:
-        raise UserError(f"{frame.source}: column {twice[0]!r} occurs twice")
+    if twice := frame.notes.lines(TWICE):
+        raise UserError(f"{frame.source}: {twice[0]}; a table has each once")
     if "option" in columns and not columns & {"options", "distribution", "selections"}:
         return [*_one_row_an_option(frame)]
     frame.require("question", "options", *(("group", "distribution") if columns & {"group", "distribution"} else ()))

@@ -193,7 +193,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
     case("a.jsonl", '{"question_id": 1}\n{"x": \n', "line 2 is not JSON")
     case("b.jsonl", "[1]\n", "line 1 is not a JSON object")
     case("c.csv", "question_id,question,options,distribution\n1,Q,\"['a','b']\",\"[.5,.5]\"\n", "has no column group")
-    case("e.csv", "question,group,option,count,count\nQ,A,Yes,1,2\n", "column 'count' occurs twice")
+    case("e.csv", "question,group,option,count,count\nQ,A,Yes,1,2\n", "name of an earlier one, numbered: count.2")
     case("f.parquet", "PAR1 no", "not a readable .parquet file")
     case("g.xlsx", "no", "not a readable .xlsx file")
     case("h.sav", "no", "not a readable .sav file")

@@ -82,7 +82,7 @@ def survey(
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
-    written = _written(made, write, out, codebook)
+    written = _written(made, write, out, codebook, epsilon)
     show(
         _table(survey),
         *survey.about.notes,
@@ -104,8 +104,10 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
     yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
 
 
-def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
-    """Write a survey to the named places, and say so."""
+def _written(
+    made: Conversion, write: Path | None, out: Path | None, codebook: Path | None, epsilon: float | None
+) -> list[str]:
+    """Write a survey, which keeps `epsilon`, to the named places, and say so."""
     survey, written = made.survey, [_guesses(made)] if made.codebook else []
     if (line := survey.about.noise) and made.codebook and codebook:
         written.append(f"{line.sentence()}, noted in {codebook}")
@@ -113,10 +115,10 @@ def _written(made: Conversion, write: Path | None, out: Path | None, codebook: P
             spent = noise.composed((*earlier, line), line.delta)
             written.append(f"{len(earlier) + 1} releases together: epsilon {spent:.3g} a respondent")
     if write is not None:
-        store.write(survey, write)
+        store.write(survey, write, epsilon=epsilon)
         written.append(f"all groups' answers: {write}")
     if out is not None:
-        split = store.write_split(survey, out)
+        split = store.write_split(survey, out, epsilon=epsilon)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
     if made.codebook and codebook is None and (place := write or (out and out / "survey")):
@@ -150,7 +152,7 @@ def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Ta
             f"{len(costs)}{equal}. What helps: fewer questions than {questions} (--questions)"
             + (f", and one column of groups instead of {columns}" if columns > 1 else "")
         )
-    yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
+    yield f"nothing has been written: --write FILE{store.SUFFIX} or --out FOLDER adds the noise"
 
 
 def _converted(

@@ -17,6 +17,7 @@ from surveys import refused
 from typer.testing import CliRunner
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.launch import survey_commands
 from appa_flwr.launch.cli import app
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, store
@@ -207,6 +208,23 @@ def test_dropped_refusals_do_not_make_an_answer_that_the_noise_outweighs_usable(
         ("Q0", True, 0),
         ("Q1", False, 0),
     ]
+
+
+@pytest.mark.parametrize("option", ["--write", "--out"])
+def test_where_noise_is_promised_no_exact_answer_is_written(option, tmp_path, monkeypatch):
+    place, groups = tmp_path / "mine.jsonl", tmp_path / "mine.jsonl" / "groups"
+    codebooks.write(book(), tmp_path / "f.toml")
+    cells(300, book(), np.random.default_rng(4)).to_csv(tmp_path / "f.csv", index=False)
+    words = ("survey", tmp_path / "f.csv", "--codebook", tmp_path / "f.toml", "--epsilon", "4", option, place)
+    with monkeypatch.context() as careless:
+        careless.setattr(survey_commands, "convert", lambda *a, **by: convert(*a, **by | {"promise": None}))
+        assert "do not keep epsilon 4" in run(*words)[1]
+    assert not [path for path in tmp_path.rglob("*.jsonl") if path.is_file()]
+    assert run(*words)[0] == 0
+    (line,) = codebooks.read(tmp_path / "f.toml").releases
+    for file in [groups / "north.jsonl", groups / "south.jsonl"] if option == "--out" else [place]:
+        about = store.read_about(file)
+        assert (about.noise, about.sha256, about.notes) == (line, "", ())
 
 
 def run(*arguments) -> tuple[int, str]:

@@ -109,11 +109,9 @@ def _written(
 ) -> list[str]:
     """Write a survey, which keeps `epsilon`, to the named places, and say so."""
     survey, written = made.survey, [_guesses(made)] if made.codebook else []
-    if (line := survey.about.noise) and made.codebook and codebook:
-        written.append(f"{line.sentence()}, noted in {codebook}")
-        if earlier := made.codebook.releases:
-            spent = noise.composed((*earlier, line), line.delta)
-            written.append(f"{len(earlier) + 1} releases together: epsilon {spent:.3g} a respondent")
+    if (line := survey.about.noise) and made.codebook:
+        together = f", {len(earlier) + 1} releases together" if (earlier := made.codebook.releases) else ""
+        written.append(f"{line.sentence()}{together}, noted in {codebook}")
     if write is not None:
         store.write(survey, write, epsilon=epsilon)
         written.append(f"all groups' answers: {write}")

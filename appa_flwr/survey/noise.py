@@ -64,7 +64,8 @@ def plan(codebook: Codebook, promise: Promise) -> Noise:
     cap = math.floor(promise.cap * UNITS) / UNITS if has_weight else 1.0
     unit = Noise(*promise[:2], 1.0, len(codebook.questions), len(codebook.groups), cap)
     sd = _scale(unit.sensitivity * UNITS, promise.epsilon, promise.delta) / UNITS
-    return replace(unit, sd=sd, opendp=importlib.metadata.version("opendp"))
+    line = replace(unit, sd=sd, opendp=importlib.metadata.version("opendp"))
+    return replace(line, total=max(line.epsilon, composed((*codebook.releases, line), line.delta)))
 
 
 @lru_cache

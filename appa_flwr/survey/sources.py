@@ -1,6 +1,7 @@
 """Readers of all sources of surveys: files, OpinionQA's folder, the generated population."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.sections import DataSection, Section
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
+from appa_flwr.core.files import lock
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import draft, generate, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
@@ -79,18 +81,21 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
     elif tables.is_table(frame := read_frame(str(source), guess_header=not by.promise)):
         raws = tables.raw_answers(frame)
     else:
-        if by.codebook:
-            book = codebooks.read(by.codebook)
-        else:
-            book = draft.draft(frame, by.group_by, by.weight, missing, by.refusals)
-        if by.questions:
-            book = _restricted(frame, book, by.questions)
-        line = None
-        if by.promise and by.codebook:
-            raws, line = noise.release(frame, book, by.promise)
-            codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
-        else:
-            raws = respondents.raw_answers(frame, book)
+        with ExitStack() as stack:
+            if by.promise and by.codebook:
+                stack.callback(lock(by.codebook).release)  # each release must know of all earlier ones
+            if by.codebook:
+                book = codebooks.read(by.codebook)
+            else:
+                book = draft.draft(frame, by.group_by, by.weight, missing, by.refusals)
+            if by.questions:
+                book = _restricted(frame, book, by.questions)
+            line = None
+            if by.promise and by.codebook:
+                raws, line = noise.release(frame, book, by.promise)
+                codebooks.add_release(by.codebook, line)  # before anything is known of it: a retry would be a choice
+            else:
+                raws = respondents.raw_answers(frame, book)
         weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
         about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals, noise=line)
     if book is None and (by.codebook or by.questions):

@@ -43,6 +43,12 @@ class Noise:
     opendp: str = ""  # version of the library
     unit: Literal["respondent"] = "respondent"
     mechanism: Literal["discrete Gaussian"] = "discrete Gaussian"
+    total: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # `spent`; 0 in older files
+
+    @property
+    def spent(self) -> float:
+        """The epsilon of this release and the earlier ones of its codebook together."""
+        return max(self.epsilon, self.total)
 
     @property
     def sensitivity(self) -> float:
@@ -51,7 +57,7 @@ class Noise:
 
     def sentence(self) -> str:
         """Text for a person, such as "epsilon 4 a respondent (noise of 8 people)"."""
-        return noise_sentence(self.epsilon, self.sd)
+        return noise_sentence(self.spent, self.sd)
 
 
 def noise_sentence(epsilon: float, sd: float) -> str:

@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -269,7 +270,7 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
     refused("nobody knows who answered", convert, tmp_path / "shares.csv", codebook=tmp_path / "f.toml", promise=four)
 
 
-def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
+def test_releases_stand_in_the_codebook_one_at_a_time_and_add_up(tmp_path, monkeypatch):
     codebook = book()
     file = tmp_path / "f.toml"
     cells(300, codebook, np.random.default_rng(4)).to_csv(tmp_path / "f.csv", index=False)
@@ -283,12 +284,22 @@ def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
     sd = plan(codebook, Promise(0.5)).sd
     assert abs(int(needed[1]) / (3 * sd**2) - 1.0) < 0.1  # three equal shares: n = K sd^2
     assert codebooks.read(file) == codebook
+
+    def meanwhile(*given):
+        monkeypatch.undo()
+        refused("another run", convert, tmp_path / "f.csv", codebook=file, promise=Promise(4.0))
+        return noise.release(*given)
+
+    monkeypatch.setattr(noise, "release", meanwhile)
     assert run(*words, "--write", tmp_path / "f.jsonl")[0] == 0
     assert "holds a release" in run(*words, "--write", tmp_path / "f.jsonl")[1]
     code, text = run(*words, "--write", tmp_path / "f.jsonl", "--again")
-    assert (code, "epsilon 5.91" in text) == (0, True)  # measured: two of 4 cost 5.9
+    assert (code, "epsilon 5.911 a respondent" in text) == (0, True)  # measured: two of 4 cost 5.9
     releases = codebooks.read(file).releases
-    assert releases == (plan(codebook, Promise(4.0)),) * 2
+    assert store.read_about(tmp_path / "f.jsonl").noise == releases[1]
+    first = plan(codebook, Promise(4.0))
+    assert releases == (first, replace(first, total=releases[1].spent))
+    assert [round(line.spent, 2) for line in (replace(first, total=0.0), *releases)] == [4.0, 4.0, 5.91]
     assert file.read_text().startswith("# my own words\n")
     assert math.isclose(noise.composed(releases[:1], 1e-6), 4.0)
     codebooks.write(codebooks.read(file), tmp_path / "again.toml")

@@ -16,6 +16,7 @@ from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import draft, generate, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.frames import STATISTICS, Frame, RawAnswer, read_frame
+from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import Missing
 from appa_flwr.survey.settle import settle, sha256_of
 from appa_flwr.survey.types import About, Survey
@@ -116,6 +117,13 @@ def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[R
         raws += respondents.raw_answers(frame, book)
     waves[0][0].source = str(folder)
     return waves[0][0], raws
+
+
+def capped(frame: Frame, book: Codebook, cap: float) -> Survey:
+    """The exact answers by the weights that a release counts."""
+    weight_R, about = noise.weights(frame, book, cap), About(refusals=book.refusals)
+    frame = replace(frame, cells=frame.cells.assign(**{book.weight.column: weight_R}), notes=Notes())
+    return settle(frame, respondents.raw_answers(frame, book), Missing(), None, about, min_respondents=0)
 
 
 def _restricted(frame: Frame, book: Codebook, questions: Path) -> Codebook:

@@ -39,7 +39,7 @@ class Noise:
     sd: _Positive  # standard deviation of a count's noise, in people
     questions: Annotated[int, Field(gt=0)]  # of the codebook: the most answers of a respondent
     columns: Annotated[int, Field(gt=0)]  # of groups: the most groups of a respondent
-    cap: _Positive = 1.0  # the largest weight of a respondent
+    cap: _Positive = 1.0  # the largest weight of a respondent, in people
     opendp: str = ""  # version of the library
     unit: Literal["respondent"] = "respondent"
     mechanism: Literal["discrete Gaussian"] = "discrete Gaussian"

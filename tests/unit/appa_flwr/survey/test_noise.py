@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from appa_flwr.survey.types import Noise, Question, Survey
 from experiments import privacy
 
 ERRORS = 6.0
+CASES = Path(__file__).parents[3] / "cases"
 WEIGHT = {"weight": {"column": "W"}}
 
 
@@ -62,8 +64,8 @@ def distance(table, codebook, cap, row) -> float:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_no_respondent_moves_the_counts_by_more_than_the_stated_bound_and_one_reaches_it(weighted):
     rng = np.random.default_rng(6)
-    codebook = book(questions=3, columns=2, **(WEIGHT if weighted else {}))
-    line = plan(codebook, Promise(4.0, cap=2.5 if weighted else 0.0))
+    codebook = book(questions=3, columns=2, **({"weight": {"column": "W", "unit": 0.5}} if weighted else {}))
+    line = plan(codebook, Promise(4.0, cap=2.49 if weighted else 0.0))  # 2.5 in whole 1/64
     # 3 questions, 2 columns of groups: sqrt(6) cells move, each by the cap of 2.5 or by 1
     assert math.isclose(line.sensitivity, (2.5 if weighted else 1.0) * math.sqrt(6.0))
     moved = []
@@ -211,6 +213,32 @@ def test_dropped_refusals_do_not_make_an_answer_that_the_noise_outweighs_usable(
     ]
 
 
+@pytest.mark.parametrize(
+    ("unit", "cap", "named", "shares"),
+    [
+        # North: 77 No of mean 1210.94, 73 Yes of 10476.90, so .891; with 5700 for each Yes .817, which is .074 less
+        (5700, 3, "0.15842 to 2.1028; of 300 weights the cap of 3 cuts 0, .* 0 ", (0.8913, 0.8835)),
+        (5700, 1, "0.15842 to 2.1028; of 300 weights the cap of 1 cuts 143, .* 0 ", (0.8169, 0.8045)),
+        (1, 3, "903 to 11986; of 300 weights the cap of 3 cuts 300, .* unit = NUMBER", None),
+        (1e6, 3, "0.000903 to 0.011986; of 300 weights .* cuts 0, .* spoil 300 .* unit = NUMBER", None),
+    ],
+)
+def test_weights_that_are_far_from_1_are_scaled_or_refused(unit, cap, named, shares, tmp_path):
+    case, file, out = CASES / "population_weights.csv", tmp_path / "f.toml", tmp_path / "f.jsonl"
+    file.write_text(case.with_suffix(".codebook.toml").read_text().replace("[weight]", f"[weight]\nunit = {unit}"))
+    words = ("survey", case, "--codebook", file, "--epsilon", "4", "--weight-cap", cap)
+    (code, text), (written, told) = run(*words), run(*words, "--write", out)
+    assert [bool(re.search(named, said)) for said in (text, told)] == [True, True]
+    if not shares:
+        assert (code, written, codebooks.read(file).releases) == (1, 1, ())
+        return
+    assert " 7.4 " in text or cap == 3  # points that the cap costs
+    survey = store.read(out)
+    assert survey.about.notes == ()  # the weights' range stays here
+    noisy = [survey.answers[group]["q1"][1] for group in ("North", "South")]
+    assert abs(np.array(noisy) - shares).max() < ERRORS * 0.0238  # 3.80 people times sqrt(.89^2 + .11^2), in 147 people
+
+
 @pytest.mark.parametrize("option", ["--write", "--out"])
 def test_where_noise_is_promised_no_exact_answer_is_written(option, tmp_path, monkeypatch):
     place, groups = tmp_path / "mine.jsonl", tmp_path / "mine.jsonl" / "groups"
@@ -307,13 +335,14 @@ def test_releases_stand_in_the_codebook_one_at_a_time_and_add_up(tmp_path, monke
 
 
 def test_costs_by_hand():
-    shares = {"q": np.full(4, 0.25), "p": np.array([0.5, 0.5])}
+    shares = {"q": np.full(4, 0.25), "p": np.array([0.9, 0.1])}
     questions = (Question("q", "?", tuple("abcd")), Question("p", "?", tuple("ab")))
-    (cost,) = noise.costs(Survey(questions, {"A": shares}, {"A": {"q": 100.0, "p": 100.0}}), 2.0)
-    # q: sampling sqrt(.25 .75 / 100) = .0433, noise of one person sqrt(3/4) / 200 = .00433
-    # p: sampling sqrt(.5 .5 / 100) = .05, noise sqrt(1/2) / 200 = .00354
+    survey = Survey(questions, {"A": shares}, {"A": {"q": 100.0, "p": 100.0}})
+    (cost,) = noise.costs(survey, Survey(questions, {"A": {"q": np.array([0.35, 0.15, 0.25, 0.25])}}), 2.0)
+    # q: sampling sqrt(.25 .75 / 100) = .0433, noise of one person sqrt(3/4) / 200 = .00433, cap sqrt(.02 / 4) = .0707
+    # p: sampling sqrt(.9 .1 / 100) = .03, noise sqrt(.9^2 + .1^2) / 200 = .00453, cap (no answer) sqrt(.82 / 2) = .640
     assert cost[:2] == ("A", 100.0)
-    assert np.allclose([cost.sampling, cost.noise], [(4.330 + 5.0) / 2, (0.4330 + 0.3536) / 2], atol=0.001)
+    assert np.allclose(cost[2:], [(4.330 + 3.0) / 2, (7.07 + 64.03) / 2, (0.4330 + 0.4528) / 2], atol=0.001)
 
 
 @pytest.mark.parametrize(

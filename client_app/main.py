@@ -62,7 +62,7 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     about = party.survey.about
     if party.ledger is not None:
         log.warning("%s: %s", ", ".join(answered), about.precision)
-    noise = [] if about.noise is None else [about.noise.epsilon, about.noise.sd]
+    noise = [] if about.noise is None else [about.noise.spent, about.noise.sd]
     counts, may = list(answered.values()), list(party.policy.may_leave)
     return Leaving(messages.pack_reply(list(answered), answered=counts, may=may, noise=noise))
 

@@ -16,8 +16,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_folder, make_folder
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import noise, respondents, store
-from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
+from appa_flwr.survey import noise, store
+from appa_flwr.survey.sources import Conversion, capped, convert, read_run, with_extra
 from appa_flwr.survey.split import too_few
 from appa_flwr.survey.types import Survey
 
@@ -33,7 +33,7 @@ Epsilon = Annotated[
 Delta = Annotated[float, typer.Option(min=1e-15, max=1e-3, help="Chance that epsilon does not hold.")]
 WeightCap = Annotated[
     float | None,
-    typer.Option(min=1.0 / noise.UNITS, max=1e6, help="Largest weight that counts, chosen without a look at the file."),
+    typer.Option(min=1.0 / noise.UNITS, max=1e6, help="Largest weight, in people, chosen without a look at the file."),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Release noisy answers once more, which adds to the epsilon.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
@@ -82,7 +82,7 @@ def survey(
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
-    written = _written(made, write, out, codebook)
+    written = _written(made, write, out, codebook, epsilon)
     show(
         _table(survey),
         *survey.about.notes,
@@ -104,19 +104,20 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
     yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
 
 
-def _written(made: Conversion, write: Path | None, out: Path | None, codebook: Path | None) -> list[str]:
-    """Write a survey to the named places, and say so."""
+def _written(
+    made: Conversion, write: Path | None, out: Path | None, codebook: Path | None, epsilon: float | None
+) -> list[str]:
+    """Write a survey, which keeps `epsilon`, to the named places, and say so."""
     survey, written = made.survey, [_guesses(made)] if made.codebook else []
-    if (line := survey.about.noise) and made.codebook and codebook:
-        written.append(f"{line.sentence()}, noted in {codebook}")
-        if earlier := made.codebook.releases:
-            spent = noise.composed((*earlier, line), line.delta)
-            written.append(f"{len(earlier) + 1} releases together: epsilon {spent:.3g} a respondent")
+    if (line := survey.about.noise) and made.codebook and made.frame:
+        written += noise.weighed(made.frame, made.codebook, line.cap)
+        together = f", {len(earlier) + 1} releases together" if (earlier := made.codebook.releases) else ""
+        written.append(f"{line.sentence()}{together}, noted in {codebook}")
     if write is not None:
-        store.write(survey, write)
+        store.write(survey, write, epsilon=epsilon)
         written.append(f"all groups' answers: {write}")
     if out is not None:
-        split = store.write_split(survey, out)
+        split = store.write_split(survey, out, epsilon=epsilon)
         written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
         written.append(f"public, for the server: {split.questions}")
     if made.codebook and codebook is None and (place := write or (out and out / "survey")):
@@ -132,13 +133,16 @@ def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Ta
     if made.frame is None or made.codebook is None:
         raise UserError(f"{source}: noise needs one row a respondent")
     lines = [noise.plan(made.codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
-    sd, weight_R = lines[-1].sd, respondents.weights(made.frame, made.codebook.weight.column)
-    costs = noise.costs(made.survey, float(np.minimum(weight_R, lines[-1].cap).mean()))
-    table = Table("error of a share, in points", "respondents", "sampling", *(f"epsilon {x:g}" for x in EPSILONS))
+    sd, by = lines[-1].sd, (made.frame, made.codebook, lines[-1].cap)
+    mean_weight = float(noise.weights(*by).mean()) / noise.UNITS
+    costs = noise.costs(made.survey, capped(*by) if (caps := noise.weighed(*by)) else made.survey, mean_weight)
+    names = ("respondents", "sampling", *["cap"] * len(caps), *(f"epsilon {x:g}" for x in EPSILONS))
+    table = Table("error of a share, in points", *names)
     for cost in costs:
-        errors = (cost.sampling, *(cost.noise * line.sd for line in lines[:-1]))
+        errors = (cost.sampling, *[cost.cap] * len(caps), *(cost.noise * line.sd for line in lines[:-1]))
         table.add_row(cost.group, f"{cost.respondents:.0f}", *(f"{error:.2g}" for error in errors))
     yield table
+    yield from caps
     if small := [cost for cost in costs if cost.noise * sd > cost.sampling]:
         # The noise's error falls as 1 / n, the sampling error as 1 / sqrt(n).
         ratios = ((cost.respondents, cost.noise * sd / cost.sampling) for cost in small if cost.sampling)
@@ -150,7 +154,7 @@ def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Ta
             f"{len(costs)}{equal}. What helps: fewer questions than {questions} (--questions)"
             + (f", and one column of groups instead of {columns}" if columns > 1 else "")
         )
-    yield f"nothing has been written: --write FILE{store.SUFFIX} adds the noise"
+    yield f"nothing has been written: --write FILE{store.SUFFIX} or --out FOLDER adds the noise"
 
 
 def _converted(

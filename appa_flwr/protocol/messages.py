@@ -5,7 +5,7 @@ The server greets the nodes (`HELLO`), then sends the public questions (`CATALOG
 reply names the groups; further parts of the replies:
 
 - to `CATALOGUE`: fields `answered` (number of training answers of each group), `may` (`may-leave` of the owner) and
-  `noise` (its epsilon and its standard deviation in people; empty for exact answers)
+  `noise` (the epsilon of all releases, and a standard deviation in people; empty for exact answers)
 - to `ASK`: rows (G, N) of float64
 
 Each `unpack_...` raises a ValueError without quoting the content if `pack_...` cannot have made the content.

@@ -105,6 +105,7 @@ class Weight(Section):
     """The column of the respondents' weights; "none" counts each respondent once."""
 
     column: str = UNWEIGHTED
+    unit: float = Field(1.0, gt=0)  # the weight of one person, where noise is added
     guessed: str = ""
 
 

@@ -20,13 +20,14 @@ from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey import respondents
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Listed
-from appa_flwr.survey.frames import NOT_UTF8, Frame, RawAnswer
+from appa_flwr.survey.frames import Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.types import Noise, Survey
 
 UNITS: Final = 64  # in a weight of 1
 _LEAST: Final = 2.0  # an answer's total, in standard deviations of its noise
+_COARSE: Final = 0.1  # of a weight: rounding that moves it by more spoils it
 _SEARCHED: Final = 0.05, 1e4  # standard deviations of the noise, as a multiple of the sensitivity
 
 
@@ -35,7 +36,7 @@ class Promise(NamedTuple):
 
     epsilon: float
     delta: float = 1e-6
-    cap: float = 0.0  # largest weight; 0 = the respondents have no weights
+    cap: float = 0.0  # largest weight, in people; 0 = the respondents have no weights
     again: bool = False  # even if the codebook holds a release
 
 
@@ -59,12 +60,13 @@ def plan(codebook: Codebook, promise: Promise) -> Noise:
         raise UserError("the codebook has no question")
     weight, has_weight = codebook.weight.column, codebook.weight.column != UNWEIGHTED
     if has_weight != bool(promise.cap):
-        advice = f"want the largest value of {weight} that counts, chosen without a look at the file"
+        advice = f"want the largest {weight} that counts, in people, chosen without a look at the file"
         raise UserError(f"--weight-cap: {advice if has_weight else 'the codebook has no weight'}")
-    cap = math.floor(promise.cap * UNITS) / UNITS if has_weight else 1.0
+    cap = math.ceil(promise.cap * UNITS) / UNITS if has_weight else 1.0
     unit = Noise(*promise[:2], 1.0, len(codebook.questions), len(codebook.groups), cap)
     sd = _scale(unit.sensitivity * UNITS, promise.epsilon, promise.delta) / UNITS
-    return replace(unit, sd=sd, opendp=importlib.metadata.version("opendp"))
+    line = replace(unit, sd=sd, opendp=importlib.metadata.version("opendp"))
+    return replace(line, total=max(line.epsilon, composed((*codebook.releases, line), line.delta)))
 
 
 @lru_cache
@@ -100,12 +102,44 @@ def composed(releases: Sequence[Noise], delta: float) -> float:
 
 
 def release(frame: Frame, codebook: Codebook, promise: Promise) -> tuple[list[RawAnswer], Noise]:
-    """Count, add the noise, and compute all answers from the noisy counts; raises as `plan`."""
-    if frame.notes.lines(NOT_UTF8):
-        raise UserError(f"{frame.source}: is not in UTF-8, perhaps by one person's cell, which changes all; save it so")
+    """Count, add the noise, and compute all answers from the noisy counts; raises as `plan` and `weighed`."""
     line = plan(codebook, promise)
+    weighed(frame, codebook, line.cap)
     noisy = {at: draw(count_GK, line) for at, count_GK in counts(frame, codebook, line.cap).items()}
     return [*_raw_answers(codebook, noisy, line.sd)], line
+
+
+def weights(frame: Frame, codebook: Codebook, cap: float) -> IntArray:
+    """Each respondent's weight (R,) as a release counts it: in 1 / `UNITS` people, at most the cap."""
+    unit = 1.0 if codebook.weight.column == UNWEIGHTED else codebook.weight.unit
+    weight_R = np.minimum(respondents.weights(frame, codebook.weight.column) / unit, cap)
+    unit_R: IntArray = np.rint(weight_R * UNITS).astype(np.int64)
+    return unit_R
+
+
+def weighed(frame: Frame, codebook: Codebook, cap: float) -> list[str]:
+    """Say what cap and rounding do to the weights, if there are any: for the owner's eyes alone.
+
+    Raises:
+        UserError: at least half of the weights above 0 are cut, or too small for steps of 1 / `UNITS`.
+    """
+    weight = codebook.weight
+    if weight.column == UNWEIGHTED:
+        return []
+    weight_R = respondents.weights(frame, weight.column) / weight.unit
+    capped_R = np.minimum(weight_R, cap)
+    moved_R = np.abs(weights(frame, codebook, cap) / UNITS - capped_R)
+    cut, coarse = np.count_nonzero(weight_R > cap), np.count_nonzero(moved_R > _COARSE * capped_R)
+    text = (
+        f"{weight.column} / {weight.unit:g} is {weight_R.min():.5g} to {weight_R.max():.5g}; of {(weight_R > 0).sum()} "
+        f"weights the cap of {cap:g} cuts {cut}, and steps of 1/{UNITS} spoil {coarse} (for your eyes alone)"
+    )
+    if 2 * (cut + coarse) >= np.count_nonzero(weight_R):
+        raise UserError(
+            f"{frame.source}: {text}: most would be equal or 0. Below [weight] in the codebook, unit = NUMBER divides "
+            "them; take it from the survey's design, not from the file: population / planned respondents"
+        )
+    return [text]
 
 
 def counts(frame: Frame, codebook: Codebook, cap: float) -> dict[tuple[str, str], IntArray]:
@@ -116,8 +150,7 @@ def counts(frame: Frame, codebook: Codebook, cap: float) -> dict[tuple[str, str]
         JSON lines a single respondent can make its column.
     """
     frame.require(*codebook.groups)
-    weight_R = respondents.weights(frame, codebook.weight.column)
-    unit_R = np.rint(np.minimum(weight_R, cap) * UNITS).astype(np.int64)
+    unit_R = weights(frame, codebook, cap)
     group_of = {column: _places(frame, column, listed) for column, listed in codebook.groups.items()}
     cells = dict[tuple[str, str], IntArray]()
     for column, item in codebook.questions.items():
@@ -183,21 +216,25 @@ class Cost(NamedTuple):
     group: str
     respondents: float  # of a question
     sampling: float
+    cap: float  # of capped and rounded weights
     noise: float  # of a standard deviation of one person
 
 
-def costs(survey: Survey, mean_weight: float) -> list[Cost]:
+def costs(survey: Survey, capped: Survey, mean_weight: float) -> list[Cost]:
     """Expected errors (root mean squares over the options) by the exact answers: for the owner's eyes alone.
 
     A share p of n respondents of mean weight w has the sampling error sqrt(p (1 - p) / n), and noise of standard
-    deviation s adds about s sqrt(1 - 1 / K) / (w n).
+    deviation s adds about s sqrt(1 - 2 / K + sum p^2) / (w n). `capped` has the answers by capped and rounded weights.
     """
     rows = []
     for group, answers in survey.answers.items():
         counted = [key for key in answers if survey.respondents[group][key]]  # others have refusals alone
         n_Q = np.array([survey.respondents[group][key] for key in counted])
         size_Q = np.array([len(answers[key]) for key in counted])
-        sampling_Q = np.sqrt([1.0 - (answers[key] ** 2).sum() for key in counted]) / np.sqrt(size_Q * n_Q)
-        noise_Q = np.sqrt(1.0 - 1.0 / size_Q) / (mean_weight * n_Q)
-        rows.append(Cost(group, *(float(np.median(x)) for x in (n_Q, 100.0 * sampling_Q, 100.0 * noise_Q))))
+        square_Q = np.array([(answers[key] ** 2).sum() for key in counted])
+        sampling_Q = np.sqrt((1.0 - square_Q) / (size_Q * n_Q))
+        ours = capped.answers.get(group, {})
+        cap_Q = np.array([np.sqrt(np.mean((ours.get(key, 0.0) - answers[key]) ** 2)) for key in counted])
+        noise_Q = np.sqrt(1.0 - 2.0 / size_Q + square_Q) / (mean_weight * n_Q)
+        rows.append(Cost(group, np.median(n_Q), *(100.0 * np.median(x) for x in (sampling_Q, cap_Q, noise_Q))))
     return rows

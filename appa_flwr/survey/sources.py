@@ -1,6 +1,7 @@
 """Readers of all sources of surveys: files, OpinionQA's folder, the generated population."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,11 +11,13 @@ from pydantic import ValidationError
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.sections import DataSection, Section
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
+from appa_flwr.core.files import lock
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import draft, generate, labelled, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.files import read_frame
 from appa_flwr.survey.frames import LEFT_OUT, Frame, RawAnswer
+from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import Missing
 from appa_flwr.survey.settle import settle, sha256_of
 from appa_flwr.survey.types import About, Noise, Survey
@@ -103,13 +106,17 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
 
 def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[RawAnswer], Noise | None]:
     """The answers of a file of respondents, exact or with noise; and the codebook, restricted to public questions."""
-    if by.questions:
-        book = _restricted(frame, book, by.questions)
-    if not (by.promise and by.codebook):
-        return book, respondents.raw_answers(frame, book), None
-    raws, line = noise.release(frame, book, by.promise)
-    codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
-    return book, raws, line
+    with ExitStack() as stack:
+        if by.promise and by.codebook:
+            stack.callback(lock(by.codebook).release)
+            book = codebooks.read(by.codebook)  # again: each release must know of all earlier ones
+        if by.questions:
+            book = _restricted(frame, book, by.questions)
+        if not (by.promise and by.codebook):
+            return book, respondents.raw_answers(frame, book), None
+        raws, line = noise.release(frame, book, by.promise)
+        codebooks.add_release(by.codebook, line)  # before anything is known of it, or a retry would be a choice
+        return book, raws, line
 
 
 def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
@@ -121,6 +128,13 @@ def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[R
         raws += respondents.raw_answers(frame, book)
     waves[0][0].source = str(folder)
     return waves[0][0], raws
+
+
+def capped(frame: Frame, book: Codebook, cap: float) -> Survey:
+    """The exact answers by the weights that a release counts."""
+    weight_R, about = noise.weights(frame, book, cap), About(refusals=book.refusals)
+    frame = replace(frame, cells=frame.cells.assign(**{book.weight.column: weight_R}), notes=Notes())
+    return settle(frame, respondents.raw_answers(frame, book), Missing(), None, about, min_respondents=0)
 
 
 def _restricted(frame: Frame, book: Codebook, questions: Path) -> Codebook:

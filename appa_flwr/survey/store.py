@@ -40,9 +40,15 @@ class Exported(NamedTuple):
     groups: Mapping[str, Path]
 
 
-def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) -> None:
-    """Write a survey, or the answers of some of its groups, to a .jsonl file that only its owner can read."""
+def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None, epsilon: float | None = None) -> None:
+    """Write a survey, or the answers of some of its groups, to a .jsonl file that only its owner can read.
+
+    Raises:
+        RuntimeError: `epsilon` is promised to respondents, and the answers are exact or have less noise.
+    """
     check_suffix(file)
+    if epsilon and not (survey.about.noise and survey.about.noise.epsilon <= epsilon):
+        raise RuntimeError(f"{file}: not written, since the answers do not keep epsilon {epsilon:g}")
     names = [name for name in survey.groups if groups is None or name in groups]
     about = {name: value for name, value in asdict(survey.about).items() if value is not None}
     rows = [{HEADER: VERSION, "groups": names, **about}]
@@ -63,10 +69,10 @@ def check_suffix(file: Path) -> None:
         raise UserError(f"{file}: a survey is written as {SUFFIX}")
 
 
-def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
+def write_split(survey: Survey, folder: str | os.PathLike[str], *, epsilon: float | None = None) -> Exported:
     """Write the public `questions.jsonl`, and each group's answers to a `groups/SLUG.jsonl` of its own.
 
-    Files of the same name are replaced, each in one step; other files are kept.
+    Files of the same name are replaced, each in one step; other files are kept. Raises as `write`.
     """
     root = Path(folder)
     files = {name: root / GROUPS_FOLDER / f"{slug}{SUFFIX}" for name, slug in slugs(survey.groups).items()}
@@ -74,7 +80,7 @@ def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     # The reader's notes are left out, since they count other groups' respondents.
     apart = replace(survey, about=replace(survey.about, notes=()))
     for name, file in files.items():
-        write(apart, file, groups=[name])
+        write(apart, file, groups=[name], epsilon=epsilon)
     questions = root / QUESTIONS_FILE
     replace_file(questions, _lines([{HEADER: VERSION}, *map(_public, survey.questions)]))
     return Exported(questions, files)

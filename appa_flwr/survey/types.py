@@ -39,10 +39,16 @@ class Noise:
     sd: _Positive  # standard deviation of a count's noise, in people
     questions: Annotated[int, Field(gt=0)]  # of the codebook: the most answers of a respondent
     columns: Annotated[int, Field(gt=0)]  # of groups: the most groups of a respondent
-    cap: _Positive = 1.0  # the largest weight of a respondent
+    cap: _Positive = 1.0  # the largest weight of a respondent, in people
     opendp: str = ""  # version of the library
     unit: Literal["respondent"] = "respondent"
     mechanism: Literal["discrete Gaussian"] = "discrete Gaussian"
+    total: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # `spent`; 0 in older files
+
+    @property
+    def spent(self) -> float:
+        """The epsilon of this release and the earlier ones of its codebook together."""
+        return max(self.epsilon, self.total)
 
     @property
     def sensitivity(self) -> float:
@@ -51,7 +57,7 @@ class Noise:
 
     def sentence(self) -> str:
         """Text for a person, such as "epsilon 4 a respondent (noise of 8 people)"."""
-        return noise_sentence(self.epsilon, self.sd)
+        return noise_sentence(self.spent, self.sd)
 
 
 def noise_sentence(epsilon: float, sd: float) -> str:

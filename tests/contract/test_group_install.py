@@ -42,10 +42,11 @@ def record(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("talk")
     config = Config.load(SMALLEST)
     survey = run_survey(config)
-    noise = Noise(4.0, 1e-6, 8.02, len(survey.questions), 1)
+    noise = Noise(2.0, 1e-6, 8.02, len(survey.questions), 1, total=4.0)
     config, files = at_home(replace(survey, about=replace(survey.about, noise=noise)), folder, config)
     config = Config.load({**config.flat(), "run.output-dir": str(folder / "runs"), "run-name": "r"})
     grid = looped(config, InProcessGrid(deployed(config, files)))
+    assert "epsilon 4 a respondent" in (config.run_folder / "progress.jsonl").read_text()  # of all releases
     for memory in folder.rglob("*.memory"):  # the same messages meet nodes that have not had them
         shutil.rmtree(memory)
     crossed = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]

@@ -8,6 +8,8 @@ import math
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,7 @@ from surveys import refused
 from typer.testing import CliRunner
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.launch import survey_commands
 from appa_flwr.launch.cli import app
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import noise, store
@@ -29,6 +32,7 @@ from appa_flwr.survey.types import Noise, Question, Survey
 from experiments import privacy
 
 ERRORS = 6.0
+CASES = Path(__file__).parents[3] / "cases"
 WEIGHT = {"weight": {"column": "W"}}
 
 
@@ -61,8 +65,8 @@ def distance(table, codebook, cap, row) -> float:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_no_respondent_moves_the_counts_by_more_than_the_stated_bound_and_one_reaches_it(weighted):
     rng = np.random.default_rng(6)
-    codebook = book(questions=3, columns=2, **(WEIGHT if weighted else {}))
-    line = plan(codebook, Promise(4.0, cap=2.5 if weighted else 0.0))
+    codebook = book(questions=3, columns=2, **({"weight": {"column": "W", "unit": 0.5}} if weighted else {}))
+    line = plan(codebook, Promise(4.0, cap=2.49 if weighted else 0.0))  # 2.5 in whole 1/64
     # 3 questions, 2 columns of groups: sqrt(6) cells move, each by the cap of 2.5 or by 1
     assert math.isclose(line.sensitivity, (2.5 if weighted else 1.0) * math.sqrt(6.0))
     moved = []
@@ -204,10 +208,31 @@ def test_dropped_refusals_do_not_make_an_answer_that_the_noise_outweighs_usable(
     noisy = {("G0", "Q0"): np.array([[2.0, 0.8, 1000.0]]), ("G0", "Q1"): np.array([[2.0, 0.9, 1000.0]])}
     codebook["groups"]["G0"]["options"] = codebook["groups"]["G0"]["options"][:1]
     answers = [raw for raw in noise._raw_answers(Codebook.model_validate(codebook), noisy, 1.0) if raw.group]
-    assert [(raw.question_id, bool(raw.problem), len(raw.people)) for raw in answers] == [
-        ("Q0", True, 0),
-        ("Q1", False, 0),
-    ]
+    found = {raw.question_id: (bool(raw.problem), len(raw.people)) for raw in answers}
+    assert found == {"Q0": (True, 0), "Q1": (False, 0)}
+
+
+@pytest.mark.parametrize(
+    ("unit", "cap", "named", "shares"),
+    [
+        # North: 77 No of mean 1210.94, 73 Yes of 10476.90, so .891; with 5700 for each Yes .817, which is .074 less
+        (5700, 3, "0.15842 to 2.1028; of 300 weights the cap of 3 cuts 0, .* 0 ", (0.8913, 0.8835)),
+        (5700, 1, "0.15842 to 2.1028; of 300 weights the cap of 1 cuts 143, .* 0 ", (0.8169, 0.8045)),
+        (1, 3, "903 to 11986; of 300 weights the cap of 3 cuts 300, .* unit = NUMBER", None),
+        (1e6, 3, "0.000903 to 0.011986; of 300 weights .* cuts 0, .* spoil 300 .* unit = NUMBER", None),
+    ],
+)
+def test_weights_that_are_far_from_1_are_scaled_or_refused(unit, cap, named, shares, tmp_path):
+    case, file, out = CASES / "population_weights.csv", tmp_path / "f.toml", tmp_path / "f.jsonl"
+    file.write_text(case.with_suffix(".codebook.toml").read_text().replace("[weight]", f"[weight]\nunit = {unit}"))
+    words = ("survey", case, "--codebook", file, "--epsilon", "4", "--weight-cap", cap)
+    (code, text), (written, told) = run(*words), run(*words, "--write", out)
+    assert [bool(re.search(named, said)) for said in (text, told)] == [True, True]
+    assert (code, written, len(codebooks.read(file).releases)) == ((0, 0, 1) if shares else (1, 1, 0))
+    if shares:
+        assert " 7.4 " in text or cap == 3  # points that the cap costs
+        noisy = [answers["q1"][1] for answers in store.read(out).answers.values()]
+        assert abs(np.array(noisy) - shares).max() < ERRORS * 0.0238  # 3.80 people, sqrt(.89^2 + .11^2), of 147 people
 
 
 def run(*arguments) -> tuple[int, str]:
@@ -243,6 +268,11 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
         ("--write", tmp_path / "x.jsonl", "data.extra-questions=no"),
     ):
         assert run(*words, *more)[0] != 0
+    with monkeypatch.context() as careless:
+        careless.setattr(survey_commands, "convert", lambda *a, **by: convert(*a, **by | {"promise": None}))
+        for more in (("--write", tmp_path / "x.jsonl"), ("--out", tmp_path / "x")):
+            assert "do not keep epsilon 4" in run(*words, *more)[1]
+    assert not [*tmp_path.rglob("*.jsonl")]
     assert codebooks.read(tmp_path / "f.toml").releases == ()
     refused("no question", plan, book(questions=0), four)
     (tmp_path / "r.toml").write_text("releases = []\n" + (tmp_path / "f.toml").read_text())
@@ -252,7 +282,8 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
     refused("nobody knows who answered", convert, tmp_path / "shares.csv", codebook=tmp_path / "f.toml", promise=four)
 
 
-def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
+@pytest.mark.parametrize(("option", "name"), [("--write", ""), ("--out", "groups/south.jsonl")])
+def test_releases_stand_in_the_codebook_one_at_a_time_and_add_up(option, name, tmp_path, monkeypatch):
     codebook = book()
     file = tmp_path / "f.toml"
     cells(300, codebook, np.random.default_rng(4)).to_csv(tmp_path / "f.csv", index=False)
@@ -266,12 +297,22 @@ def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
     sd = plan(codebook, Promise(0.5)).sd
     assert abs(int(needed[1]) / (3 * sd**2) - 1.0) < 0.1  # three equal shares: n = K sd^2
     assert codebooks.read(file) == codebook
-    assert run(*words, "--write", tmp_path / "f.jsonl")[0] == 0
-    assert "holds a release" in run(*words, "--write", tmp_path / "f.jsonl")[1]
-    code, text = run(*words, "--write", tmp_path / "f.jsonl", "--again")
-    assert (code, "epsilon 5.91" in text) == (0, True)  # measured: two of 4 cost 5.9
+
+    def meanwhile(*given):
+        monkeypatch.undo()
+        refused("another run", convert, tmp_path / "f.csv", codebook=file, promise=Promise(4.0))
+        return noise.release(*given)
+
+    monkeypatch.setattr(noise, "release", meanwhile)
+    words += (option, place := tmp_path / "f.jsonl")
+    assert run(*words)[0] == 0
+    assert "holds a release" in run(*words)[1]
+    code, text = run(*words, "--again")
+    assert (code, "epsilon 5.911 a respondent" in text) == (0, True)  # measured: two of 4 cost 5.9
     releases = codebooks.read(file).releases
-    assert releases == (plan(codebook, Promise(4.0)),) * 2
+    assert releases == (first := plan(codebook, Promise(4.0)), replace(first, total=releases[1].spent))
+    about = store.read_about(place / name)
+    assert (about.noise, about.sha256, about.notes) == (releases[1], "", ())
     assert file.read_text().startswith("# my own words\n")
     assert math.isclose(noise.composed(releases[:1], 1e-6), 4.0)
     codebooks.write(codebooks.read(file), tmp_path / "again.toml")
@@ -279,13 +320,14 @@ def test_releases_stand_in_the_codebook_and_add_up(tmp_path):
 
 
 def test_costs_by_hand():
-    shares = {"q": np.full(4, 0.25), "p": np.array([0.5, 0.5])}
+    shares = {"q": np.full(4, 0.25), "p": np.array([0.9, 0.1])}
     questions = (Question("q", "?", tuple("abcd")), Question("p", "?", tuple("ab")))
-    (cost,) = noise.costs(Survey(questions, {"A": shares}, {"A": {"q": 100.0, "p": 100.0}}), 2.0)
-    # q: sampling sqrt(.25 .75 / 100) = .0433, noise of one person sqrt(3/4) / 200 = .00433
-    # p: sampling sqrt(.5 .5 / 100) = .05, noise sqrt(1/2) / 200 = .00354
+    survey = Survey(questions, {"A": shares}, {"A": {"q": 100.0, "p": 100.0}})
+    (cost,) = noise.costs(survey, Survey(questions, {"A": {"q": np.array([0.35, 0.15, 0.25, 0.25])}}), 2.0)
+    # q: sampling sqrt(.25 .75 / 100) = .0433, noise of one person sqrt(3/4) / 200 = .00433, cap sqrt(.02 / 4) = .0707
+    # p: sampling sqrt(.9 .1 / 100) = .03, noise sqrt(.9^2 + .1^2) / 200 = .00453, cap (no answer) sqrt(.82 / 2) = .640
     assert cost[:2] == ("A", 100.0)
-    assert np.allclose([cost.sampling, cost.noise], [(4.330 + 5.0) / 2, (0.4330 + 0.3536) / 2], atol=0.001)
+    assert np.allclose(cost[2:], [(4.330 + 3.0) / 2, (7.07 + 64.03) / 2, (0.4330 + 0.4528) / 2], atol=0.001)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def _jsonl(file: Path, layout: FileLayout | None) -> Frame:
         if not isinstance(row, dict):
             raise UserError(f"{file}: line {line} is not a JSON object")
         rows[line] = row if line == 1 and HEADER in row else _flat(row)
-    header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
+    header = rows.pop(1) if layout is None and HEADER in rows.get(1, ()) else {}
     layout = layout or FileLayout(encoding=encoding)
     return Frame(str(file), _table(rows, has_header=False), notes=notes, header=header, layout=layout)
 

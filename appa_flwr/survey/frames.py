@@ -91,7 +91,9 @@ class Frame:
     def require(self, *names: str) -> None:
         """Raise a `UserError` if any of these columns is missing."""
         if missing := [name for name in names if name not in self.cells.columns]:
-            raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {some(self.cells.columns)}")
+            advice = "; [layout] of the codebook names the delimiter" if len(self.cells.columns) == 1 else ""
+            columns = some(self.cells.columns)
+            raise UserError(f"{self.source}: has no column {', '.join(missing)}; it has {columns}{advice}")
 
     def codes(self, column: str) -> tuple[IntArray, dict[str, int]]:
         """Return each row's index into a column's codes, (R,), -1 for an empty cell; and code -> number of rows.

@@ -62,9 +62,8 @@ def group_columns(frame: Frame, group_by: str) -> tuple[str, ...]:
 def several_rows(frame: Frame, columns: Sequence[str]) -> str:
     """Why rows are no respondents, with what would be right; empty if they are.
 
-    Names: one row an event; a question beside an answer or its share. Values: two columns whose pairs are distinct,
-    of which one is named like an occasion or a question, or like a person
-    and none like a cluster.
+    Names: one row an event; a question beside an answer or its share. Values: two columns whose pairs are distinct, of
+    which one is named like an occasion or a question, or like a person and none like a cluster.
     """
     wide = "make it wide (a pivot): one row a respondent, one column a question; of events keep one"
     named = {kind: [*filter(_NAMES[kind].search, frame.cells.columns)] for kind in _NAMES}
@@ -79,12 +78,8 @@ def several_rows(frame: Frame, columns: Sequence[str]) -> str:
     if answers and (items := [name for name in named["question"] if name not in columns]):
         return f"has several rows a respondent: {items[0]!r} names the question of the answer in {answers[0]!r}; {wide}"
     for person, part in _distinct_pairs(frame, columns):
-        kinds = {
-            kind
-            for kind in ("occasion", "question", "person", "cluster")
-            if any(map(_NAMES[kind].search, (person, part)))
-        }
-        if kinds & {"occasion", "question"} or kinds == {"person"}:
+        kinds = {kind for kind in _NAMES if _NAMES[kind].search(person) or _NAMES[kind].search(part)}
+        if kinds & {"occasion", "question"} or ("person" in kinds and "cluster" not in kinds):
             return (
                 f"has several rows a respondent: values of {person!r} are repeated, and {part!r} tells their rows "
                 f"apart; {wide}. If rows are respondents, delete the first column"
@@ -117,8 +112,8 @@ def _distinct_pairs(frame: Frame, columns: Sequence[str]) -> Iterator[tuple[str,
 def weight(frame: Frame, columns: Sequence[str], asked: str) -> tuple[Weight, list[str]]:
     """The line of the weight, and the columns that may be weights and are not used.
 
-    The user's word, else the weight that the file declares, else the only column that looks like one: by its label, or
-    by its name and a mean near 1, since a person's weight can be kilograms.
+    The user's word, else the weight that the file declares, else the only column that looks like one: by a label that
+    says what it is, or by name or label and a mean near 1, since a person's weight can be kilograms.
 
     Raises:
         UserError: several columns look like weights, or the only one is in doubt.
@@ -147,7 +142,7 @@ def weight(frame: Frame, columns: Sequence[str], asked: str) -> tuple[Weight, li
             f"{frame.source}: {chosen} looks like the weight, and {without} of {len(frame.cells)} respondents have "
             f"none; say data.weight={chosen} to leave them out, or data.weight=none to count every respondent once"
         )
-    if not _NAMES["weight-label"].search(frame.columns[chosen].text) and not _NEAR_ONE[0] <= mean <= _NEAR_ONE[1]:
+    if not _NAMES["weight-by-label"].search(frame.columns[chosen].text) and not _NEAR_ONE[0] <= mean <= _NEAR_ONE[1]:
         raise UserError(
             f"{frame.source}: {chosen} may be the respondents' weight, or another number, of a mean of {mean:.4g}; "
             + either.replace("NAME", chosen)

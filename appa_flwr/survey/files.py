@@ -59,7 +59,8 @@ def read_frame(path: str, layout: FileLayout | None = None) -> Frame:
     except Exception as error:  # the libraries raise many types for a broken file
         raise UserError(f"{path}: not a readable {file.suffix} file ({in_words(error)})") from None
     frame.cells.columns = [clean(code_text(name)) for name in frame.cells.columns]
-    frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
+    if reader is not _csv:  # whose cells are texts
+        frame.cells = frame.cells.astype(object).where(frame.cells.notna(), None)
     is_used = [bool(name) or not frame.cells.iloc[:, k].isin(["", None]).all() for k, name in enumerate(frame.cells)]
     frame.cells = frame.cells.loc[:, is_used]
     if frame.cells.empty:

@@ -154,15 +154,20 @@ def lock(path: Path) -> FileLock:
     """Lock a file for this process, until the lock's `release` or the end of the process.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock; the message names it by its id.
     """
     # A separate lock file, since Windows does not let anyone write to a locked file.
-    held = FileLock(path.with_name(f".{path.name}.lock"), thread_local=False)
+    file, holder = path.with_name(f".{path.name}.lock"), ""
+    held = FileLock(file, thread_local=False)
+    with suppress(OSError):  # before the try, by which older versions of filelock empty the file
+        holder = file.read_text()
     with writing(path):
         try:
             held.acquire(timeout=0)
         except Timeout:
-            raise UserError(f"{path.parent}: another run is writing here; wait for its end, or stop it") from None
+            raise UserError(f"{path.parent}: another run is writing here (process {holder}); wait or stop it") from None
+    with suppress(OSError):
+        file.write_text(str(os.getpid()))
     return held
 
 

@@ -69,12 +69,13 @@ def deploy_local(config: Config, root: Path) -> Path:
     own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
     config = Config.load(placed)
-    claim(config).release()
+    claimed = claim(config, launcher=True)
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
         print(f"run folder: {config.run_folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home)), CONNECTION]
         followed(config, started.parties[SERVER], command, superlink=started.superlink)
+    claimed.release()
     return config.run_folder
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -60,8 +61,8 @@ def launch(config: Config) -> Path:
     if not survey.groups:
         raise UserError(f"{config.survey}: has questions alone; a simulation needs the groups' answers to them")
     check_server(config)
-    claim(config).release()
-    folder = config.run_folder
+    claimed, folder = claim(config, launcher=True), config.run_folder
+    again = f"appa {'serve' if config.run.phases == 'serve' else 'run'} --resume {folder}"
     if not config.run.resume:
         store.write(survey, folder / files.SURVEY_FILE)
     with flower_home() as home:
@@ -79,8 +80,11 @@ def launch(config: Config) -> Path:
             followed(config, flower, command, superlink=superlink)
         except Stopped as stopped:
             if not _stop_serving(folder, flower, superlink):
-                stopped.resume = f"appa {'serve' if config.run.phases == 'serve' else 'run'} --resume {folder}"
+                stopped.resume = again
                 raise
+        except RunFailed as failed:
+            raise RunFailed(f"{failed}\n{again} continues") from failed
+    claimed.release()
     return folder
 
 
@@ -173,7 +177,7 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     status = ""
     # Only the status is reliable: the stream can break while the run continues, and returns 0 if the run failed.
     while client.poll() is None or (
-        (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None
+        superlink.poll() is None and (status := flower.status()).split(":")[0] in UNFINISHED
     ):
         follow()
         time.sleep(POLL_SECONDS)
@@ -181,7 +185,7 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     if status != COMPLETED or (folder / files.ERROR_FILE).exists():
         for path in flower.home.glob(files.SUPERLINK_LOG):
             shutil.copy(path, folder / files.SUPERLINK_LOG)
-        raise RunFailed(_why(folder, status))
+        raise RunFailed(_why(folder, status, superlink.poll()))
 
 
 def flower_environment(home: Path, port: int) -> dict[str, str]:
@@ -221,16 +225,19 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     return changed
 
 
-def _why(folder: Path, status: str) -> str:
+def _why(folder: Path, status: str, superlink: int | None) -> str:
+    """Why a run failed; `superlink` is the exit code of a SuperLink that has ended."""
     error = folder / files.ERROR_FILE
     if error.exists():
         return error.read_text(encoding="utf-8").strip()
-    log = folder / files.FLOWER_LOG
+    log = folder / (files.FLOWER_LOG if superlink is None else files.SUPERLINK_LOG)
     state = f'Flower reports "{status}"' if status else "Flower did not accept the run"
-    advice = ""
-    if log.exists() and STARTED_TOO_SLOWLY in log.read_text(encoding="utf-8", errors="replace"):
-        advice = f"Ray took too long to start, as on a busy machine; repeat it by appa run --resume {folder}\n"
-    return f"the run did not complete: {state}; {advice}the last lines of {log}:\n{_last_lines(log)}"
+    if superlink is not None:
+        how = f"by {signal.Signals(-superlink).name}" if superlink < 0 else f"with exit code {superlink}"
+        state = f"Flower's SuperLink has ended, {how}"
+    elif log.exists() and STARTED_TOO_SLOWLY in log.read_text(encoding="utf-8", errors="replace"):
+        state += "; Ray took too long to start, as on a busy machine"
+    return f"the run did not complete: {state}; the last lines of {log}:\n{_last_lines(log)}"
 
 
 def _last_lines(path: Path) -> str:

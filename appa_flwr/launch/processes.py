@@ -7,6 +7,8 @@ orphans as a child subreaper, so that all processes that it has started, directl
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator
@@ -16,6 +18,7 @@ from types import FrameType
 
 import psutil
 
+from appa_flwr.launch import watchdog
 from appa_flwr.launch.terminal import Stopped
 
 END_SECONDS = 5.0  # between terminating and killing a process
@@ -28,7 +31,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 def flower_home() -> Iterator[Path]:
     """Make a temporary Flower home; at its end all processes started meanwhile are ended, and the home is removed.
 
-    SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are ignored while processes are being ended.
+    SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are ignored while processes are being ended. If this process
+    is killed, a watchdog ends those whose FLWR_HOME is there.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -38,11 +42,15 @@ def flower_home() -> Iterator[Path]:
     try:
         # Not in TMPDIR: Ray's sockets add about 75 characters to their folder, and a socket's path can have 107.
         with tempfile.TemporaryDirectory(prefix="appa-", dir="/tmp", ignore_cleanup_errors=True) as folder, all_ended():
+            command = [sys.executable, "-P", watchdog.__file__, folder]
+            guarding = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
             try:
                 yield Path(folder)
             finally:
                 for number in STOP_SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
+                guarding.kill()
+                guarding.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -38,10 +38,11 @@ def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
     return Config.load({**config.flat(), **changes, **place})
 
 
-def claim(config: Config) -> FileLock:
+def claim(config: Config, *, launcher: bool = False) -> FileLock:
     """Lock a run's folder, created for a new run, until the lock's `release` or the end of the process.
 
-    Called by the launcher, then by the server. From here on the run can be resumed.
+    Called by the launcher, which holds Flower's log, and then by the server, which holds the run's log. So a second
+    launcher is refused although the first one's server has not begun. From here on the run can be resumed.
 
     Raises:
         UserError: the folder holds another run, or `run.resume` is set and it holds none that can be resumed with these
@@ -63,13 +64,16 @@ def claim(config: Config) -> FileLock:
             f"(run.resume=true): appa run --resume {folder}"
         )
     make_folder(folder)
+    launching = lock(folder / files.FLOWER_LOG) if launcher else None
     held = lock(folder / files.LOG_FILE)
     if not config.run.resume:
         files.write_config(folder, config)
     with writing(folder):
-        for name in (files.ERROR_FILE, files.SUPERLINK_LOG):
+        for name in (files.ERROR_FILE, files.SUPERLINK_LOG, *([files.FLOWER_LOG] if launcher else ())):
             (folder / name).unlink(missing_ok=True)
-    return held
+    if launching is not None:
+        held.release()
+    return launching or held
 
 
 def rule_values(config: Config, rules: Mapping[str, BaseModel]) -> dict[str, RuleValues]:

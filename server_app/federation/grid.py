@@ -13,6 +13,7 @@ from itertools import cycle
 
 import httpx
 from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -35,6 +36,10 @@ log = logging.getLogger("appa.server")
 
 class SuperLinkLost(Exception):
     """Flower's SuperLink refuses requests or cannot be reached."""
+
+
+class WorkerLost(Exception):
+    """One of the processes in which a simulation's groups compute has ended, and Flower starts none in its place."""
 
 
 class OverlapGrid(Grid):
@@ -108,7 +113,7 @@ class OverlapGrid(Grid):
         return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
 
     def _replies(self, sent: Mapping[str, Message], started: float, timeout: float) -> Iterator[Message]:
-        """Pull until all replies have arrived or time is up."""
+        """Pull until all replies have arrived or time is up; raises WorkerLost in a simulation."""
         silent = {key: message.metadata.dst_node_id for key, message in sent.items()}
         idle_from = now = time.monotonic()
         replies: dict[str, RecordDict | Error] = {}
@@ -167,6 +172,9 @@ class OverlapGrid(Grid):
             for reply in pulled:
                 if reply.metadata.reply_to_message_id == key and key in silent:
                     failed = Error(reply.error.code, plain(reply.error.reason or "")) if reply.has_error() else None
+                    if failed and self.simulated and failed.code == ErrorCode.UNKNOWN:  # Ray's: groups give others
+                        cause = plain(str(reply.error.reason).rpartition("Worker exit type: ")[2])
+                        raise WorkerLost(f"Ray lost a process in which groups compute: {cause}")
                     replies[key] = failed or reply.content
                     del silent[key]
         return replies

@@ -11,6 +11,7 @@ Axis letter: J answers.
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,6 +35,8 @@ GATHER_SECONDS, GATHER_SIZE = 2.0, 96
 MOST_WAITING = 16_384  # most answers that wait at once, over all runs
 RETRY_SECONDS = 5  # wait of a refused trainer before its next try
 STOPPING = "the service stops; what was scored is kept"
+
+log = logging.getLogger("appa.server")
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -100,6 +103,8 @@ class Batch:
     size: int  # number of answers of a full batch
     items: dict[str, Item] = field(default_factory=dict)
     requests: int = 0  # number of requests that wait for the batch
+    parts: int = 0  # number of requests that brought answers
+    notice: str = ""  # for the replies
     full: asyncio.Event = field(default_factory=asyncio.Event)  # set to end the wait for more answers
     refusal: HTTPException | None = None  # for the waiting requests if the groups are not asked
     scored: asyncio.Task[Scored] = field(init=False)
@@ -163,6 +168,7 @@ class Rounds:
         self._runs = read_runs(inputs.folder.path)
         self._open: dict[str, Batch] = {}  # run -> batch that takes more answers
         self._asked: Batch | None = None  # batch that the groups are scoring now
+        self._joint = set[str]()  # runs of whose joint rounds log and reply have told
 
     async def close(self) -> None:
         """Refuse all waiting requests, and wait for the groups' replies to the current one."""
@@ -188,7 +194,8 @@ class Rounds:
         batch = self._batch(request, past)
         last, answers = await self._result(batch) if batch else (past.rounds[-1], past.kept)
         replies = [answers[item.id].model_dump(exclude={"digest"}) for item in request.items]
-        return {"run": request.run, "round": last.round, "metrics": _metrics(last), "items": replies}
+        notice = {"notice": batch.notice} if batch and batch.notice else {}
+        return {"run": request.run, "round": last.round, "metrics": _metrics(last), "items": replies, **notice}
 
     async def in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run `work`, which asks the groups, in a thread after all earlier ones; every error is an HTTPException."""
@@ -232,10 +239,18 @@ class Rounds:
             past.go_back(request.round)
             self._refuse(request.run, 409, "a trainer of this name has begun anew")
         batch = self._open.get(request.run) or self._opened(request)
+        if kind == "back" and request.round and last >= request.round:
+            self._note(batch, f"goes back from round {last} to {request.round}, as a trainer that begins anew")
+        batch.parts += num_new > 0
         batch.items |= {item.id: item for item in request.items}
         if len(batch.items) >= batch.size:
             batch.full.set()
         return batch
+
+    def _note(self, batch: Batch, what: str) -> None:
+        """Tell log and replies what is right for one trainer, and wrong if two trainers have the run's name."""
+        batch.notice = f"run '{batch.run}': {what}; two trainers need two names"
+        log.warning(batch.notice)
 
     def _opened(self, request: ScoreRequest) -> Batch:
         """Open a batch for the answers of this request and of later requests."""
@@ -271,6 +286,9 @@ class Rounds:
                 raise batch.refusal
             past = self._runs[batch.run]
             batch.round = number = batch.round or past.number + 1
+            if batch.parts > 1 and batch.run not in self._joint:
+                self._joint.add(batch.run)
+                self._note(batch, f"round {number} joins {batch.parts} requests, as of one trainer's processes")
             self._asked = self._open.pop(batch.run)
             try:
                 line = await self._in_thread(self._scored, batch, number, past.rounds[-1] if past.rounds else None)

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import psutil
 import pytest
-from real_run import APPA, belonging_to, kill_all, small_environment, temporary_folder
+from real_run import APPA, belonging_to, small_environment, temporary_folder
 from served import rounds_of
 from small import READABLE, SMALLEST
 
 from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.run.run_files import PROGRESS
 from appa_flwr.trainers import client
@@ -85,7 +88,7 @@ def test_a_served_run_judges_a_model_and_stopped_by_hand_it_ends_with_its_report
 
 
 @pytest.mark.long
-def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
+def test_a_server_that_is_killed_or_loses_a_worker_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
     keys = READABLE | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
     flags = [f"{key}={value}" for key, value in keys.items()]
     folder = tmp_path / "runs" / "r"
@@ -94,7 +97,18 @@ def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_p
     with served(tmp_path, *flags) as first:
         token = (folder / "token").read_text()
         before = ask(RemoteGroupRewards(first.url, token), questions, 0)
-        kill_all(first.temporary)
+        first.process.kill()
+        psutil.wait_procs([psutil.Process(pid) for pid in belonging_to(first.temporary)], timeout=20.0)
+        assert belonging_to(first.temporary) == {}  # what it had started has ended with it
+    with served(tmp_path, "--resume", str(folder)) as lost:
+        for pid, name in belonging_to(lost.temporary).items():
+            if name.startswith("ray::ClientApp"):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UserError, match="no answer"):
+            ask(RemoteGroupRewards(lost.url, token, patience=5.0), questions[4:], 1)  # whose replies are not kept
+        assert lost.process.wait(60) == 1
+    assert "WorkerLost: " in (folder / "error.txt").read_text()
+    assert (tmp_path / "out").read_text().endswith(f"\nappa serve --resume {folder} continues\n")
     with served(tmp_path, "--resume", str(folder)) as second:
         rewards = RemoteGroupRewards(second.url, token)
         again = ask(rewards, questions, 1)

@@ -142,7 +142,7 @@ def test_a_file_is_held_by_one_until_it_lets_go(tmp_path):
     path = tmp_path / "run.log"
     path.write_text("earlier\n")
     held = files.lock(path)
-    with pytest.raises(UserError, match=f"^{tmp_path}: another run is writing here"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}: another run is writing here \(process {os.getpid()}\)"):
         files.lock(path)
     held.release()
     files.lock(path).release()

@@ -1,8 +1,10 @@
 import math
+import os
 import sys
 from hashlib import sha256
 
 import pytest
+from small import config_in
 from surveys import refused, row
 from surveys import write as write_survey
 
@@ -93,3 +95,15 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_p
     held.release()
     claim(resumed).release()
     assert [path.name for path in folder.iterdir() if path.name != ".run.log.lock"] == ["config.json"]
+
+
+def test_of_two_launchers_of_one_name_the_second_is_refused_before_a_server_begins(tmp_path):
+    config = config_in(tmp_path)
+    config.run_folder.mkdir()
+    (log := config.run_folder / "flower.log").write_text("timed out during startup, when it began first")
+    held = claim(config, launcher=True)
+    assert not log.exists()
+    with pytest.raises(UserError, match=rf"another run is writing here \(process {os.getpid()}\)"):
+        claim(config, launcher=True)
+    claim(config).release()  # by the first one's server
+    held.release()

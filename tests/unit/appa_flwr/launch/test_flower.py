@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
 from types import SimpleNamespace
 
 import pytest
+from fakes import raising
 from report_runs import progressed
 from small import config_in
 
@@ -50,23 +52,33 @@ def test_a_run_that_flower_reports_as_failed_has_failed_also_where_its_command_e
     assert capsys.readouterr().out.splitlines() == ["[ppo 2/3] hello (1 min 1 s left)", "[ppo 3/3] hello"]
     assert (folder / SUPERLINK_LOG).read_text() == "the SuperLink's"
     (folder / ERROR_FILE).write_text("only 1 of 2 groups answered\n")  # by the server, which knows more
-    assert flower._why(folder, "finished:failed") == "only 1 of 2 groups answered"
+    assert flower._why(folder, "finished:failed", None) == "only 1 of 2 groups answered"
     (folder / "error.txt").unlink()
-    for text, repeated in (("The current node timed out during startup.", True), ("A node failed.", False)):
+    for text, slow in (("The current node timed out during startup.", True), ("A node failed.", False)):
         (folder / "flower.log").write_text(text + "\n" * 3)
-        assert (f"--resume {folder}" in flower._why(folder, "finished:failed")) == repeated
+        assert ("Ray took too long" in flower._why(folder, "finished:failed", None)) == slow
+
+
+def test_a_killed_superlink_is_the_reason_that_is_given(tmp_path):
+    config_in(tmp_path).run_folder.mkdir()
+    (home := tmp_path / "home").mkdir()
+    (home / SUPERLINK_LOG).write_text("its last line")
+    with subprocess.Popen(["sleep", "60"]) as superlink:
+        command = ["sh", "-c", f"kill -9 {superlink.pid}; echo timed out during startup; sleep 0.2; exit 1"]
+        with pytest.raises(RunFailed, match=r"(?s)SuperLink has ended, by SIGKILL; the.*\nits last line$"):
+            flower.followed(config_in(tmp_path), flower.Flower(home, 1, tmp_path), command, superlink=superlink)
 
 
 def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, monkeypatch, tmp_path):
     progressed(tmp_path, "ppo")
     assert not flower._stop_serving(tmp_path, None, None)  # it is not asked for more than its end
 
-    def followed(*_, **__):
-        raise Stopped(signal.SIGTERM)
-
-    monkeypatch.setattr(flower, "followed", followed)
+    monkeypatch.setattr(flower, "followed", raising(Stopped(signal.SIGTERM)))
     monkeypatch.setattr(flower.Flower, "start_superlink", lambda *_, **__: None)
     keys = {"run.output-dir": tmp_path, "run-name": "r", "data.num-questions": 20, "data.num-groups": 3}
     said = appa("run", *(f"{key}={value}" for key, value in keys.items()), code=128 + signal.SIGTERM)
     assert "stopped by SIGTERM" in said
     assert f"appa run --resume {tmp_path / 'r'} continues" in said
+    monkeypatch.setattr(flower, "followed", raising(RunFailed("it broke")))
+    said = appa("serve", *(f"{key}={value}" for key, value in (keys | {"run-name": "s"}).items()), code=1)
+    assert said.splitlines()[-2:] == ["appa: it broke", f"appa serve --resume {tmp_path / 's'} continues"]

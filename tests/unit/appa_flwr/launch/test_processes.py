@@ -2,6 +2,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,6 +26,24 @@ def test_a_home_is_short_enough_for_ray_s_sockets_whatever_tmpdir_is(tmp_path, m
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with processes.flower_home() as home:
         assert len(str(home)) <= 30
+
+
+LAUNCHER = """
+import os, subprocess
+from appa_flwr.launch.processes import flower_home
+with flower_home() as home:
+    print(home, *(subprocess.Popen(["sleep", "60"], env={"FLWR_HOME": f"{home}{own}"}).pid for own in ("", "/1")))
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_launcher_takes_what_it_started_with_it():
+    with subprocess.Popen([sys.executable, "-u", "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
+        home, *pids = launcher.stdout.readline().split()
+        launcher.stdout.read()  # until nobody has it open: the launcher, what it has started, the watchdog
+    left = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]  # zombies, if this process adopts
+    assert psutil.wait_procs(left, timeout=5.0)[1] == []
+    assert not Path(home).exists()
 
 
 # A child that starts a stubborn grandchild in a session of its own, with nothing in its environment, and ends.

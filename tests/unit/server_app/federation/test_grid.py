@@ -5,15 +5,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fake_groups import GONE, at_work, gathered, new_request, replying
+from fake_groups import GONE, at_work, failing, gathered, new_request, replying
 from fakes import FakeGrid, silent
 from flwr.app import Message, RecordDict
 
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import messages
+from appa_flwr.protocol import messages, refusals
 from server_app.federation import grid as grids
 from server_app.federation import members
-from server_app.federation.grid import LATE_SECONDS, LATE_TTL, LONGEST_PAUSE, OverlapGrid
+from server_app.federation.grid import LATE_SECONDS, LATE_TTL, LONGEST_PAUSE, OverlapGrid, WorkerLost
+from server_app.federation.groups import Groups
 from server_app.federation.members import JOIN_SECONDS
 
 TIMEOUT = 600.0
@@ -204,6 +206,17 @@ def test_in_a_simulation_everybody_is_waited_for_every_time(timed):
     overlap = OverlapGrid(grid)
     overlap.simulated = True
     assert [ask(overlap, (1, 2)) for _ in range(2)] == pytest.approx([TIMEOUT] * 2, abs=LONGEST_PAUSE)
+
+
+DIED = "<class 'ray.exceptions.ActorDiedError'>:<'...\nWorker exit type: SYSTEM_ERROR Worker exit detail: ...'>"
+
+
+@pytest.mark.parametrize(("code", "raised"), [(0, WorkerLost), (refusals.FAILED, UserError)])
+def test_a_simulation_s_join_ends_where_a_worker_has_ended_and_not_for_what_a_group_refuses(code, raised):
+    overlap = OverlapGrid(FakeGrid({1: named("A"), 2: failing(code, DIED)}))
+    overlap.simulated = True
+    with pytest.raises(raised, match="compute: SYSTEM_ERROR W" if raised is WorkerLost else "missing: B"):
+        Groups(overlap, Config()).members.gather(("A", "B"), patience=0.0)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

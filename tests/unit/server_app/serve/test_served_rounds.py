@@ -150,6 +150,24 @@ async def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(se
     assert served.rounds.failed is None
 
 
+async def test_what_two_trainers_of_one_name_would_do_is_said_in_log_and_reply(served, warnings):
+    def request(number, *answers, **fields):
+        items = [rounds.Item(id=name, question_id=question, completion=text) for name, question, text in answers]
+        return served.rounds.score(rounds.ScoreRequest(run="r", round=number, items=items, **fields))
+
+    async def notices(number, **fields):
+        parts = [request(number, answer, size=2, **fields) for answer in two(number)]
+        return [reply.get("notice") for reply in await asyncio.gather(*parts)]
+
+    joint = "run 'r': round 1 joins 2 requests, as of one trainer's processes; two trainers need two names"
+    back = "run 'r': goes back from round 2 to 1, as a trainer that begins anew; two trainers need two names"
+    assert await notices(1) == [joint, joint]
+    assert await notices(2) == [None, None]  # said once
+    assert (await request(1, ("new", "Q0", TWO[0]), resumed=True))["notice"] == back
+    assert "notice" not in await request(2, *two(2))
+    assert warnings() == [joint, back]
+
+
 async def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch):
     monkeypatch.setattr(rounds, "MOST_WAITING", 3)
     waits = asyncio.create_task(served.score(*two(), number=1, size=3, run="other"))

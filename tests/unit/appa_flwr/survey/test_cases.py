@@ -1,8 +1,10 @@
 """Files as institutes publish them, with the right values worked out by pandas (`tests/cases/expected.json`)."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 from surveys import ids, refused
 
@@ -11,6 +13,7 @@ from appa_flwr.survey.sources import read_survey
 
 CASES = Path(__file__).parents[3] / "cases"
 EXPECTED = json.loads((CASES / "expected.json").read_text())
+TEXTS = json.loads((CASES / "texts.json").read_text())
 MESSAGES = json.loads((CASES / "messages.json").read_text())
 
 
@@ -87,3 +90,37 @@ def test_two_codes_of_one_label_are_one_option():
     survey = read("stata_two_codes_one_label.dta", {"data.group-by": "region"})
     assert survey.questions[0].options == ("A great deal", "Some", "Hardly any", "Other")
     assert any("'Other'" in note for note in survey.about.notes)
+
+
+def _in_order(found, right):
+    return found == {group: pytest.approx(numbers, abs=1e-5) for group, numbers in right.items()}
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=lambda case: " ".join(case["text"])[:60])
+def test_texts(case, tmp_path):
+    """Rows of `texts.json`: the lines of a file, how it is read, and what comes of it, worked out by hand."""
+    file = tmp_path / case["file"]
+    file.write_bytes("".join(f"{line}\n" for line in case["text"]).encode(case.get("encoding", "utf-8")))
+    if "message" in case:
+        assert str(file) in refused(case["message"], read_survey, file, **case.get("keys", {}))
+        return
+    survey = read_survey(file, **case.get("keys", {}))
+    notes = " | ".join(survey.about.notes)
+    found = {group: np.concatenate([*answers.values()]) for group, answers in survey.answers.items()}
+    if right := case.get("shares"):
+        assert _in_order(found, {group: [*_flat(numbers)] for group, numbers in right.items()})
+    for group, people in case.get("n", {}).items():
+        assert [*survey.respondents[group].values()] == people
+    assert survey.groups == tuple(case.get("groups", survey.groups))
+    assert ids(survey.questions) == case.get("ids", ids(survey.questions))
+    options = [[*question.options] for question in survey.questions]
+    assert options == case.get("options", options)
+    assert survey.about.weight == case.get("weight", survey.about.weight)
+    wanted = case.get("note", [])
+    assert all(note in notes for note in ([wanted] if isinstance(wanted, str) else wanted))
+    assert case.get("not", "nothing") not in notes
+
+
+def _flat(numbers):
+    """Shares of one question, or of several by their text."""
+    return chain.from_iterable(numbers.values()) if isinstance(numbers, dict) else numbers

@@ -69,7 +69,6 @@ def read_frame(path: str, layout: FileLayout | None = None) -> Frame:
     nameless = int((frame.cells.columns == "").sum())
     if layout is None and (nameless > 1 or nameless == frame.cells.shape[1] - 1 > 0):
         raise UserError(f"{path}: columns without a name: a crosstab, or a title above the table; {LAYOUTS}")
-    frame.cells.columns = _distinct(frame.cells.columns, frame.notes)
     return frame
 
 
@@ -78,7 +77,7 @@ def _distinct(names: Iterable[str], notes: Notes) -> list[str]:
     distinct = list[str]()
     for name in names:
         times = 1
-        while (unique := name if times == 1 else f"{name}.{times}") in distinct:
+        while (unique := name if times == 1 else f"{name}.{times}") in distinct and name:
             times += 1
         if times > 1:
             notes.add(TWICE, unique)
@@ -102,22 +101,27 @@ def _header(frame: Frame, layout: FileLayout | None) -> None:
 
     Such rows have the questions' texts, Qualtrics' kinds of columns, or SurveyMonkey's parts of questions.
     """
-    rows = [[*map(code_text, row)] for row in frame.cells.iloc[:_MOST_ROWS].to_numpy()]
+    rows, kinds, names = (
+        [[*map(code_text, row)] for row in frame.cells.iloc[:_MOST_ROWS].to_numpy()],
+        None,
+        frame.cells.columns,
+    )
+    is_open = layout is None
     if layout is None:
         kinds = next((number for number, row in enumerate(rows[:2]) if _IMPORT_ID.match(row[0])), None)
         is_joined = same(rows[0][0]) in {"", *_SURVEYMONKEY} and bool(_SURVEYMONKEY & {*map(same, rows[0])})
         has_texts = is_joined or (kinds is None and _is_header(rows))
         num_rows = kinds + 2 if kinds is not None else 1 + has_texts
         layout = frame.layout.model_copy(update={"header_rows": num_rows, "joined": is_joined})
-        for k, name in enumerate(frame.cells.columns if num_rows > 1 and not is_joined else ()):
-            frame.columns[name].text = name if kinds == 0 else rows[0][k]
-            if kinds is not None and not ((kind := _IMPORT_ID.match(rows[kinds][k])) and kind[1]):
-                frame.columns[name].no_question = "no question, as the file says"
+    frame.cells.columns = _distinct(_joined(names, rows[0]) if layout.joined else names, frame.notes)
     if layout.joined:
-        frame.cells.columns = _joined(frame.cells.columns, rows[0])
         frame.notes.add("SurveyMonkey's two header rows")
     elif layout.header_rows > 1:
         frame.notes.add("header rows below the first, with the questions' texts")
+        for k, name in enumerate(frame.cells.columns if is_open else ()):
+            frame.columns[name].text = name if kinds == 0 else rows[0][k]
+            if kinds is not None and not ((kind := _IMPORT_ID.match(rows[kinds][k])) and kind[1]):
+                frame.columns[name].no_question = "no question, as the file says"
     frame.cells = frame.cells.iloc[layout.header_rows - 1 :]
     frame.layout = layout
 
@@ -181,7 +185,7 @@ def _holds_rows(row: Sequence[str], delimiter: str) -> bool:
 
 
 def _csv_layout(text: str, encoding: Encoding) -> FileLayout:
-    """FileLayout of a CSV file by its first lines."""
+    """Layout of a CSV file by its first lines."""
     first = text.partition("\n")[0]
     if first.strip().casefold().startswith("sep="):  # Excel's line with the delimiter
         return FileLayout(encoding=encoding, delimiter=first.strip(" \r")[len("sep=") :][:1] or ",", lines_above=1)

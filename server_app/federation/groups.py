@@ -118,7 +118,7 @@ class Request:
             assert reply.numbers is not None
             for place, name in self.members.own(node, reply):
                 row_of[name] = reply.numbers[place]
-                reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue)
+                reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue, task=self.members.config.task)
         for reason in filter(None, dict.fromkeys(reasons.values())):  # one line for each
             missing = [name for name in names if reasons[name] == reason]
             some = "group %s counts" if len(missing) == 1 else "groups %s count"

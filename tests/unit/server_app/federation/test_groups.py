@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import GONE, WEIGHTS, failing, federated, gathered, replying, scorer
+from fake_groups import GONE, WEIGHTS, FakeGroups, failing, federated, gathered, replying, scorer
 from fakes import CATALOGUE, GOOD, KEY, REQUEST
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol import asks, messages, refusals, votes
 from appa_flwr.protocol.asks import ScoreRequest
 from server_app.federation.replies import TooFew
 
@@ -163,20 +163,30 @@ def test_the_same_request_is_asked_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "row", "fits"),
+    ("task", "kind", "row", "fits"),
     [
-        (asks.VOTES, [1, 0, 0], True),
-        (asks.VOTES, [3, 2, 1], True),
-        (asks.VOTES, [0, 0, 3], False),  # as many as three groups
-        (asks.PREDICTIONS, [0.2, 0.3, 0.5], True),
-        (asks.PREDICTIONS, [3, 2, 1], False),
-        (asks.ANSWERS, [0.2, 0.3, 0.6], False),
+        ("dpa", asks.VOTES, [1, 0, 0], True),
+        ("dpa", asks.VOTES, [3, 2, 1], False),  # six votes
+        ("dpa", asks.VOTES, [0.2, 0.3, 0.5], False),
+        ("dpa", asks.VOTES, [0, 0, 3], False),  # as many as three groups
+        ("opa", asks.VOTES, [2, 3, 1], True),
+        ("opa", asks.VOTES, [1, 0, 0], False),
+        ("opa", asks.VOTES, [3, 3, 1], False),
+        ("dpa", asks.PREDICTIONS, [0.2, 0.3, 0.5], True),
+        ("opa", asks.PREDICTIONS, [3, 2, 1], False),
+        ("dpa", asks.ANSWERS, [0.2, 0.3, 0.6], False),
     ],
 )
-def test_no_group_has_more_than_one_vote(kind, row, fits):
-    ask, option_QK = asks.Ask(kind), CATALOGUE.option_QK
+def test_no_group_has_more_than_one_vote(task, kind, row, fits, warnings):
+    option_QK = CATALOGUE.option_QK
     vote_QK = np.zeros(option_QK.shape)
     for q, size in enumerate(option_QK.sum(1)):
-        vote_QK[q, :size] = (row if size == 3 else np.eye(size)[0] if sum(row) < 2 else range(size, 0, -1))[:size]
-    reason = asks.fault(ask, vote_QK.ravel(), CATALOGUE)
-    assert (reason is None) == fits
+        vote_QK[q, :size] = row if size == 3 else [1, 0] if sum(row) < 2 else [2, 1]
+    uniform_QK = option_QK / option_QK.sum(1, keepdims=True)
+    ballot = votes.BALLOTS[task] if kind == asks.VOTES else votes.DISTRIBUTION
+    given = {"A": votes.cast(uniform_QK, option_QK, kind=ballot), "B": vote_QK}
+    groups = federated(
+        {n: FakeGroups([name], lambda ask, name: {"votes": given[name]}) for n, name in enumerate(given)}, task=task
+    )
+    assert groups.ask(asks.Ask(kind)).groups == (("A", "B") if fits else ("A",))
+    assert any("group B counts as missing: votes that" in text for text in warnings()) != fits

@@ -51,7 +51,7 @@ class Groups:
 
         Raises TooFew if too few groups take part.
         """
-        self._catalogue = catalogue
+        self._catalogue, self.members.num_questions = catalogue, len(catalogue.questions)
         self._hand_out(messages.CATALOGUE, messages.pack_catalogue(catalogue), "take the catalogue of questions")
         return self.members.answered()
 

@@ -78,6 +78,7 @@ class Members:
         self._nodes: dict[int, Node] = defaultdict(Node)
         self._late: frozenset[int] = frozenset()  # nodes that keep their groups, and get no message before they answer
         self.setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
+        self.num_questions = 0  # of the catalogue
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -253,8 +254,9 @@ class Members:
         reply = messages.unpack_reply(content, numbers=kind == messages.ASK, **FIELDS.get(kind, {}))
         if not self.grid.simulated and len(reply.groups) > MOST_NAMES:
             raise ValueError(f"the reply names {len(reply.groups)} groups; the limit is {MOST_NAMES}")
-        if len(reply.fields.get("answered", reply.groups)) != len(reply.groups):
-            raise ValueError("the reply does not count the answers of each group")
+        counts, most = reply.fields.get("answered"), self.num_questions
+        if counts is not None and (len(counts) != len(reply.groups) or not all(0 <= n <= most for n in counts)):
+            raise ValueError(f"the reply does not count each group's answers, from 0 to {most}")
         noise = reply.fields.get("noise", ())
         if len(noise) not in (0, 2) or not all(0.0 < value <= MOST_NOISE for value in noise):
             raise ValueError("the reply does not state epsilon and standard deviation of a noise")

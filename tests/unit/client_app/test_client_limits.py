@@ -26,6 +26,14 @@ def test_few_held_out_answers_count_as_none(tmp_path):
         assert score_L.max() == LEAST_HELD_OUT * enough
 
 
+@pytest.mark.parametrize("held_out", [0, 10])
+def test_a_group_that_has_answered_no_training_question_takes_no_part(held_out, tmp_path):
+    node = Owned(tmp_path)
+    assert node.take(node.cut(training=0, held_out=held_out)) == refusals.NO_ANSWERS
+    assert node.ledger.releases()[-1].refused == refusals.REFUSALS[refusals.NO_ANSWERS]
+    assert node.code(asks.VOTES) == refusals.FORGOTTEN
+
+
 def test_target_tables_are_made_once_in_a_run(tmp_path):
     node = Owned(tmp_path).ready(training=12, held_out=10)
     table_QK = node.targets(GROUP)

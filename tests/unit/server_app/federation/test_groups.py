@@ -92,8 +92,11 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
         assert np.isnan(reward_GJ[1]).all() == (lie > 0)
 
 
-@pytest.mark.parametrize(("counts", "expected"), [([7, 3], {"A": 5, "B": 3}), ([3], {"A": 5}), ([7, 3, 1], {"A": 5})])
-def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings):
+@pytest.mark.parametrize(
+    ("counts", "fits"),
+    [([1, 3], True), ([3], False), ([1, 3, 1], False), ([1, -5], False), ([1, 4], False), ([1, 1 << 62], False)],
+)
+def test_a_count_of_answers_is_that_of_its_own_group_and_of_no_more_questions_than_there_are(counts, fits, warnings):
     def counting(names, counts):
         def answer(message):
             if message.metadata.message_type != messages.CATALOGUE:
@@ -102,8 +105,8 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
 
         return answer
 
-    groups = gathered({1: counting(["A"], [5]), 2: counting(["A", "B"], counts)}, ("A", "B"))
-    assert groups.send_catalogue(CATALOGUE) == expected
+    groups = gathered({1: counting(["A"], [2]), 2: counting(["A", "B"], counts)}, ("A", "B"))
+    assert groups.send_catalogue(CATALOGUE) == ({"A": 2, "B": 3} if fits else {"A": 2})
     assert len(warnings()) == 1
 
 

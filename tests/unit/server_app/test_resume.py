@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -137,6 +139,7 @@ def is_checkpoint(source: Path, target: Path) -> bool:
 
 
 between_line_and_checkpoint = before(checkpoint, "save", lambda *_: True)
+writing_hash = before(files.os, "replace", lambda _, target: Path(target).name == "checkpoint.pt.sha256")
 # the second checkpoint is written, but not yet in the first one's place
 writing_checkpoint = before(files.os, "replace", lambda *to: is_checkpoint(*to) and Path(to[1]).exists())
 # no kill: the disk takes no more of the second checkpoint
@@ -154,6 +157,7 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     (at_step("pluralllm", 1), 0, True, True),
     (at_step("sft", 10), 0, False, True),
     (between_line_and_checkpoint, 0, False, False),
+    (writing_hash, 2, False, False),
     (writing_checkpoint, 2, False, False),
     (full_disk, 2, False, False),
     (after_checkpoint, 4, False, False),
@@ -162,6 +166,24 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     (by_baseline, 5, False, False),
     (saving_baseline, 5, False, False),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("checkpoint.pt", checkpoint.load), ("scores.parquet", lambda path: pair_scores.read(path.parent))],
+)
+def test_a_flipped_bit_is_noticed_wherever_it_is(unbroken, tmp_path, name, read):
+    for file in unbroken.glob(f"{name}*"):
+        shutil.copy(file, tmp_path)
+    whole = (path := tmp_path / name).read_bytes()
+    for place in np.random.default_rng(0).integers(8 * len(whole), size=40):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(UserError, match=rf"^{path}: cannot be read \(.*; without it "):
+            read(path)
+    path.write_bytes(whole)
+    assert len(vars(read(path)))
 
 
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):

@@ -82,8 +82,7 @@ def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 
 def replace_hashed(path: Path, data: bytes) -> None:
     """Replace a file as `replace_file` does, and its hash beside it, which `sha256sum --check` reads too.
 
-    The old hash is removed first and the new one written last, so that after a kill a whole file has its own hash or
-    none.
+    The old hash is removed first and the new one written last: after a kill a whole file has its own hash or none.
     """
     beside = path.with_name(path.name + HASH)
     with writing(beside):

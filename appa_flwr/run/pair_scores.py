@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 
 from appa_flwr.core.arrays import FloatArray
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import read_hashed, replace_hashed
-from appa_flwr.run.run_files import SCORES_FILE, SUMMARY
+from appa_flwr.run.run_files import SCORES_FILE
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 ROUNDING = 1e-6  # by which a reward may leave 0 to 1
@@ -56,10 +56,7 @@ def read(folder: Path) -> pd.DataFrame:
     try:
         rows = pd.read_parquet(io.BytesIO(read_hashed(path)))
     except (OSError, ValueError, pa.ArrowException) as error:
-        why = str(error).splitlines()[0]
-        raise UserError(
-            f"{path}: cannot be read ({why}); without it there are only the means in {SUMMARY.name}"
-        ) from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); without it only means are left") from None
     if tuple(rows.columns) != COLUMNS:
         raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(COLUMNS)}")
     if not (pd.to_numeric(rows["reward"], errors="coerce").between(-ROUNDING, 1.0 + ROUNDING)).all():

@@ -4,21 +4,24 @@ Flower's own `send_and_receive` sleeps three seconds between polls when deployed
 timeout in every call.
 """
 
+import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
+from typing import Any
 
 import httpx
-from flwr.app import Error, Message, RecordDict
-from flwr.common.serde import recorddict_to_proto
+from flwr.app import Array, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from flwr.supercore.run import Run, RunNotRunningException
-from flwr.superlink.grid import InMemoryGrid
+from flwr.superlink.grid import InMemoryGrid, http_grid
 
+from appa_flwr.protocol.messages import MOST_BYTES, num_bytes
 from appa_flwr.protocol.refusals import FAILED
 from server_app.federation.foreign import plain
 
@@ -37,6 +40,10 @@ class SuperLinkLost(Exception):
     """Flower's SuperLink refuses requests or cannot be reached."""
 
 
+class TooLarge(Exception):
+    """A reply is larger than its request allows."""
+
+
 class OverlapGrid(Grid):
     """A Grid that sends at once and waits, with short and growing pauses, when the replies are read.
 
@@ -47,6 +54,9 @@ class OverlapGrid(Grid):
         self._grid = grid
         self.simulated = isinstance(grid, InMemoryGrid)  # such nodes are never late, and only the timeout limits a wait
         self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
+        self.most_bytes = MOST_BYTES  # of a reply to the messages that are sent next, set by the caller
+        flower: Any = http_grid
+        flower.pull_objects = self._pull_parts  # a patch: Flower pulls all of a reply before anyone can look at it
         self.traffic = Counter[str]()  # messages and bytes of their records, added up until the caller clears it
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
@@ -142,7 +152,7 @@ class OverlapGrid(Grid):
         for content in contents:
             self.traffic[f"messages_{way}"] += 1
             if isinstance(content, RecordDict):
-                self.traffic[f"bytes_{way}"] += recorddict_to_proto(content).ByteSize()
+                self.traffic[f"bytes_{way}"] += num_bytes(content)
 
     def _note_answer(self, node: int, reply: RecordDict | Error) -> None:
         # Flower's own error for a missing reply is not a reply of the node.
@@ -158,11 +168,15 @@ class OverlapGrid(Grid):
         replies: dict[str, RecordDict | Error] = {}
         for key in keys:
             try:
-                pulled = self.pull_messages([key])
+                pulled = list(self.pull_messages([key]))
+                if sum(num_bytes(reply.content) for reply in pulled if reply.has_content()) > self.most_bytes:
+                    raise TooLarge
             except SuperLinkLost:
                 raise
             except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
-                log.warning("node %s: its reply cannot be read (%s)", silent.pop(key), type(error).__name__)
+                why = f"{type(error).__name__}; the limit is {self.most_bytes} bytes"
+                replies[key] = Error(FAILED, f"its reply cannot be read ({why})")
+                del silent[key]
                 continue
             for reply in pulled:
                 if reply.metadata.reply_to_message_id == key and key in silent:
@@ -170,6 +184,30 @@ class OverlapGrid(Grid):
                     replies[key] = failed or reply.content
                     del silent[key]
         return replies
+
+    def _pull_parts(self, object_ids: list[str], pull_object_fn: Any, **settings: Any) -> dict[str, bytes]:
+        """Flower's `pull_objects`, which pulls all parts of a reply, for replies of at most `most_bytes`.
+
+        Raises TooLarge at the first part beyond, or if an array names parts so often that it would be larger.
+        """
+        left = made = self.most_bytes
+
+        def part(object_id: str) -> bytes:
+            nonlocal left
+            content: bytes = pull_object_fn(object_id)
+            if (left := left - len(content)) < 0:
+                raise TooLarge
+            return content
+
+        parts = inflatable_utils.pull_objects(object_ids, part, **settings)
+        for content in parts.values():
+            kind, children, _ = inflatable_object.get_object_head_values_from_object_content(content)
+            if kind == Array.__qualname__:
+                places = json.loads(inflatable_object.get_object_body(content, Array))["arraychunk_ids"]
+                made -= sum(len(parts[children[place]]) for place in places)
+        if made < 0:
+            raise TooLarge
+        return parts
 
 
 @contextmanager

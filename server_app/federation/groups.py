@@ -4,6 +4,7 @@ Axis letters: G groups, J answers, N numbers.
 """
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,8 @@ class Groups:
         if back := sorted(name for name, _ in self.members.hosts().items() - before):
             log.warning("back: %s", ", ".join(back))
         nodes = {*self.members.hosts().values()}
-        sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes)
+        numbers = sum(math.prod(layout.shape) for layout in asks.layouts_of(ask, self._catalogue).values())
+        sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes, numbers=numbers)
         return Request(sent, self.members, ask, self._catalogue, path)
 
 

@@ -157,9 +157,9 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     (at_step("pluralllm", 1), 0, True, True),
     (at_step("sft", 10), 0, False, True),
     (between_line_and_checkpoint, 0, False, False),
-    (writing_hash, 2, False, False),
     (writing_checkpoint, 2, False, False),
     (full_disk, 2, False, False),
+    (writing_hash, 4, False, False),
     (after_checkpoint, 4, False, False),
     (saving_policy, 5, False, False),
     (scoring_policy, 5, False, False),
@@ -173,17 +173,15 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     [("checkpoint.pt", checkpoint.load), ("scores.parquet", lambda path: pair_scores.read(path.parent))],
 )
 def test_a_flipped_bit_is_noticed_wherever_it_is(unbroken, tmp_path, name, read):
-    for file in unbroken.glob(f"{name}*"):
-        shutil.copy(file, tmp_path)
-    whole = (path := tmp_path / name).read_bytes()
+    shutil.copytree(unbroken, tmp_path / "run")
+    whole = (path := tmp_path / "run" / name).read_bytes()
+    assert len(vars(read(path)))
     for place in np.random.default_rng(0).integers(8 * len(whole), size=40):
         flipped = bytearray(whole)
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(flipped)
-        with pytest.raises(UserError, match=rf"^{path}: cannot be read \(.*; without it "):
+        with pytest.raises(UserError, match=rf"^{path}: cannot be read \(ValueError: it is not what was written"):
             read(path)
-    path.write_bytes(whole)
-    assert len(vars(read(path)))
 
 
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):

@@ -2,12 +2,16 @@
 
 import math
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fake_groups import GONE, at_work, gathered, new_request, replying
 from fakes import FakeGrid, silent
 from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.superlink.grid import HttpGrid
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages
@@ -96,7 +100,7 @@ def test_whoever_has_answered_is_heard_when_the_time_is_up(monkeypatch):
     assert names(send(OverlapGrid(fake), [1, 2, 3], timeout=1.0)) == ["C"]
 
 
-def test_a_reply_that_flower_cannot_read_is_lost_alone(caplog):
+def test_a_reply_that_flower_cannot_read_is_lost_alone():
     """What a node can do to Flower's reader raises anything: here the pull of the first node's reply does."""
 
     class Unreadable(FakeGrid):
@@ -106,8 +110,22 @@ def test_a_reply_that_flower_cannot_read_is_lost_alone(caplog):
             return super().pull_messages(message_ids)
 
     grid = OverlapGrid(Unreadable({1: named("A"), 2: named("B")}))
-    assert names(send(grid, [1, 2])) == ["B"]
-    assert caplog.messages == ["node 1: its reply cannot be read (ValueError)"]
+    replies = send(grid, [1, 2])
+    assert replies[1].error.reason.startswith("its reply cannot be read (ValueError; ")
+    assert names({2: replies[2]}) == ["B"]
+
+
+@pytest.mark.parametrize(("size", "times", "fits"), [(9, 1, True), (10**5, 1, False), (9, 10**4, False)])
+def test_flower_pulls_and_makes_no_more_of_a_reply_than_its_request_allows(size, times, fits):
+    """Its text has this size, its array names its only part so many times."""
+    nested = get_all_nested_objects(messages.pack_reply(["A"], np.ones((1, 9)), text="x" * size))
+    parts = {key: part.deflate().replace(b"[0]", str([0] * times).encode()) for key, part in nested.items()}
+    OverlapGrid(FakeGrid({})).most_bytes = 50_000
+    called = HttpGrid.pull_messages  # Flower's own
+    with nullcontext() if fits else pytest.raises(grids.TooLarge):
+        pulled = called.__globals__["pull_objects"](object_ids=[*parts], pull_object_fn=parts.__getitem__)
+        assert pulled == parts
+    assert "pull_objects" in called.__code__.co_names
 
 
 # --- nodes that hang, on a clock that only waiting moves --------------------------------------------------------------

@@ -135,7 +135,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
             continue
         try:
             content = json.loads(line)
-            if number == 1 and HEADER in content:
+            if number == 1 and isinstance(content, dict) and HEADER in content:
                 about = about_of(content, path)
                 answers = {name: {} for name in content.get("groups", ())}
                 continue
@@ -152,7 +152,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
                 answers[row.group][row.question_id] = np.array(row.distribution)
                 if row.n is not None:
                     respondents[row.group][row.question_id] = row.n
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # the last one: brackets in brackets
             cause = first_problem(error) if isinstance(error, ValidationError) else error
             raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
     if not asked:
@@ -167,7 +167,7 @@ def read_about(file: Path) -> About:
     try:
         with file.open(encoding="utf-8") as lines:
             return about_of(json.loads(next(lines, "{}")), file)
-    except (OSError, ValueError, AttributeError):  # the last one: the line is no object
+    except (OSError, ValueError, TypeError, RecursionError, AttributeError):  # the last one: the line is no object
         return About()
 
 

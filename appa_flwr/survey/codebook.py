@@ -72,6 +72,16 @@ class Listed(Section):
         """All codes."""
         return (*self.options, *self.no_answers)
 
+    @property
+    def labels(self) -> list[str]:
+        """The distinct labels of the options."""
+        return [*dict.fromkeys(entry.label for entry in self.options)]
+
+    def label_places(self) -> dict[str, int]:
+        """Code of an option -> index into the labels."""
+        place = {label: k for k, label in enumerate(self.labels)}
+        return {entry.code: place[entry.label] for entry in self.options}
+
 
 class Item(Listed):
     """A column that is a question."""

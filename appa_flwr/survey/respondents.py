@@ -1,11 +1,8 @@
 """Reader of microdata with one row per respondent, by a codebook: one weighted distribution per group and question."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, repeat
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,14 +10,11 @@ import numpy as np
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
-from appa_flwr.survey.files import read_frame
-from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable
+from appa_flwr.survey.frames import Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
-_WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 def raw_answers(frame: Frame, codebook: Codebook) -> list[RawAnswer]:
@@ -84,8 +78,7 @@ def numbers(frame: Frame, column: str, decimal: str) -> FloatArray:
 def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False) -> tuple[IntArray, list[str]]:
     """Return each respondent's index into the distinct labels of options, (R,), -1 for none; and these labels."""
     code_R, size_of = frame.codes(column)
-    labels = labels_of(listed)
-    place = {entry.code: labels.index(entry.label) for entry in listed.options}
+    labels, place = listed.labels, listed.label_places()
     without = {entry.code: entry.label for entry in listed.no_answers}
     unlisted = {code: size for code, size in size_of.items() if code not in place.keys() | without.keys()}
     if unlisted:
@@ -130,11 +123,6 @@ def _counted(
         yield question
 
 
-def labels_of(listed: Listed) -> list[str]:
-    """The distinct labels of a column's options."""
-    return [*dict.fromkeys(entry.label for entry in listed.options)]
-
-
 def full_name(columns: Collection[str], column: str, name: str) -> str:
     """Name of a group, which has its column's before it where there are several columns."""
     return f"{column}/{name}" if len(columns) > 1 else name
@@ -145,44 +133,7 @@ def question_of(item: Item) -> RawAnswer:
     refusal = {entry.label: entry.refusal for entry in item.options}
     place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
     return RawAnswer(
-        *(1, item.id, item.text, tuple(options := labels_of(item))),
-        ordinal=[place[label] for label in options],
-        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
+        *(1, item.id, item.text, tuple(item.labels)),
+        ordinal=[place[label] for label in item.labels],
+        kinds=tuple("refusal" if refusal[label] else "answer" for label in item.labels),
     )
-
-
-def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:
-    """Read all waves of OpinionQA in the folder `human_resp` or its parent.
-
-    In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
-
-    Returns:
-        For each wave its table, its columns of groups, and its column of weights.
-    """
-    root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    waves = {int(match[1]): path for path in root.iterdir() if path.is_dir() and (match := _WAVE.fullmatch(path.name))}
-    if not waves:
-        raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
-    read = []
-    for wave, path in sorted(waves.items()):
-        people, meta, info = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata", "info"))
-        meta.require("key")
-        people.columns.update(
-            {name: Column(no_question="no question, as the file says") for name in people.cells.columns} | _listed(info)
-        )
-        read.append((people, tuple(name for name in meta.cells["key"] if name in people.cells), f"WEIGHT_W{wave}"))
-    return read
-
-
-def _listed(info: Frame) -> dict[str, Column]:
-    """Read the questions of `info.csv`, whose `references` list answers with an `option_ordinal`, then refusals."""
-    info.require("key", "question", "references", "option_ordinal")
-    columns: dict[str, Column] = {}
-    for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
-        try:
-            places, names = read_numbers(record, "option_ordinal"), [*map(str, read_list(record, "references"))]
-        except Unusable as error:
-            raise UserError(f"{info.source}: row {row}: {error}") from None
-        options = dict(zip(names, chain(places, repeat(math.nan)), strict=False))
-        columns[record["key"]] = Column(text=record["question"], order=tuple(names), places=options)
-    return columns

@@ -160,17 +160,13 @@ def _csv(file: Path, layout: FileLayout | None) -> Frame:
                 advice = f"; {LAYOUTS}, and no title above" if width == 1 else ""
                 advice = advice or ("; [layout] of the codebook names the delimiter" if known else "")
                 raise UserError(f"{file}: line {last} has {len(row)} cells, the header {width}{advice}")
-            if last > begun and width > 2 and _holds_rows(row, delimiter):
+            inner = [line for cell in row for line in cell.split("\n")[1:]] if last > begun else []
+            if width > 2 and any(line.count(delimiter) == width - 1 for line in inner):  # as many cells as a row
                 raise UserError(f"{file}: line {begun}: {_UNCLOSED}")
             rows[last] = row
     except csv.Error as error:
         raise UserError(f"{file}: line {last + 1}: {_UNCLOSED} ({error})") from None
     return Frame(str(file), _table(rows), notes=notes, layout=layout)
-
-
-def _holds_rows(row: Sequence[str], delimiter: str) -> bool:
-    """True if a cell of several lines has a line with as many delimiters as a row of the table."""
-    return any(line.count(delimiter) == len(row) - 1 for cell in row if "\n" in cell for line in cell.split("\n")[1:])
 
 
 def _csv_layout(text: str, encoding: Encoding) -> FileLayout:

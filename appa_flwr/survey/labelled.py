@@ -86,12 +86,9 @@ def read(file: Path, layout: FileLayout | None) -> Frame:
 
 def _is_declared(code: str, missing: Sequence[Any]) -> bool:
     """True if a code is one of Stata's missing letters or lies in a missing range of SPSS, also of texts."""
-    for part in missing:
-        low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
-        value = code if isinstance(low, str) else number(code)
-        if value is not None and low <= value <= high:
-            return True
-    return False
+    ends = ((part["lo"], part["hi"]) if isinstance(part, dict) else (part, part) for part in missing)
+    value = math.nan if number(code) is None else float(code)
+    return any(low <= (code if isinstance(low, str) else value) <= high for low, high in ends)
 
 
 def _weight(file: Path, width_of: Mapping[str, int]) -> str | None:

@@ -10,7 +10,7 @@ import tomllib
 import unicodedata
 from collections.abc import Collection, Mapping, Set
 from importlib import resources
-from itertools import pairwise, takewhile
+from itertools import count, pairwise, takewhile
 from typing import Final, Literal
 
 from appa_flwr.core.errors import UserError
@@ -245,9 +245,7 @@ def _apart(values: Set[int]) -> set[int]:
     apart, last = set(), -1 - gap  # where the scale ends
     for value in sorted(reserved):
         below = max((other for other in others if len(str(other)) <= len(str(value))), default=last)
-        end = value
-        while end in reserved:
-            end += 1
+        end = next(number for number in count(value) if number not in reserved)
         if value <= max(last, below) + gap or end in values:
             last = value  # the scale goes on
         else:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.sections import DataSection, Section
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
-from appa_flwr.core.files import lock
+from appa_flwr.core.files import lock, sha256_of
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import draft, generate, labelled, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
@@ -22,7 +23,7 @@ from appa_flwr.survey.files import read_frame
 from appa_flwr.survey.frames import LEFT_OUT, Column, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.settle import settle, sha256_of
+from appa_flwr.survey.settle import settle
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import About, Noise, Survey
 
@@ -138,8 +139,7 @@ def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[R
     for wave, path in sorted(waves.items()):
         frame, meta, info = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata", "info"))
         meta.require("key")
-        none = {name: Column(no_question="no question, as the file says") for name in frame.cells.columns}
-        frame.columns.update(none | _listed(info))
+        frame.columns = defaultdict(lambda: Column(no_question="no question, as the file says"), _listed(info))
         frames.append(frame)
         frame.notes = frames[0].notes
         groups = by.group_by or ";".join(name for name in meta.cells["key"] if name in frame.cells)

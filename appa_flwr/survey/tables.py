@@ -216,22 +216,19 @@ def _joined(rows: "pd.DataFrame", measure: str, notes: Notes, *, is_total: bool)
     names = [name for name in firsts.index if not sums.get(name)]
     if all(number_of(name) is not None for name in names):
         names.sort(key=float)
-    options, places = tuple(firsts["label"][names]), firsts["place"][names].tolist()
+    options, places = firsts["label"][names], firsts["place"][names].tolist()
+    has_row = number[names].notna()
+    number, people = number[names].fillna(0.0), people[names].where(has_row, 0.0)
     for group, raw in answers.items():
-        raw = raw._replace(options=options, ordinal=places)
+        raw = raw._replace(options=tuple(options), ordinal=places)
         if not raw.problem:
-            number_K, people_K = (
-                number.loc[group, names].to_numpy(copy=True),
-                people.loc[group, names].to_numpy(copy=True),
-            )
-            if (empty_K := np.isnan(number_K)).any():
-                empty = ", ".join(repr(option) for option, is_empty in zip(options, empty_K, strict=True) if is_empty)
-                notes.add("options without a row count as 0", f"{empty} of {raw.group}")
-            number_K[empty_K] = people_K[empty_K] = 0.0
+            number_K, people_K, row_K = (part.loc[group].to_numpy() for part in (number, people, has_row))
+            if not row_K.all():
+                notes.add("options without a row count as 0", f"{', '.join(map(repr, options[~row_K]))} of {raw.group}")
             share_K = number_K / (UNITS[measure] or math.fsum(number_K) or 1.0)
             raw = raw._replace(shares=share_K.tolist())
             if not np.isnan(people_K).any():  # else the number of people is unknown
-                raw = _with_people(raw, people_K, share_K, ~empty_K, notes, is_total=is_total)
+                raw = _with_people(raw, people_K, share_K, row_K, notes, is_total=is_total)
         yield raw
 
 

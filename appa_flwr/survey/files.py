@@ -1,7 +1,5 @@
 """Readers of files as tables of cells: CSV, JSON lines, Parquet, Excel, SPSS and Stata."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -10,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pandas as pd
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import stand_in
@@ -22,9 +22,6 @@ from appa_flwr.survey.names import Notes, numbered, same
 from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.store import HEADER
 from appa_flwr.survey.types import MAX_OPTIONS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _IMPORT_ID: Final = re.compile(r"""\{\s*["']ImportId["']\s*:\s*["'](QID)?""")  # of Qualtrics; QID of questions
 _SURVEYMONKEY: Final = {"response", "open-ended response"}
@@ -81,8 +78,6 @@ def read_frame(path: str, layout: FileLayout | None = None) -> Frame:
 
 def _table(rows: Mapping[int, Any], *, has_header: bool = True) -> pd.DataFrame:
     """Make a table from rows by number: lists, of which the first has the columns' names, or else dicts."""
-    import pandas as pd
-
     cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
     return cells.iloc[1:].set_axis(cells.iloc[0], axis=1) if has_header else cells
 
@@ -235,8 +230,6 @@ def _flat(row: Mapping[str, object]) -> dict[str, object]:
 
 def _parquet(file: Path, layout: FileLayout | None) -> Frame:
     """Read a table; categories keep their order."""
-    import pandas as pd
-
     cells = pd.read_parquet(file).reset_index(drop=True)
     cells.index += 1
     frame = Frame(str(file), cells, layout=layout or FileLayout())

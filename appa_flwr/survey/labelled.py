@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.core.text import clean
 from appa_flwr.survey.frames import NOT_UTF8, Column, FileLayout, Frame
 from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import code_text, number
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SUFFIXES: Final = (".sav", ".zsav", ".dta")
 _LARGEST: Final = 1e12  # seconds of a date
@@ -111,8 +109,6 @@ def _weight(file: Path, width_of: Mapping[str, int]) -> str | None:
 
 def _dates(numbers: pd.Series[Any], unit: str, number_of_1970: int, shown: str) -> pd.Series[Any]:
     """Dates from numbers, as texts such as 2025-09-01, 2025-09, 2025Q3, or 10:30:00; weeks by their first day."""
-    import pandas as pd
-
     number_R = pd.to_numeric(numbers, errors="coerce").to_numpy(dtype=np.float64)
     is_date_R = np.abs(number_R) < _LARGEST * (1000 if unit == "ms" else 1)  # False for NaN
     whole_R = np.rint(np.where(is_date_R, number_R, 0.0)).astype(np.int64) - number_of_1970

@@ -23,9 +23,8 @@ from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Listed
 from appa_flwr.survey.frames import Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.types import Noise, Survey
+from appa_flwr.survey.types import UNITS, Noise, Survey
 
-UNITS: Final = 64  # in a weight of 1
 _LEAST: Final = 2.0  # an answer's total, in standard deviations of its noise
 _COARSE: Final = 0.1  # of a weight: rounding that moves it by more spoils it
 _SEARCHED: Final = 0.05, 1e4  # standard deviations of the noise, as a multiple of the sensitivity

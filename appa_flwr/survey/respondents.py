@@ -1,11 +1,13 @@
 """Reader of microdata with one row per respondent, by a codebook: one weighted distribution per group and question."""
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
@@ -66,8 +68,6 @@ def has_decimal_comma(frame: Frame, column: str) -> bool:
 
 def numbers(frame: Frame, column: str, decimal: str) -> FloatArray:
     """A column's numbers >= 0 (R,), NaN elsewhere, and for codes that the file declares missing."""
-    import pandas as pd
-
     cells = frame.cells[column].astype(str).str.replace(decimal, ".")
     values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
     if missing := frame.columns[column].missing:
@@ -96,31 +96,27 @@ def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False
 
 def _counted(
     frame: Frame, column: str, item: Item, weight_R: FloatArray, groups: Mapping[str, tuple[IntArray, list[str]]]
-) -> Iterator[RawAnswer]:
-    """Yield the answer of each group that was asked a question, or else the question alone.
+) -> list[RawAnswer]:
+    """The answer of each group that was asked a question, or else the question alone.
 
     An answer has weighted shares, and the number of respondents per option, without those whose weight is 0.
     """
     option_R, options = _placed(frame, column, item)
     if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
         frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
-    question = question_of(item)
-    was_asked = False
+    question, answers = question_of(item), list[RawAnswer]()
     for attribute, (group_R, names) in groups.items():
-        cell_R, size = group_R * len(options) + option_R, len(names) * len(options)
         is_counted_R = (group_R >= 0) & (option_R >= 0)
-        cell_R, shape = cell_R[is_counted_R], (len(names), len(options))
-        sum_GK = np.bincount(cell_R, weight_R[is_counted_R], minlength=size).reshape(shape)
-        count_GK = np.bincount(cell_R, weight_R[is_counted_R] > 0.0, minlength=size).reshape(shape)
+        cell_R, shape = (group_R * len(options) + option_R)[is_counted_R], (len(names), len(options))
+        sum_GK, count_GK = (
+            np.bincount(cell_R, part_R[is_counted_R], minlength=math.prod(shape)).reshape(shape)
+            for part_R in (weight_R, weight_R > 0.0)
+        )
         for name, sum_K, count_K in zip(names, sum_GK, count_GK, strict=True):
             if count_K.any():  # else the question was not asked of this group
-                was_asked = True
-                shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-                yield question._replace(
-                    group=full_name(groups, attribute, name), shares=shares, people=count_K.tolist()
-                )
-    if not was_asked:
-        yield question
+                group, shares = full_name(groups, attribute, name), (sum_K / sum_K.sum()).tolist()
+                answers.append(question._replace(group=group, shares=shares, people=count_K.tolist()))
+    return answers or [question]
 
 
 def full_name(columns: Collection[str], column: str, name: str) -> str:

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.config import split_names
 from appa_flwr.core.arrays import IntArray
@@ -89,8 +90,6 @@ def several_rows(frame: Frame, columns: Sequence[str]) -> str:
 
 def _distinct_pairs(frame: Frame, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Columns whose values are repeated, within a group, with a column that tells the rows of each value apart."""
-    import pandas as pd
-
     groups = pd.DataFrame({name: frame.codes(name)[0] for name in columns}).replace(-1, math.nan)
     code_of: dict[str, IntArray] = {}
     for name in frame.cells.columns.difference([*columns], sort=False):

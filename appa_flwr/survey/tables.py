@@ -9,9 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
@@ -20,9 +21,6 @@ from appa_flwr.survey.frames import TWICE, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes, group_name, same
 from appa_flwr.survey.nonanswers import WORDS, code_text
 from appa_flwr.survey.nonanswers import number as number_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
@@ -150,8 +148,6 @@ def _selections(cells: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     """Join the rows of each question and group into one answer."""
-    import pandas as pd
-
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
@@ -190,7 +186,7 @@ def _has_decimal_comma(frame: Frame, column: str) -> bool:
     return not all(_THOUSANDS.fullmatch(cell.strip(" %")) for cell in commas)
 
 
-def _joined(rows: "pd.DataFrame", measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
+def _joined(rows: pd.DataFrame, measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
     """Join one question's rows, one per option, into each group's answer.
 
     Two spellings of an option are added up. Three checks: one spelling with two different numbers makes the group's
@@ -249,7 +245,7 @@ def _with_people(
     return raw
 
 
-def _sums(number: "pd.DataFrame", measure: str) -> dict[str, bool]:
+def _sums(number: pd.DataFrame, measure: str) -> dict[str, bool]:
     """Whether an option that is called a total or a net, or could be one, is the sum of others in every group.
 
     A total is the sum of all others, a net of some others side by side. A count without such a name is a net only if

@@ -118,7 +118,14 @@ def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[Ra
             stack.callback(lock(by.codebook).release)
             book = codebooks.read(by.codebook)  # again: each release must know of all earlier ones
         if by.questions:
-            book = _restricted(frame, book, by.questions)
+            public = store.read(by.questions)
+            book, problems = codebooks.restrict(book, (*public.questions, *public.extra))
+            if problems:
+                texts = (f"{key} ({why})" for key, why in problems.items())
+                frame.notes.add("questions that do not fit the public ones", *texts)
+            if not book.questions:
+                causes = "; ".join(frame.notes.lines("questions that"))
+                raise UserError(f"{frame.source}: no question fits {by.questions}: {causes}")
         if not (by.promise and by.codebook):
             return book, respondents.raw_answers(frame, book), None
         raws, line = noise.release(frame, book, by.promise)
@@ -167,19 +174,6 @@ def capped(frame: Frame, book: Codebook, cap: float) -> Survey:
     weight_R, about = noise.weights(frame, book, cap), About(refusals=book.refusals)
     frame = replace(frame, cells=frame.cells.assign(**{book.weight.column: weight_R}), notes=Notes())
     return settle(frame, respondents.raw_answers(frame, book), Missing(), None, about, min_respondents=0)
-
-
-def _restricted(frame: Frame, book: Codebook, questions: Path) -> Codebook:
-    public = store.read(questions)
-    book, problems = codebooks.restrict(book, (*public.questions, *public.extra))
-    if problems:
-        texts = (f"{key} ({why})" for key, why in problems.items())
-        frame.notes.add("questions that do not fit the public ones", *texts)
-    if not book.questions:
-        raise UserError(
-            f"{frame.source}: no question fits {questions}: {'; '.join(frame.notes.lines('questions that'))}"
-        )
-    return book
 
 
 def read_run(config: Config) -> Survey:

@@ -55,6 +55,18 @@ def read_file(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def sha256_of(source: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, or of the hashes of all files in a folder; empty if the path does not exist."""
+    path = Path(source)
+    if path.is_dir():
+        files = (str(file) for file in sorted(path.rglob("*")) if file.is_file())
+        return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder unless it exists, and check it; raises as `writing`."""
     with writing(folder):

@@ -11,7 +11,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -21,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import make_folder, replace_file
-from appa_flwr.survey.types import About, Noise, Question, Survey
+from appa_flwr.survey.names import numbered
+from appa_flwr.survey.types import About, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER, VERSION = "appa-survey", 1
@@ -179,12 +179,10 @@ def about_of(header: Mapping[str, Any], source: str | os.PathLike[str]) -> About
     """
     if (version := header.get(HEADER, VERSION)) != VERSION:
         raise UserError(f"{source}, line 1: has version {version} of this format; this program reads {VERSION}")
-    known = {name: header[name] for name in asdict(About()) if name in header}
     try:
-        noise = TypeAdapter(Noise | None).validate_python(known.get("noise"))
+        return TypeAdapter(About).validate_python(header)
     except ValidationError as error:
-        raise UserError(f"{source}, line 1: noise: {first_problem(error)}") from None
-    return About(**known | {"notes": tuple(known.get("notes", ())), "noise": noise})
+        raise UserError(f"{source}, line 1: {first_problem(error)}") from None
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:
@@ -193,8 +191,7 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
         slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or "group"
-        candidates = chain([slug], (f"{slug}-{number}" for number in count(2)))
-        slug_of[name] = next(candidate for candidate in candidates if candidate not in slug_of.values())
+        slug_of[name] = numbered(slug, slug_of.values(), "-")
     return slug_of
 
 

@@ -22,6 +22,7 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.run.records import Means
 from pluralllm.residual import SHARES, SHARES_KEY, Shares
 from pluralllm.training import build, step_size_factor, validation_round
 from server_app import flower_quiet
@@ -59,6 +60,7 @@ class GroupRounds(FedAvg):
         """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
         self.groups, self.config, self.progress = groups, config, progress
         self.losses: list[float] = []  # the groups' mean loss in every round
+        self.distances: list[Means] = []  # by group, in every round
         self.shares: Shares | None = None  # chosen by validation; None without views, or if nobody has answered
 
     def configure_train(
@@ -80,8 +82,9 @@ class GroupRounds(FedAvg):
         names, rows = _training_rows(self._request.read(replies))
         if not names:
             raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
-        step_GP = bounded(rows["step"] / rows["answers"], names)
-        weight_GP = (join_weights(self._sent) + step_GP).astype(np.float32)
+        step_GP = rows["step"] / rows["answers"]
+        self.distances.append(dict(zip(names, distances(step_GP).tolist(), strict=True)))
+        weight_GP = (join_weights(self._sent) + bounded(step_GP, names)).astype(np.float32)
         shapes = {name: array.shape for name, array in self._sent.items()}
         trained = []
         for weight_P, count, loss in zip(weight_GP, rows["answers"][:, 0], rows["loss"][:, 0], strict=True):
@@ -152,10 +155,11 @@ STRATEGIES: Mapping[str, tuple[type[GroupRounds], Mapping[str, Any]]] = {
 
 def pretrain(
     groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress
-) -> tuple[ArrayRecord, list[float]]:
+) -> tuple[ArrayRecord, list[float], list[Means]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    `progress` is called with (round, rounds, mean loss). Returns the weights, and the groups' mean loss in every round.
+    `progress` is called with (round, rounds, mean loss). Returns the weights, and for every round the groups' mean loss
+    and their `distances`.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
@@ -164,13 +168,13 @@ def pretrain(
     strategy = kind(**settings)
     strategy.begin(groups, config, progress)
     if not config.pluralllm.rounds:
-        return start, []
+        return start, [], []
     rounds, timeout = config.pluralllm.rounds, config.run.reply_timeout
     with flower_quiet():
         weights = _single(strategy.start(groups.grid, start, num_rounds=rounds, timeout=timeout).arrays)
     if strategy.shares is not None:
         weights[SHARES_KEY] = Array(np.array(strategy.shares, np.float32))
-    return weights, strategy.losses
+    return weights, strategy.losses, strategy.distances
 
 
 def _single(weights: ArrayRecord) -> ArrayRecord:
@@ -182,6 +186,16 @@ def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
     """Names and arrays (G, ...) of groups that have answers."""
     kept = np.flatnonzero(replies.each("answers")[:, 0] > 0)
     return [replies.groups[g] for g in kept], {name: replies.each(name)[kept] for name in replies.numbers}
+
+
+def distances(step_GP: FloatArray) -> FloatArray:
+    """Distance of each step from the mean of the others', in units of that mean's length, (G,).
+
+    It is NaN for a single group and where the others do not move.
+    """
+    others_GP = (step_GP.sum(axis=0) - step_GP) / max(1, len(step_GP) - 1)
+    away_G, length_G = (np.linalg.norm(part_GP, axis=1) for part_GP in (step_GP - others_GP, others_GP))
+    return np.divide(away_G, length_G, out=np.full(len(step_GP), np.nan), where=length_G > 0)
 
 
 def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:

@@ -13,8 +13,8 @@ CAPTION = (
 )
 STANDS_OUT = 2.0  # distance in units of the round's median group
 STEPS_CAPTION = (
-    "Distance of a group's step from the mean of the others' steps, in lengths of that mean. A group stands out beyond "
-    f"{STANDS_OUT:g} times the median group: its step was long or noise. Flipped answers do not stand out."
+    "Distance of a group's step from the mean of the others', in lengths of that mean. A long step or noise stands out "
+    f"(over {STANDS_OUT:g} times the median group's distance), flipped answers do not."
 )
 
 

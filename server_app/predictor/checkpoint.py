@@ -72,11 +72,7 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
 
 
 def new_card(
-    config: Config,
-    catalogue: Catalogue,
-    answered: Mapping[str, int],
-    losses: Sequence[float],
-    distances: Sequence[Means],
+    config: Config, catalogue: Catalogue, answered: Mapping[str, int], losses: Sequence[float], distances: list[Means]
 ) -> Card:
     """Make the card, without scores, of weights from this run; `answered` counts each group's training answers."""
     training = [_question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]

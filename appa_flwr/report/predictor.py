@@ -11,7 +11,7 @@ CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. The groups "
     "computed it, and sent sums alone."
 )
-STANDS_OUT = 2.0  # distance in units of the round's median group
+STANDS_OUT = 1.5  # distance in units of the round's median group
 STEPS_CAPTION = (
     "Distance of a group's step from the mean of the others', in lengths of that mean. A long step or noise stands out "
     f"(over {STANDS_OUT:g} times the median group's distance), flipped answers do not."

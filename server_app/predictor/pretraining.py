@@ -29,7 +29,8 @@ from server_app import flower_quiet
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
 
-LARGEST_STEP = 10.0  # longest step of a group, in units of the round's median
+# of a group, in units of the round's median (norm bounding, Sun et al. 2019); honest groups' reach 1.25
+LARGEST_STEP = 1.5
 PROXIMAL_MU = 0.01  # smallest but one of the values that FedProx's authors tried (Li et al. 2020, section 5.3)
 # Step size, moments and adaptivity floor of the server's Adam and Yogi. Adam's usual step for a network of this size;
 # Reddi et al. 2021 have the same moments. With their floor of 1e-3, small gradients of the context path would vanish.
@@ -195,7 +196,8 @@ def distances(step_GP: FloatArray) -> FloatArray:
     """
     others_GP = (step_GP.sum(axis=0) - step_GP) / max(1, len(step_GP) - 1)
     away_G, length_G = (np.linalg.norm(part_GP, axis=1) for part_GP in (step_GP - others_GP, others_GP))
-    return np.divide(away_G, length_G, out=np.full(len(step_GP), np.nan), where=length_G > 0)
+    distance_G: FloatArray = np.divide(away_G, length_G, out=np.full(len(step_GP), np.nan), where=length_G > 0)
+    return distance_G
 
 
 def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
@@ -206,7 +208,7 @@ def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
     for g, length in enumerate(length_G):
         if length > longest > 0:
             log.warning(
-                "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
+                "group %s: its step is %.1f times as long as the round's median, and counts for %.1f times",
                 *(names[g], length / longest * LARGEST_STEP, LARGEST_STEP),
             )
             factor_G[g] = longest / length

@@ -146,7 +146,7 @@ def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     assert [*missing(made.read(tmp_path, config=CONFIG))]
 
 
-def test_a_group_stands_out_in_rounds_whose_steps_are_over_twice_as_far_as_the_median_s(tmp_path):
+def test_a_group_stands_out_in_rounds_whose_steps_are_half_again_as_far_as_the_median_s(tmp_path):
     far = [{"a": 1.9, "b": 2.0, "c": 2.1}, {"a": 1.0, "b": 1.1, "c": 18.0}, {"a": 1.0, "c": 2.5}]
     card = made.predictor_card("abc", distances=far)
     steps = made.page_of(made.write_run(tmp_path, config=CONFIG, pluralllm=card)).partition("Steps by group")[2]

@@ -108,16 +108,16 @@ HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))
 @pytest.mark.parametrize(
     ("steps_G", "mean", "named"),
     [
-        # 5 is the median's length, so 50 is the longest: (30, -40); the mean of four (3, 4) and this
-        ((*HONEST, (36, -48)), [42 / 5, -24 / 5], "E"),
+        # 5 is the median's length, so 7.5 is the longest: (4.5, -6); the mean of four (3, 4) and this
+        ((*HONEST, (36, -48)), [16.5 / 5, 10 / 5], "E"),
         # of two the shorter step is the measure
-        (((0.3, 0.4), (30.0, 40.0)), [3.3 / 2, 4.4 / 2], "B"),
-        # ten times is let through, and where nobody moves a group that does is no mistake
-        ((*HONEST, (30, 40)), [42 / 5, 56 / 5], ""),
+        (((0.3, 0.4), (30.0, 40.0)), [0.75 / 2, 1.0 / 2], "B"),
+        # half as long again is let through, and where nobody moves a group that does is no mistake
+        ((*HONEST, (4.5, 6)), [16.5 / 5, 22 / 5], ""),
         (((0, 0), (0, 0), (3, 4)), [1, 4 / 3], ""),
     ],
 )
-def test_one_group_s_huge_step_counts_for_ten_and_is_named(steps_G, mean, named, caplog):
+def test_one_group_s_long_step_is_cut_and_named(steps_G, mean, named, caplog):
     weights, *_ = pretrained(steps_G, [10] * len(steps_G), rounds=1)
     np.testing.assert_allclose(weights["w"].numpy(), mean, rtol=1e-5)
     assert [message.partition(":")[0] for message in caplog.messages] == [f"group {name}" for name in named]

@@ -157,11 +157,19 @@ class LocalGroups:
         return SimpleNamespace(messages=[sent], read=lambda _: replies)
 
 
-def train(problem: Problem, config: Config) -> Predictor:
-    """Train a new network as a run's server does, with one node per group, all in this process."""
+Numbers = dict[str, Any]
+
+
+def train(
+    problem: Problem, config: Config, *, sent: Callable[[Ask, str, Numbers], Numbers] = lambda ask, group, row: row
+) -> Predictor:
+    """Train a new network as a run's server does, with one node per group, all in this process.
+
+    `sent` is what a group sends in place of its numbers.
+    """
     context = {data.group: data for data in problem.parts[SEEN].context}
 
-    def numbers(ask: Ask, group: str) -> dict[str, Any]:
+    def numbers(ask: Ask, group: str) -> Numbers:
         weight_P, data = ask.array("weights", np.float32, axes=1), context[group]
         if ask.kind == VALIDATION:
             count, error_V = predictor.validation_errors(config, weight_P, data, problem.public)
@@ -173,8 +181,8 @@ def train(problem: Problem, config: Config) -> Predictor:
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": count * step_P, "answers": [count], "loss": [count * loss]}
 
-    groups = LocalGroups([*context], numbers)
-    weights, _ = pretrain(cast(Groups, groups), config, initial_weights(config), progress=lambda *_: None)
+    groups = LocalGroups([*context], lambda ask, group: sent(ask, group, numbers(ask, group)))
+    weights, *_ = pretrain(cast(Groups, groups), config, initial_weights(config), progress=lambda *_: None)
     return predictor.load(config, join_weights(weights), problem.public)
 
 

@@ -47,10 +47,10 @@ def train(
             weights, card = checkpoint
             phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
         else:
-            weights, losses = pretrain(
+            weights, losses, distances = pretrain(
                 run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
             )
-            card = new_card(config, run.catalogue, answered, losses)
+            card = new_card(config, run.catalogue, answered, losses, distances)
         save(path, weights, card)
     phase = run.folder.phase("targets")
     run.groups.send_targets(weights)

@@ -46,4 +46,4 @@ def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[tuple[str, Pic
             drawn = plots.training(rounds, run.groups)
             yield name, (drawn, "rewards, weights and measures of health by iteration")
     if run.pluralllm is not None and run.pluralllm.losses:
-        yield "pluralllm", (plots.loss(run.pluralllm.losses), "loss of PluralLLM over its rounds")
+        yield "pluralllm", (plots.pretraining(run.pluralllm), "loss and groups' steps of PluralLLM over its rounds")

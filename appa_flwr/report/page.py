@@ -70,7 +70,8 @@ def _sections(
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
-        yield "PluralLLM", [scores, by_group, *drawn.get("pluralllm", ())]
+        steps = html(predictor.steps(run.pluralllm), caption=predictor.STEPS_CAPTION)
+        yield "PluralLLM", [scores, by_group, _folded("Steps by group", steps), *drawn.get("pluralllm", ())]
     counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
     questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
     noise = [("Noise, by the owners' word", run.noise)] if run.noise else []

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.report import style
 from appa_flwr.report.frames import method_name, spans
+from appa_flwr.run.records import Card
 
 MOST_MARKED_POINTS = 30
 VALUE_LOSS = "value_loss"
@@ -75,10 +76,15 @@ def training(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure:
 
 
 @style.picture
-def loss(losses: Sequence[float]) -> Figure:
-    """PluralLLM's loss over its federated rounds."""
-    curve = pd.DataFrame({"loss": losses}, index=range(1, len(losses) + 1))
-    return _panels({"PluralLLM's loss, mean over groups": curve}, xlabel="federated round")
+def pretraining(card: Card) -> Figure:
+    """PluralLLM's loss over its federated rounds, and the distance of each group's step from the others'."""
+    curves = {
+        "PluralLLM's loss, mean over groups": pd.DataFrame({"loss": card.losses}),
+        "Distance of a group's step from the others' mean": pd.DataFrame(card.distances),
+    }
+    return _panels(
+        {title: curve.rename(index=lambda row: row + 1) for title, curve in curves.items()}, xlabel="federated round"
+    )
 
 
 def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable[float] = ()) -> Figure:

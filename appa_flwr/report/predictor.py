@@ -11,6 +11,11 @@ CAPTION = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. The groups "
     "computed it, and sent sums alone."
 )
+STANDS_OUT = 1.5  # distance in units of the round's median group
+STEPS_CAPTION = (
+    "Distance of a group's step from the mean of the others', in lengths of that mean. A long step or noise stands out "
+    f"(over {STANDS_OUT:g} times the median group's distance), flipped answers do not."
+)
 
 
 def scores(card: Card) -> pd.DataFrame:
@@ -24,6 +29,16 @@ def by_group(card: Card) -> pd.DataFrame:
     js = {group: {name: means["js"] for name, means in own.items()} for group, own in card.groups.items() if own}
     wide = _ordered(pd.DataFrame(js).T).rename_axis("Group")
     return wide.sort_values(PREDICTORS["pluralllm"], kind="stable").reset_index() if js else pd.DataFrame()
+
+
+def steps(card: Card) -> pd.DataFrame:
+    """How far each group's steps were from the others', and the rounds in which it stood out; farthest first."""
+    frame = pd.DataFrame(card.distances, index=range(1, len(card.distances) + 1)).dropna(axis=1, how="all")
+    out = frame.gt(STANDS_OUT * frame.median(axis=1), axis=0)
+    rounds = {name: ", ".join(map(str, frame.index[column])) for name, column in out.items()}
+    wide = pd.DataFrame({"Median": frame.median(), "Largest": frame.max(), "In round": frame.idxmax()})
+    wide["Stands out in rounds"] = pd.Series(rounds, dtype=object)
+    return wide.rename_axis("Group").sort_values("Largest", ascending=False, kind="stable").reset_index()
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:

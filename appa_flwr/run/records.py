@@ -79,6 +79,7 @@ class Card(Record):
         format: version of the card and of the inputs that its weights expect; both may be copied out of a run's folder.
         weights: SHA-256 of the file of weights.
         losses: the groups' mean loss in every round.
+        distances: in every round, the distance of each group's step from the others' mean step, in its lengths.
         scores: agreement with all groups' own survey answers; `groups` has that with each group's.
     """
 
@@ -88,6 +89,7 @@ class Card(Record):
     survey: SurveySummary
     training: dict[str, Scalar]
     losses: tuple[float, ...] = ()
+    distances: tuple[Means, ...] = ()
     scores: PredictorScores = {}
     groups: dict[str, PredictorScores] = {}
 

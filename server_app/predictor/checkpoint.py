@@ -21,7 +21,7 @@ from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import replace_file, sha256_of
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run import run_files
-from appa_flwr.run.records import Card, EmbeddingSummary, SurveySummary
+from appa_flwr.run.records import Card, EmbeddingSummary, Means, SurveySummary
 from appa_flwr.survey.types import Question
 
 SETTINGS, CHECKPOINT = "pluralllm.", "pluralllm.checkpoint"
@@ -71,7 +71,9 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
     return ArrayRecord({name: Array(arrays[name]) for name in start}), card
 
 
-def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], losses: Sequence[float]) -> Card:
+def new_card(
+    config: Config, catalogue: Catalogue, answered: Mapping[str, int], losses: Sequence[float], distances: list[Means]
+) -> Card:
     """Make the card, without scores, of weights from this run; `answered` counts each group's training answers."""
     training = [_question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
@@ -86,6 +88,7 @@ def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], 
         ),
         training={k: value for k, value in config.flat().items() if k.startswith(SETTINGS) and k != CHECKPOINT},
         losses=tuple(losses),
+        distances=tuple({name: round(value, 3) for name, value in by_group.items()} for by_group in distances),
     )
 
 

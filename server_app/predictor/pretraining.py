@@ -22,13 +22,15 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import asks
 from appa_flwr.protocol.asks import Ask
 from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.run.records import Means
 from pluralllm.residual import SHARES, SHARES_KEY, Shares
 from pluralllm.training import build, step_size_factor, validation_round
 from server_app import flower_quiet
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
 
-LARGEST_STEP = 10.0  # longest step of a group, in units of the round's median
+# of a group, in units of the round's median (norm bounding, Sun et al. 2019); honest groups' reach 1.25
+LARGEST_STEP = 1.5
 PROXIMAL_MU = 0.01  # smallest but one of the values that FedProx's authors tried (Li et al. 2020, section 5.3)
 # Step size, moments and adaptivity floor of the server's Adam and Yogi. Adam's usual step for a network of this size;
 # Reddi et al. 2021 have the same moments. With their floor of 1e-3, small gradients of the context path would vanish.
@@ -59,6 +61,7 @@ class GroupRounds(FedAvg):
         """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
         self.groups, self.config, self.progress = groups, config, progress
         self.losses: list[float] = []  # the groups' mean loss in every round
+        self.distances: list[Means] = []  # by group, in every round
         self.shares: Shares | None = None  # chosen by validation; None without views, or if nobody has answered
 
     def configure_train(
@@ -80,8 +83,9 @@ class GroupRounds(FedAvg):
         names, rows = _training_rows(self._request.read(replies))
         if not names:
             raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
-        step_GP = bounded(rows["step"] / rows["answers"], names)
-        weight_GP = (join_weights(self._sent) + step_GP).astype(np.float32)
+        step_GP = rows["step"] / rows["answers"]
+        self.distances.append(dict(zip(names, distances(step_GP).tolist(), strict=True)))
+        weight_GP = (join_weights(self._sent) + bounded(step_GP, names)).astype(np.float32)
         shapes = {name: array.shape for name, array in self._sent.items()}
         trained = []
         for weight_P, count, loss in zip(weight_GP, rows["answers"][:, 0], rows["loss"][:, 0], strict=True):
@@ -152,10 +156,11 @@ STRATEGIES: Mapping[str, tuple[type[GroupRounds], Mapping[str, Any]]] = {
 
 def pretrain(
     groups: Groups, config: Config, start: ArrayRecord, *, progress: Progress
-) -> tuple[ArrayRecord, list[float]]:
+) -> tuple[ArrayRecord, list[float], list[Means]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    `progress` is called with (round, rounds, mean loss). Returns the weights, and the groups' mean loss in every round.
+    `progress` is called with (round, rounds, mean loss). Returns the weights, and for every round the groups' mean loss
+    and their `distances`.
 
     Raises:
         UserError: a round in which no group trained, or fewer answered than `run.min-groups`.
@@ -164,13 +169,13 @@ def pretrain(
     strategy = kind(**settings)
     strategy.begin(groups, config, progress)
     if not config.pluralllm.rounds:
-        return start, []
+        return start, [], []
     rounds, timeout = config.pluralllm.rounds, config.run.reply_timeout
     with flower_quiet():
         weights = _single(strategy.start(groups.grid, start, num_rounds=rounds, timeout=timeout).arrays)
     if strategy.shares is not None:
         weights[SHARES_KEY] = Array(np.array(strategy.shares, np.float32))
-    return weights, strategy.losses
+    return weights, strategy.losses, strategy.distances
 
 
 def _single(weights: ArrayRecord) -> ArrayRecord:
@@ -184,6 +189,17 @@ def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
     return [replies.groups[g] for g in kept], {name: replies.each(name)[kept] for name in replies.numbers}
 
 
+def distances(step_GP: FloatArray) -> FloatArray:
+    """Distance of each step from the mean of the others', in units of that mean's length, (G,).
+
+    It is NaN for a single group and where the others do not move.
+    """
+    others_GP = (step_GP.sum(axis=0) - step_GP) / max(1, len(step_GP) - 1)
+    away_G, length_G = (np.linalg.norm(part_GP, axis=1) for part_GP in (step_GP - others_GP, others_GP))
+    distance_G: FloatArray = np.divide(away_G, length_G, out=np.full(len(step_GP), np.nan), where=length_G > 0)
+    return distance_G
+
+
 def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
     """Shorten steps to at most `LARGEST_STEP` times the (lower) median length, so that no group decides the round."""
     length_G = np.linalg.norm(step_GP, axis=1)
@@ -192,7 +208,7 @@ def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
     for g, length in enumerate(length_G):
         if length > longest > 0:
             log.warning(
-                "group %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
+                "group %s: its step is %.1f times as long as the round's median, and counts for %.1f times",
                 *(names[g], length / longest * LARGEST_STEP, LARGEST_STEP),
             )
             factor_G[g] = longest / length

@@ -20,7 +20,7 @@ from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import write_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
-from experiments import limits, predictor, rules
+from experiments import liars, limits, predictor, rules
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan
 from pluralllm.data import GroupData
@@ -211,3 +211,19 @@ def test_the_mean_of_the_others_by_hand():
     part = predictor.Part(groups, groups)
     means = predictor.baselines(predictor.Problem(table, {predictor.SEEN: part}), part)["mean-of-others"]
     assert [mean_QK.tolist() for mean_QK in means] == [[[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]]
+
+
+def test_long_lies_move_pluralllm_less_by_robust_steps_than_by_a_wide_bound(monkeypatch, tmp_path):
+    step_GP = np.array([(3, 0), (-3, 0), (0, 4), (0, -4), (0, 100.0)])
+    for robust in (liars.geometric_median, liars.CentredClipping()):
+        assert np.linalg.norm(robust(step_GP, "ABCDE")[0]) < 2  # the mean is 20 long
+    monkeypatch.setattr(liars, "ROUNDS", 1)
+    monkeypatch.setattr(liars, "generate", partial(generate, num_questions=40))
+    monkeypatch.setattr(liars, "LIES", {"generated": (liars.HONEST, liars.FLIPPED_LONG)})
+    few = {name: (*liars.ROWS[name][:2], ("pluralllm.local-steps=2",)) for name in ("FedAvg", "FedAvg, bound 10")}
+    monkeypatch.setattr(liars, "ROWS", few)
+    liars.main(seeds=1, output=tmp_path)
+    table = pd.read_csv(tmp_path / "pluralllm_liars.csv").set_index(["lie", "aggregation"])["others"]
+    honest, lying = table[liars.HONEST], table[liars.FLIPPED_LONG]
+    assert honest["FedAvg"] == honest["FedAvg, bound 10"]  # no honest step is cut
+    assert lying["FedAvg"] != lying["FedAvg, bound 10"] != honest["FedAvg"]

@@ -112,7 +112,7 @@ def predicting(tmp_path_factory):
     config = Config.load({"data.num-groups": 2, "data.num-questions": 40})
     folder, catalogue, start = tmp_path_factory.mktemp("run"), build_catalogue(config), initial_weights(config)
     write_config(folder, config)
-    save(folder / WEIGHTS_FILE, start, new_card(config, catalogue, {}, ()))
+    save(folder / WEIGHTS_FILE, start, new_card(config, catalogue, {}, (), []))
     node = client_predictor.load(config, join_weights(start), catalogue)
     name, answers = next(iter(generate.generate(**generate.population(config.data, config.seed)).answers.items()))
     training = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()

@@ -11,9 +11,10 @@ from report_runs import CONFIG, GOOD
 from appa_flwr.config import Config
 from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import build
+from appa_flwr.report import build, plots
 from appa_flwr.report.opening import command
 from appa_flwr.report.page import missing, provenance
+from appa_flwr.run.read import read_run
 from appa_flwr.run.records import METHODS
 
 
@@ -143,6 +144,18 @@ def test_a_run_until_pluralllm_lacks_nothing(tmp_path):
     named = re.findall(r"<td>(\w[^<]*)</td>", table)
     assert [name for name in named if name in made.COUNTRIES] == [*made.COUNTRIES[::-1]]  # the worst predicted first
     assert [*missing(made.read(tmp_path, config=CONFIG))]
+
+
+def test_a_group_stands_out_in_rounds_whose_steps_are_half_again_as_far_as_the_median_s(tmp_path):
+    far = [{"a": 1.9, "b": 2.0, "c": 2.1}, {"a": 1.0, "b": 1.1, "c": 18.0}, {"a": 1.0, "c": 2.5}]
+    card = made.predictor_card("abc", distances=far)
+    steps = made.page_of(made.write_run(tmp_path, config=CONFIG, pluralllm=card)).partition("Steps by group")[2]
+    # medians of the rounds are 2.0, 1.1 and 1.75
+    assert made.cells(steps, "c") == ["c", "2.500", "18.000", "2", "2"]
+    assert made.cells(steps, "b") == ["b", "1.550", "2.000", "1", ""]
+    assert steps.index("<td>c</td>") < steps.index("<td>b</td>")
+    panel = plots.pretraining.__wrapped__(read_run(tmp_path).pluralllm).axes[1]
+    assert [line.get_xydata().tolist() for line in panel.lines][1] == [[1, 2.0], [2, 1.1]]
 
 
 def test_pictures_are_not_written_through_a_link(tmp_path):

@@ -32,7 +32,7 @@ def record(**arrays):
 
 ANSWERED = {"Avaria": 4, "Belmora": 3}
 SCORES = Card.model_validate_json(json.dumps(predictor_card())).scores
-CARD = new_card(CONFIG, CATALOGUE, ANSWERED, ()).model_copy(update={"scores": SCORES})
+CARD = new_card(CONFIG, CATALOGUE, ANSWERED, [0.5], [{"A": 1.2504, "B": 2.0}]).model_copy(update={"scores": SCORES})
 
 
 def by(order, **changes):
@@ -59,6 +59,7 @@ def card_of(weights, catalogue=CATALOGUE, **keys):
 def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     assert card_of(weights).model_copy(update={"weights": ""}) == CARD
     assert CARD.survey.groups == ANSWERED
+    assert (CARD.losses, CARD.distances) == ((0.5,), ({"A": 1.25, "B": 2.0},))
     assert (CARD.survey.num_questions, len(CARD.survey.training)) == (6, 4)
     assert [path.name for path in weights.parent.iterdir() if path.suffix == ".json"] == ["best.json"]
     card_of(weights, by([5, 4, 3, 2, 1, 0]))  # a table's order changes no feature

@@ -18,7 +18,7 @@ from appa_flwr.protocol.asks import UPDATE, VALIDATION
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
 from server_app import flower_quiet
-from server_app.predictor.pretraining import PROXIMAL_MU, pretrain
+from server_app.predictor.pretraining import PROXIMAL_MU, distances, pretrain
 
 CATALOGUE = catalogue_of([2] * 150, train=[True] * 100 + [False] * 50)  # more than all answers here
 STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round
@@ -50,7 +50,7 @@ def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, **c
     config = Config.load(keys)
     node = training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
     start = start or record(w=np.zeros(len(steps_G[0])))
-    weights, losses = pretrain(federated({1: node}, CATALOGUE), config, start, progress=lambda *_: None)
+    weights, losses, _ = pretrain(federated({1: node}, CATALOGUE), config, start, progress=lambda *_: None)
     return weights, losses, node.asked
 
 
@@ -108,19 +108,31 @@ HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))
 @pytest.mark.parametrize(
     ("steps_G", "mean", "named"),
     [
-        # 5 is the median's length, so 50 is the longest: (30, -40); the mean of four (3, 4) and this
-        ((*HONEST, (36, -48)), [42 / 5, -24 / 5], "E"),
+        # 5 is the median's length, so 7.5 is the longest: (4.5, -6); the mean of four (3, 4) and this
+        ((*HONEST, (36, -48)), [16.5 / 5, 10 / 5], "E"),
         # of two the shorter step is the measure
-        (((0.3, 0.4), (30.0, 40.0)), [3.3 / 2, 4.4 / 2], "B"),
-        # ten times is let through, and where nobody moves a group that does is no mistake
-        ((*HONEST, (30, 40)), [42 / 5, 56 / 5], ""),
+        (((0.3, 0.4), (30.0, 40.0)), [0.75 / 2, 1.0 / 2], "B"),
+        # half as long again is let through, and where nobody moves a group that does is no mistake
+        ((*HONEST, (4.5, 6)), [16.5 / 5, 22 / 5], ""),
         (((0, 0), (0, 0), (3, 4)), [1, 4 / 3], ""),
     ],
 )
-def test_one_group_s_huge_step_counts_for_ten_and_is_named(steps_G, mean, named, caplog):
+def test_one_group_s_long_step_is_cut_and_named(steps_G, mean, named, caplog):
     weights, *_ = pretrained(steps_G, [10] * len(steps_G), rounds=1)
     np.testing.assert_allclose(weights["w"].numpy(), mean, rtol=1e-5)
     assert [message.partition(":")[0] for message in caplog.messages] == [f"group {name}" for name in named]
+
+
+def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_each_round():
+    # A (3, 0) to (0, 4): 5 / 4; B and C (0, 4) to (1.5, 2): 2.5 / 2.5
+    node = training([(3, 0), (0, 4), (0, 4)], (10, 20, 0), [(0, ())] * 3)  # C has no answers to train on
+    config = Config.load({"pluralllm.rounds": 2, "pluralllm.architecture": "attention"})
+    *_, rounds = pretrain(federated({1: node}, CATALOGUE), config, record(w=[0, 0]), progress=lambda *_: None)
+    assert rounds == [{"A": 5 / 4, "B": 5 / 3}] * 2
+    np.testing.assert_allclose(distances(np.array([(3, 0), (0, 4), (0, 4)])), [5 / 4, 1, 1])
+    # nobody else moves, or there is nobody
+    np.testing.assert_array_equal(distances(np.array([(3, 4), (0, 0), (0, 0)])), [np.nan, 1, 1])
+    np.testing.assert_array_equal(distances(np.array([(3, 4)])), [np.nan])
 
 
 def test_how_much_a_view_counts_is_no_group_s_to_change():

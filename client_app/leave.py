@@ -42,10 +42,10 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
 
     def handle(message: Message, context: Context) -> Message:
         escape_output()
-        name = action.__name__
+        name, started = action.__name__, time.monotonic()
         try:
             leaving = action(message.content, Party.of(context))
-            _write_down(message, context, leaving)
+            _write_down(message, context, leaving, started)
             return Message(leaving.content, reply_to=message)
         except Refused as refused:
             log.error("%s refused: %s", name, refused)
@@ -54,7 +54,7 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
             log.exception("%s failed", name)
             code, reason = FAILED, f"{name} failed: {type(error).__name__} (details are in the group's own log)"
         with contextlib.suppress(UserError):  # this reply holds no numbers, so it may leave without a record
-            _write_down(message, context, Leaving(RecordDict()), refused=reason)
+            _write_down(message, context, Leaving(RecordDict()), started, refused=reason)
         return Message(Error(code=code, reason=reason), reply_to=message)
 
     return handle
@@ -80,16 +80,18 @@ def numbers(ask: Ask, request: str, party: Party) -> Leaving:
     return Leaving(messages.pack_reply(list(row_of), np.stack([*row_of.values()])), word)
 
 
-def _write_down(message: Message, context: Context, leaving: Leaving, *, refused: str = "") -> None:
+def _write_down(message: Message, context: Context, leaving: Leaving, started: float, *, refused: str = "") -> None:
     ledger = ledger_of(context.node_config)
     if ledger is None:
         return
+    kind = leaving.words or message.metadata.message_type.partition(".")[2]
+    log.warning("%s cost %.1f s", kind, time.monotonic() - started)
     arrays = [array for record in leaving.content.array_records.values() for array in record.values()]
     ledger.write(
         Release(
             time=time.time(),
             run=str(message.metadata.run_id),
-            kind=leaving.words or message.metadata.message_type.partition(".")[2],
+            kind=kind,
             groups=str(context.node_config["group"]),
             numbers=sum(int(np.prod(array.shape)) for array in arrays),
             sha256="" if refused else messages.digest(leaving.content),

@@ -48,6 +48,8 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     for name in party.hosted:
         try:
             answers = party.answers(name, asked)
+            if not (count := len(answers.keys() & training)):
+                raise Refused(refusals.NO_ANSWERS)
         except UserError as error:
             # Only this group is left out: which groups share a node is arbitrary and must not change a run.
             log.error("group %s takes no part: %s", name, error)
@@ -55,7 +57,7 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
             continue
         truth_QK = answer_table(public.questions, answers, public.option_QK.shape[1])
         keep_array(party.memory, f"truth {name}", truth_QK)
-        answered[name] = len(answers.keys() & training)
+        answered[name] = count
     if not answered:
         raise problem
     party.memory["groups"] = "\n".join(answered).encode()

@@ -43,12 +43,10 @@ def score(request: ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> d
 
 
 def _votes(group: Group, ask: Ask) -> Numbers:
-    public, config = group.party.public, group.party.config
-    ballot = votes.BALLOTS[config.task] if ask.kind == asks.VOTES else votes.DISTRIBUTION
-    truth_QK = group.truth_QK
+    public, truth_QK = group.party.public, group.truth_QK
     own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None] & (ask.kind != asks.PREDICTIONS)
     opinion_QK = np.where(own_Q1, truth_QK, group.targets())
-    return {"votes": votes.cast(opinion_QK, public.option_QK, kind=ballot)}
+    return {"votes": votes.cast(opinion_QK, public.option_QK, kind=asks.ballot_of(ask, group.party.config.task))}
 
 
 def _update(group: Group, ask: Ask) -> Numbers:

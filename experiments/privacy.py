@@ -26,7 +26,7 @@ from appa_flwr.survey import noise, respondents
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.frames import Frame
 from appa_flwr.survey.generate import ground_truth
-from appa_flwr.survey.types import Noise, Question, Survey
+from appa_flwr.survey.types import UNITS, Noise, Question, Survey
 from experiments import entry, study
 from experiments.predictor import SEEN, SETTINGS, measure, problem_of, train
 
@@ -67,8 +67,8 @@ def advantage(frame: Frame, book: Codebook, line: Noise | None, *, trials: int =
     guesses = []
     for count_C in (with_C[own_C], without_C[own_C]):
         sent_C = np.tile(count_C, trials)
-        seen_C = sent_C / noise.UNITS if line is None else noise.draw(sent_C, line)
-        excess_T = seen_C.reshape(trials, -1).sum(axis=1) - without_C[own_C].sum() / noise.UNITS
+        seen_C = sent_C / UNITS if line is None else noise.draw(sent_C, line)
+        excess_T = seen_C.reshape(trials, -1).sum(axis=1) - without_C[own_C].sum() / UNITS
         guesses.append((excess_T > own_C.sum() / 2.0).mean())
     return float(guesses[0] - guesses[1])
 

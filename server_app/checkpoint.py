@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from appa_flwr.core.errors import UserError, first_line
-from appa_flwr.core.files import replace_file
+from appa_flwr.core.files import read_hashed, replace_hashed
 from server_app.policy.ppo import PPOEngine
 
 
@@ -30,7 +30,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     # Saved through memory: on a full disk torch's own writer hides the reason.
     data = io.BytesIO()
     torch.save(vars(checkpoint), data)
-    replace_file(path, data.getvalue())
+    replace_hashed(path, data.getvalue())
 
 
 def load(path: Path) -> Checkpoint | None:
@@ -38,8 +38,8 @@ def load(path: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
+        return Checkpoint(**torch.load(io.BytesIO(read_hashed(path)), map_location="cpu", weights_only=True))
+    except (OSError, ValueError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise UserError(
             f"{path}: cannot be read ({first_line(error)}); without it the run resumes before PPO"
         ) from None

@@ -51,7 +51,7 @@ class FakeGroups:
             return self._reply(message)
         if kind == messages.CATALOGUE:
             self.catalogue = messages.unpack_catalogue(message.content)
-            return self._reply(message, answered=[3] * len(self.names), may=self.may, noise=[])
+            return self._reply(message, answered=[2] * len(self.names), may=self.may, noise=[])
         if kind == messages.TARGETS:
             return self._reply(message)
         if self.catalogue is None:

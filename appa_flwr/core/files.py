@@ -1,5 +1,6 @@
 """Atomic writing: a kill, a crash or a full disk leaves the old file or the new file, never a part of one."""
 
+import hashlib
 import io
 import os
 import shutil
@@ -14,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from appa_flwr.core.errors import UserError
 
-PARTIAL, OLD = ".partial", ".old"
+PARTIAL, OLD, HASH = ".partial", ".old", ".sha256"
 _STAND_INS: Final = {
     b"version https://git-lfs": "a Git LFS pointer, which stands for the file; fetch the file by `git lfs pull`",
     b"<!doctype": "a web page; download the file itself",
@@ -54,6 +55,18 @@ def read_file(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def sha256_of(source: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, or of the hashes of all files in a folder; empty if the path does not exist."""
+    path = Path(source)
+    if path.is_dir():
+        files = (str(file) for file in sorted(path.rglob("*")) if file.is_file())
+        return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder unless it exists, and check it; raises as `writing`."""
     with writing(folder):
@@ -88,6 +101,26 @@ def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 
         except OSError:
             beside.unlink(missing_ok=True)  # frees space for the report of the error
             raise
+
+
+def replace_hashed(path: Path, data: bytes) -> None:
+    """Replace a file as `replace_file` does, and its hash beside it, which `sha256sum --check` reads too.
+
+    The old hash is removed first and the new one written last: after a kill a whole file has its own hash or none.
+    """
+    beside = path.with_name(path.name + HASH)
+    with writing(beside):
+        beside.unlink(missing_ok=True)
+    replace_file(path, data)
+    replace_file(beside, f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
+
+
+def read_hashed(path: Path) -> bytes:
+    """Read a file; raises OSError if that fails, ValueError if the file has a hash beside it that differs."""
+    data, beside = path.read_bytes(), path.with_name(path.name + HASH)
+    if beside.exists() and not beside.read_bytes().startswith(hashlib.sha256(data).hexdigest().encode()):
+        raise ValueError(f"it is not what was written, as its hash in {beside.name} shows")
+    return data
 
 
 @contextmanager

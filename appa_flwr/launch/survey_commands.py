@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -15,11 +15,13 @@ from appa_flwr.config.sources import assemble, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_folder, make_folder
 from appa_flwr.launch.terminal import Words, show
-from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import noise, store
-from appa_flwr.survey.sources import Conversion, capped, convert, read_run, with_extra
+from appa_flwr.survey import store
 from appa_flwr.survey.split import too_few
-from appa_flwr.survey.types import Survey
+from appa_flwr.survey.types import UNITS, Survey
+
+if TYPE_CHECKING:  # the readers need pandas, which the commands of a group lack
+    from appa_flwr.survey.noise import Promise
+    from appa_flwr.survey.sources import Conversion
 
 NUM_WEIGHTIEST = 3  # guesses that are shown
 EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose cost is shown
@@ -33,7 +35,7 @@ Epsilon = Annotated[
 Delta = Annotated[float, typer.Option(min=1e-15, max=1e-3, help="Chance that epsilon does not hold.")]
 WeightCap = Annotated[
     float | None,
-    typer.Option(min=1.0 / noise.UNITS, max=1e6, help="Largest weight, in people, chosen without a look at the file."),
+    typer.Option(min=1.0 / UNITS, max=1e6, help="Largest weight, in people, chosen without a look at the file."),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Release noisy answers once more, which adds to the epsilon.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
@@ -69,7 +71,9 @@ def survey(
     For a file with one row a respondent, data.group-by=NAME names the columns of groups, and data.weight and
     data.missing the weight and codes that are no answers; or --codebook says all that.
     """
-    promise = None if epsilon is None else noise.Promise(epsilon, delta, weight_cap or 0.0, again)
+    from appa_flwr.survey.noise import Promise
+
+    promise = None if epsilon is None else Promise(epsilon, delta, weight_cap or 0.0, again)
     if promise is None and (weight_cap or again):
         raise UserError("--weight-cap and --again go with --epsilon")
     if write is not None:
@@ -105,9 +109,12 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
 
 
 def _written(
-    made: Conversion, write: Path | None, out: Path | None, codebook: Path | None, epsilon: float | None
+    made: "Conversion", write: Path | None, out: Path | None, codebook: Path | None, epsilon: float | None
 ) -> list[str]:
     """Write a survey, which keeps `epsilon`, to the named places, and say so."""
+    from appa_flwr.survey import codebook as codebooks
+    from appa_flwr.survey import noise
+
     survey, written = made.survey, [_guesses(made)] if made.codebook else []
     if (line := survey.about.noise) and made.codebook and made.frame:
         written += noise.weighed(made.frame, made.codebook, line.cap)
@@ -128,13 +135,16 @@ def _written(
     return written
 
 
-def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Table | str]:
+def _costs(source: str, made: "Conversion", promise: "Promise") -> Iterator[Table | str]:
     """Table of what noise would cost each group, and what would help where it is larger than the sampling error."""
+    from appa_flwr.survey import noise
+    from appa_flwr.survey.sources import capped
+
     if made.frame is None or made.codebook is None:
         raise UserError(f"{source}: noise needs one row a respondent")
     lines = [noise.plan(made.codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
     sd, by = lines[-1].sd, (made.frame, made.codebook, lines[-1].cap)
-    mean_weight = float(noise.weights(*by).mean()) / noise.UNITS
+    mean_weight = float(noise.weights(*by).mean()) / UNITS
     costs = noise.costs(made.survey, capped(*by) if (caps := noise.weighed(*by)) else made.survey, mean_weight)
     names = ("respondents", "sampling", *["cap"] * len(caps), *(f"epsilon {x:g}" for x in EPSILONS))
     table = Table("error of a share, in points", *names)
@@ -158,9 +168,11 @@ def _costs(source: str, made: Conversion, promise: noise.Promise) -> Iterator[Ta
 
 
 def _converted(
-    source: str, words: list[str], codebook: Path | None, questions: Path | None, promise: noise.Promise | None
-) -> tuple[Config, Conversion]:
+    source: str, words: list[str], codebook: Path | None, questions: Path | None, promise: "Promise | None"
+) -> tuple[Config, "Conversion"]:
     """Read a source by the words of `appa survey` and by the keys of a run, which select groups and answers."""
+    from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
+
     own = [word for word in words if word.partition("=")[0].strip() in SURVEY_WORDS]
     config = _config(source, [word for word in words if word not in own])
     if config.survey == GENERATED_SURVEY:
@@ -177,7 +189,7 @@ def _converted(
     return config, made._replace(survey=with_extra(made.survey, config))
 
 
-def _guesses(made: Conversion) -> str:
+def _guesses(made: "Conversion") -> str:
     """Say how many guesses a codebook has, and the weightiest with their shares of the respondents."""
     shares = [f" ({share:.0%} of the respondents)" if share else "" for share, _ in made.guesses]
     first = [words + share for share, (_, words) in zip(shares, made.guesses[:NUM_WEIGHTIEST], strict=False)]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
+from appa_flwr.protocol import votes
 from appa_flwr.survey.types import Question
 
 Setting = str | int | float | list[str]
@@ -226,7 +227,12 @@ def split(flat: FloatArray, numbers: Mapping[str, Layout]) -> dict[str, FloatArr
     }
 
 
-def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue) -> str | None:
+def ballot_of(ask: Ask, task: str) -> str:
+    """The kind of vote (`votes.cast`) that a request asks for, in a run of this task."""
+    return votes.BALLOTS[task] if ask.kind == VOTES else votes.DISTRIBUTION
+
+
+def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue, *, task: str) -> str | None:
     """Fault in a group's row of numbers (N,), in words; None if the row can be used."""
     numbers, option_QK = layouts_of(ask, catalogue), catalogue.option_QK
     try:
@@ -235,12 +241,11 @@ def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue) -> str | None:
     except ValueError as error:
         return str(error)
     if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
-        vote_QK, size_Q = own["votes"], option_QK.sum(1)
-        shares_Q = np.isclose(vote_QK.sum(1), 1.0, atol=SUM_TOLERANCE)
-        places_QK = np.arange(option_QK.shape[1], 0, -1) - (option_QK.shape[1] - size_Q)[:, None]
-        ranks_Q = (-np.sort(-vote_QK) == np.maximum(places_QK, 0)).all(1)
-        fits = (ranks_Q.all() and ask.kind == VOTES) or shares_Q.all()
-        return None if fits and not vote_QK[~option_QK].any() else "votes that are neither shares nor ranks"
+        vote_QK, ballot = own["votes"], ballot_of(ask, task)
+        fits = (votes.cast(vote_QK, option_QK, kind=ballot) == vote_QK).all()
+        if ballot == votes.DISTRIBUTION:
+            fits &= np.isclose(vote_QK.sum(1), 1.0, atol=SUM_TOLERANCE).all()
+        return None if fits else f"votes that are not one {ballot} for each question"
     if ask.kind in (UPDATE, VALIDATION) and own["answers"] % 1:
         return "a number of answers that is not whole"
     if ask.kind != REWARDS:

@@ -16,7 +16,7 @@ Axis letters: G groups of a node, N numbers, P weights.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,9 @@ MESSAGES = (HELLO, CATALOGUE, TARGETS, ASK)
 
 LONGEST_ID = 1000
 """Most characters of a question's id, which a group writes to its ledger."""
+
+MOST_BYTES = 64 << 20
+"""Size of the largest message to a group: a catalogue of 4,000 questions with `MAX_OPTIONS` options each."""
 
 _HEAD, _SETTINGS, _ARRAYS, _NUMBERS, _WEIGHTS = "head", "settings", "arrays", "numbers", "weights"
 
@@ -62,7 +65,7 @@ def pack_hello(survey: str) -> RecordDict:
 
 def unpack_hello(content: RecordDict) -> str:
     """Records -> path of the run's survey."""
-    with _following_the_protocol("a greeting"):
+    with _checked("a greeting", content, head=["survey"]):
         return str(typed(content.config_records[_HEAD]["survey"], str))
 
 
@@ -79,7 +82,7 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
     """Records -> catalogue."""
-    with _following_the_protocol("a catalogue"):
+    with _checked("a catalogue", content, head=["questions"], arrays=["train", "embedding", "unanswered"]):
         arrays = _arrays(content)
         train_Q, unanswered_Q = (arrays.array(name, np.bool_, axes=1) for name in ("train", "unanswered"))
         embedding_QKE = arrays.array("embedding", np.float32, axes=3)
@@ -111,7 +114,7 @@ def pack_weights(weights: ArrayRecord) -> RecordDict:
 
 def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
     """The weights of `pack_weights`, joined (P,)."""
-    with _following_the_protocol("a message with weights"):
+    with _checked("a message with weights", content, arrays=[_WEIGHTS]):
         return _arrays(content).array(_WEIGHTS, np.float32, axes=1)
 
 
@@ -123,7 +126,7 @@ def pack_ask(ask: Ask, request: str) -> RecordDict:
 
 def unpack_ask(content: RecordDict) -> tuple[Ask, str]:
     """Records -> request and its digest."""
-    with _following_the_protocol("a request for numbers"):
+    with _checked("a request for numbers", content, head=["kind", "request"], settings=None, arrays=None):
         settings: Mapping[str, Any] = dict(content.config_records[_SETTINGS])
         kind, request = (typed(content.config_records[_HEAD][name], str) for name in ("kind", "request"))
         if kind not in KINDS:
@@ -150,7 +153,8 @@ def pack_reply(groups: Sequence[str], numbers: npt.NDArray[np.float64] | None = 
 
 def unpack_reply(content: RecordDict, *, numbers: bool = False, **fields: type[Any] | tuple[type[Any]]) -> Reply:
     """Records -> reply; reads rows of numbers if asked to, and fields of these types (see `typed`)."""
-    with _following_the_protocol("a reply"):
+    records = {_HEAD: ["groups", *fields]} | ({_ARRAYS: [_NUMBERS]} if numbers else {})
+    with _checked("a reply", content, **records):
         head = content.config_records[_HEAD]
         groups = tuple(typed(head["groups"], (str,)))
         if len(set(groups)) < len(groups):
@@ -191,9 +195,23 @@ def _arrays(content: RecordDict) -> Ask:
     return Ask("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
 
 
+def num_bytes(content: RecordDict) -> int:
+    """Size of a message's content."""
+    return int(recorddict_to_proto(content).ByteSize())
+
+
 @contextmanager
-def _following_the_protocol(what: str) -> Iterator[None]:
-    """Turn every exception from decoding another party's bytes into a ValueError that quotes no content."""
+def _checked(what: str, content: RecordDict, **records: Collection[str] | None) -> Iterator[None]:
+    """Turn every exception from decoding another party's bytes into a ValueError that quotes no content.
+
+    The content must have `MOST_BYTES` at most, and these records alone, each with these names alone (None: any names).
+    """
+    fits = content.keys() == records.keys()
+    if not fits or not all(names is None or content[key].keys() == {*names} for key, names in records.items()):
+        wanted = "; ".join(f"{key}: {'any' if names is None else ', '.join(names)}" for key, names in records.items())
+        raise ValueError(f"{what} does not follow the protocol (it must have {wanted}, and nothing else)")
+    if (size := num_bytes(content)) > MOST_BYTES:
+        raise ValueError(f"{what} does not follow the protocol (it has {size} bytes, and may have {MOST_BYTES})")
     try:
         yield
     except Exception as error:

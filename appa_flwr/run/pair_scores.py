@@ -3,6 +3,7 @@
 Legend: G groups, Q questions, R rows.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 
 from appa_flwr.core.arrays import FloatArray
-from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file
+from appa_flwr.core.errors import UserError, first_line
+from appa_flwr.core.files import read_hashed, replace_hashed
 from appa_flwr.run.run_files import SCORES_FILE
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
@@ -40,7 +41,7 @@ def put(folder: Path, rows: pd.DataFrame) -> None:
     both = [pd.MultiIndex.from_frame(table[["method", "metric"]]) for table in (kept, rows)]
     kept = kept[~both[0].isin(both[1])]
     scores = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
-    replace_file(folder / SCORES_FILE, scores.to_parquet(index=False))
+    replace_hashed(folder / SCORES_FILE, scores.to_parquet(index=False))
 
 
 def read(folder: Path) -> pd.DataFrame:
@@ -53,9 +54,9 @@ def read(folder: Path) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=[*COLUMNS])
     try:
-        rows = pd.read_parquet(path)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+        rows = pd.read_parquet(io.BytesIO(read_hashed(path)))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); without it only means are left") from None
     if tuple(rows.columns) != COLUMNS:
         raise UserError(f"{path}: has the columns {', '.join(rows.columns)}, not {', '.join(COLUMNS)}")
     if not (pd.to_numeric(rows["reward"], errors="coerce").between(-ROUNDING, 1.0 + ROUNDING)).all():

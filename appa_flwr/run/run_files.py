@@ -14,6 +14,7 @@ summary.json           the scores of every method: model, trivial baseline or ce
 scores.parquet         the groups' scores for each answer; summary.json has their means
 sft-model/             the policy before PPO
 checkpoint.pt          PPO's state after an iteration
+*.sha256               hashes of scores.parquet and checkpoint.pt
 policy/                the aligned policy, in Hugging Face's layout
 served.jsonl           answers and rounds that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that other trainers need; a file whose creation ends the service

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from appa_flwr.config.keys import to_toml
+from appa_flwr.config.keys import to_toml, to_toml_table
 from appa_flwr.config.sections import Section
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import read_file, replace_file
@@ -47,11 +47,6 @@ class Entry(Section):
     seen: bool = False
     guessed: str = ""
 
-    @property
-    def is_marked(self) -> bool:
-        """True if nobody has confirmed the line."""
-        return self.seen or bool(self.guessed)
-
 
 Entries = tuple[Entry, ...]
 
@@ -71,6 +66,16 @@ class Listed(Section):
     def entries(self) -> Entries:
         """All codes."""
         return (*self.options, *self.no_answers)
+
+    @property
+    def labels(self) -> list[str]:
+        """The distinct labels of the options."""
+        return [*dict.fromkeys(entry.label for entry in self.options)]
+
+    def label_places(self) -> dict[str, int]:
+        """Code of an option -> index into the labels."""
+        place = {label: k for k, label in enumerate(self.labels)}
+        return {entry.code: place[entry.label] for entry in self.options}
 
 
 class Item(Listed):
@@ -129,7 +134,8 @@ class Codebook(Section):
     def marked(self) -> list[str]:
         """What is still marked as seen or guessed, such as "ECON: 2": all of it may be there because of one person."""
         listed = self.groups | self.questions
-        marked = [f"{name}: {entry.code}" for name, part in listed.items() for entry in part.entries if entry.is_marked]
+        lines = [(name, entry) for name, part in listed.items() for entry in part.entries]
+        marked = [f"{name}: {entry.code}" for name, entry in lines if entry.seen or entry.guessed]
         marked += [name for name, item in self.questions.items() if item.guessed]
         return marked + [f"weight {self.weight.column}"] * bool(self.weight.guessed)
 
@@ -171,8 +177,7 @@ def add_release(file: Path, release: Noise) -> None:
 
 
 def _release(release: Noise) -> str:
-    lines = (f"{name} = {to_toml(value)}\n" for name, value in asdict(release).items())
-    return f"\n[[releases]]\n{''.join(lines)}"
+    return f"\n[[releases]]\n{to_toml_table(asdict(release))}"
 
 
 def _lines(table: Mapping[str, Any], place: str = "") -> Iterator[str]:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean, plain
 from appa_flwr.survey import roles
@@ -113,15 +115,17 @@ def _item(frame: Frame, name: str, missing: Missing, refusals: str) -> Item | st
     if not MIN_OPTIONS <= size <= MAX_OPTIONS:
         return f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
     is_numbered = None not in map(_leading, answers)
-    if column.order:
-        codes = [code for code in labels if code in {*answers, *refused}]
-    else:  # refusals last, numbers before words in the order of the alphabet
-        answers.sort(
-            key=lambda code: _place(
-                _leading(code) if is_numbered else number(code), code if column.labels else labels[code]
-            )
-        )
-        codes = answers + sorted(refused, key=lambda code: _place(number(code), code))
+    codes = [code for code in labels if code in {*answers, *refused}]
+
+    def place(code: str) -> tuple[bool, float, tuple[str, ...]]:
+        """Refusals last, numbers before words, in these words numbers in their order: A2 before A10."""
+        value, text = _leading(code) if is_numbered else number(code), code if column.labels else labels[code]
+        parts = (part.zfill(_DIGITS_SHOWN) if part.isdecimal() else part for part in _DIGITS.split(text))
+        return code in refused, math.inf if value is None else value, tuple(parts)
+
+    if not column.order:
+        codes.sort(key=place)
+    answers = [code for code in codes if code not in refused]
     why, ordinal = "", _scale(column, answers, labels)
     if not column.labels and not column.order and not is_numbered:
         frame.notes.add("answers without codes stand in the order of the alphabet, which is not that of a scale")
@@ -158,12 +162,6 @@ def _lists(
     return {"options": entries(codes), "no_answers": entries(code for code in labels if code not in codes)}
 
 
-def _place(value: float | None, code: str) -> tuple[float, tuple[str, ...]]:
-    """Key of a code in a list: its number, else its parts, of which numbers stand in their order: A2 before A10."""
-    parts = (part.zfill(_DIGITS_SHOWN) if part.isdecimal() else part for part in _DIGITS.split(code))
-    return math.inf if value is None else value, tuple(parts)
-
-
 def _leading(code: str) -> float | None:
     """The number with which a code begins, if any, such as "18-29"."""
     return float(match[1]) if (match := _LEADING.match(code)) else None
@@ -179,15 +177,15 @@ def _scale(column: Column, answers: Sequence[str], labels: Mapping[str, str]) ->
         return places if all(map(math.isfinite, places)) else False
     if column.order:
         return column.is_ordered
-    points = [number(labels[code].strip(_BRACKETS)) for code in answers]
-    values = [number(code) for code in answers]
-    numbers = [point for point in points if point is not None]
-    if column.labels and points != values and len({*numbers}) == len(points) > MIN_OPTIONS:
-        return tuple(numbers)
-    places = tuple(value for value in values if value is not None)
-    if not column.labels or len(places) < len(answers):
+    code_K = np.array([number(code) for code in answers], np.float64)  # NaN for a text
+    point_K = np.array([number(labels[code].strip(_BRACKETS)) for code in answers], np.float64)
+    is_word_K, are_many = np.isnan(point_K), len(answers) > MIN_OPTIONS
+    are_points = are_many and not is_word_K.any() and len({*point_K}) == len(answers)
+    if column.labels and are_points and (point_K != code_K).any():
+        return tuple(point_K.tolist())
+    if not column.labels or np.isnan(code_K).any():
         return False
-    words = [value for value, point in zip(places, points, strict=True) if point is None]
-    between = [value for value, point in zip(places, points, strict=True) if point is not None]
-    are_ends = bool(words and between) and min(words) < min(between) and max(between) < max(words)
-    return column.is_ordered or are_ends or (not words and len(places) > MIN_OPTIONS)
+    word_K, between_K = code_K[is_word_K], code_K[~is_word_K]
+    if len(word_K) and len(between_K) and word_K.min() < between_K.min() and between_K.max() < word_K.max():
+        return True
+    return column.is_ordered or (are_many and not is_word_K.any())

@@ -1,15 +1,16 @@
 """Readers of files as tables of cells: CSV, JSON lines, Parquet, Excel, SPSS and Stata."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pandas as pd
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import stand_in
@@ -17,13 +18,10 @@ from appa_flwr.core.own_code import in_words
 from appa_flwr.core.text import clean, decode
 from appa_flwr.survey import labelled
 from appa_flwr.survey.frames import LAYOUTS, NOT_UTF8, TWICE, Column, Encoding, FileLayout, Frame
-from appa_flwr.survey.names import Notes, same
+from appa_flwr.survey.names import Notes, numbered, same
 from appa_flwr.survey.nonanswers import code_text
 from appa_flwr.survey.store import HEADER
 from appa_flwr.survey.types import MAX_OPTIONS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _IMPORT_ID: Final = re.compile(r"""\{\s*["']ImportId["']\s*:\s*["'](QID)?""")  # of Qualtrics; QID of questions
 _SURVEYMONKEY: Final = {"response", "open-ended response"}
@@ -72,23 +70,18 @@ def read_frame(path: str, layout: FileLayout | None = None) -> Frame:
     return frame
 
 
-def _distinct(names: Iterable[str], notes: Notes) -> list[str]:
+def _distinct(columns: Iterable[str], notes: Notes) -> list[str]:
     """Number the columns of one name by their positions: Other, Other.2."""
-    distinct = list[str]()
-    for name in names:
-        times = 1
-        while (unique := name if times == 1 else f"{name}.{times}") in distinct and name:
-            times += 1
-        if times > 1:
-            notes.add(TWICE, unique)
-        distinct.append(unique)
-    return distinct
+    names = list[str]()
+    for name in columns:
+        names.append(numbered(name, names, ".") if name else name)
+        if names[-1] != name:
+            notes.add(TWICE, names[-1])
+    return names
 
 
 def _table(rows: Mapping[int, Any], *, has_header: bool = True) -> pd.DataFrame:
     """Make a table from rows by number: lists, of which the first has the columns' names, or else dicts."""
-    import pandas as pd
-
     cells = pd.DataFrame([*rows.values()], index=[*rows], dtype=object)
     return cells.iloc[1:].set_axis(cells.iloc[0], axis=1) if has_header else cells
 
@@ -171,17 +164,13 @@ def _csv(file: Path, layout: FileLayout | None) -> Frame:
                 advice = f"; {LAYOUTS}, and no title above" if width == 1 else ""
                 advice = advice or ("; [layout] of the codebook names the delimiter" if known else "")
                 raise UserError(f"{file}: line {last} has {len(row)} cells, the header {width}{advice}")
-            if last > begun and width > 2 and _holds_rows(row, delimiter):
+            inner = [line for cell in row for line in cell.split("\n")[1:]] if last > begun else []
+            if width > 2 and any(line.count(delimiter) == width - 1 for line in inner):  # as many cells as a row
                 raise UserError(f"{file}: line {begun}: {_UNCLOSED}")
             rows[last] = row
     except csv.Error as error:
         raise UserError(f"{file}: line {last + 1}: {_UNCLOSED} ({error})") from None
     return Frame(str(file), _table(rows), notes=notes, layout=layout)
-
-
-def _holds_rows(row: Sequence[str], delimiter: str) -> bool:
-    """True if a cell of several lines has a line with as many delimiters as a row of the table."""
-    return any(line.count(delimiter) == len(row) - 1 for cell in row if "\n" in cell for line in cell.split("\n")[1:])
 
 
 def _csv_layout(text: str, encoding: Encoding) -> FileLayout:
@@ -198,23 +187,21 @@ def _csv_layout(text: str, encoding: Encoding) -> FileLayout:
 
 def _decoded(file: Path, layout: FileLayout | None, notes: Notes) -> tuple[str, Encoding]:
     """Text of a file, and its encoding: the layout's, or else UTF-8 or cp1252."""
-    data = file.read_bytes()
-    try:
-        if layout is None or layout.encoding == "utf-8":
-            return decode(data), "utf-8"
-        line = 1
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        if layout is not None:
-            raise UserError(
-                f'{file}: line {line} is not UTF-8; say encoding = "cp1252" in [layout] of the codebook'
-            ) from None
-    try:
-        text = data.decode("cp1252")
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: line {line} is neither UTF-8 nor cp1252; save it as UTF-8") from None
-    notes.add(NOT_UTF8)
-    return text, "cp1252"
+    data, lines = file.read_bytes(), list[int]()
+    encodings: tuple[Encoding, ...] = (layout.encoding,) if layout else ("utf-8", "cp1252")
+    for encoding in encodings:
+        try:
+            text = decode(data) if encoding == "utf-8" else data.decode(encoding)
+        except UnicodeDecodeError as error:
+            lines.append(data.count(b"\n", 0, error.start) + 1)
+            continue
+        if encoding == "cp1252":
+            notes.add(NOT_UTF8)
+        return text, encoding
+    wrong = "neither UTF-8 nor cp1252; save it as UTF-8"
+    if encodings == ("utf-8",):
+        wrong = 'not UTF-8; say encoding = "cp1252" in [layout] of the codebook'
+    raise UserError(f"{file}: line {lines[0]} is {wrong}")
 
 
 def _jsonl(file: Path, layout: FileLayout | None) -> Frame:
@@ -252,8 +239,6 @@ def _flat(row: Mapping[str, object]) -> dict[str, object]:
 
 def _parquet(file: Path, layout: FileLayout | None) -> Frame:
     """Read a table; categories keep their order."""
-    import pandas as pd
-
     cells = pd.read_parquet(file).reset_index(drop=True)
     cells.index += 1
     frame = Frame(str(file), cells, layout=layout or FileLayout())
@@ -273,18 +258,16 @@ def _excel(file: Path, layout: FileLayout | None) -> Frame:
     sheet = book.worksheets[0]
     sheet.reset_dimensions()  # some programs store the size A1 of a full sheet
     rows = {line: [*row] for line, row in enumerate(sheet.iter_rows(), start=1)}
-    width = max(map(len, rows.values()), default=0)
     # The first row has names, not answers.
     cells = {line: [_shown(cell) if line > 1 else cell.value for cell in row] for line, row in rows.items()}
-    for place in range(width if layout is None else 0):
-        column = [row[place] for line, row in rows.items() if line > 1 and len(row) > place and row[place].value]
-        if (dates := [*filter(_is_date, column)]) and len(dates) < len(column):
+    for column in zip_longest(*(row for line, row in rows.items() if line > 1)) if layout is None else ():
+        filled = [cell for cell in column if cell is not None and cell.value]
+        if (dates := [*filter(_is_date, filled)]) and len(dates) < len(filled):
             raise UserError(
                 f"{file}: cell {dates[0].coordinate} holds a date ({dates[0].value}), others of its column do not; "
                 'Excel makes one of "2-1": make the column text'
             )
-    table = _table({1: [], **{line: row + [None] * (width - len(row)) for line, row in cells.items()}})
-    frame = Frame(str(file), table.dropna(how="all"), layout=layout or FileLayout())
+    frame = Frame(str(file), _table({1: [], **cells}).dropna(how="all"), layout=layout or FileLayout())
     if len(book.sheetnames) > 1:
         frame.notes.add(f"the first of {len(book.sheetnames)} sheets")
     return frame

@@ -1,13 +1,12 @@
 """A survey file as a table of cells, with what the file declares of its columns; the raw answer type."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from appa_flwr.config.sections import Section
@@ -15,9 +14,6 @@ from appa_flwr.core.arrays import BoolArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.names import Notes, some
 from appa_flwr.survey.nonanswers import Kind, code_text
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LAYOUTS: Final = (
     "a table has one row a respondent, or one row an option with the columns question, group, option and share, "
@@ -101,8 +97,6 @@ class Frame:
         Raises:
             UserError: the column has lists in its cells.
         """
-        import pandas as pd
-
         if column not in self._codes:
             try:
                 cell_R, values = pd.factorize(self.cells[column])

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.core.text import clean
 from appa_flwr.survey.frames import NOT_UTF8, Column, FileLayout, Frame
 from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import code_text, number
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 SUFFIXES: Final = (".sav", ".zsav", ".dta")
 _LARGEST: Final = 1e12  # seconds of a date
 
 # Formats of dates -> pandas' unit of the number, the number of 1970, and the unit that is shown; "" = a time of day.
-_SPSS_DATES: Final = {
+_DATES: Final = {
     **dict.fromkeys(("DATE", "ADATE", "EDATE", "SDATE", "JDATE", "WKYR"), ("s", 12_219_379_200, "D")),
     **dict.fromkeys(("DATETIME", "YMDHMS"), ("s", 12_219_379_200, "s")),
     **{"MOYR": ("s", 12_219_379_200, "M"), "QYR": ("s", 12_219_379_200, "Q")},
     **dict.fromkeys(("TIME", "DTIME", "MTIME"), ("s", 0, "")),
+    **dict.fromkeys(("%D", "%TD"), ("D", 3_653, "D")),
+    **{"%TC": ("ms", 315_619_200_000, "s"), "%TM": ("M", 120, "M"), "%TQ": ("Q", 40, "Q"), "%TY": ("Y", 1_970, "Y")},
 }
-_STATA_DATES: Final = {
-    **{"d": ("D", 3_653, "D"), "c": ("ms", 315_619_200_000, "s")},
-    **{"m": ("M", 120, "M"), "q": ("Q", 40, "Q"), "y": ("Y", 1_970, "Y")},
-}
-_STATA_DATE: Final = re.compile("%-?(?:t([dcmqy])|(d))", re.IGNORECASE)
+_FORMAT: Final = re.compile("%T?[A-Z]|[A-Z]+")  # such as MOYR8, or %tdD_m_Y
 
 
 def read(file: Path, layout: FileLayout | None) -> Frame:
@@ -68,69 +65,50 @@ def read(file: Path, layout: FileLayout | None) -> Frame:
         labels = {code: label if label.strip() else code for code, label in labels.items() if code}
         missing = [*about.missing_ranges.get(name, ()), *about.missing_user_values.get(name, ())]
         codes = {*labels, *map(code_text, cells[name].unique())} if missing else {}
-        shown = _date_format(str(about.original_variable_types.get(name)), is_stata=is_stata)
-        if shown and not labels:
-            cells[name] = _dates(cells[name], *shown)
+        kind = _FORMAT.match(str(about.original_variable_types.get(name)).upper().replace("%-", "%"))
+        date = _DATES.get(kind[0]) if kind else None
+        if date and not labels:
+            cells[name] = _dates(cells[name], *date)
         frame.columns[clean(name)] = Column(
             text=about.column_names_to_labels.get(name) or "",
             labels={code: label for code, label in labels.items() if not _is_declared(code, missing)},
             missing={code: labels.get(code, code) for code in codes if _is_declared(code, missing)},
             is_ordered=about.variable_measure.get(name) == "ordinal",
-            no_question="a date or time, as the file says" if shown else "",
+            no_question="a date or time, as the file says" if date else "",
         )
-    numeric = [name for name in cells.columns if about.readstat_variable_types.get(name) != "string"]
-    if not is_stata and (place := _weight_place(file)) is not None and place < len(numeric):
-        frame.columns[clean(numeric[place])].is_weight = True
+    weight = None if is_stata else _weight(file, about.variable_storage_width)
+    if weight and about.readstat_variable_types[weight] != "string":
+        frame.columns[clean(weight)].is_weight = True
     return frame
 
 
 def _is_declared(code: str, missing: Sequence[Any]) -> bool:
     """True if a code is one of Stata's missing letters or lies in a missing range of SPSS, also of texts."""
-    for part in missing:
-        low, high = (part["lo"], part["hi"]) if isinstance(part, dict) else (part, part)
-        value = code if isinstance(low, str) else number(code)
-        if value is not None and low <= value <= high:
-            return True
-    return False
+    ends = ((part["lo"], part["hi"]) if isinstance(part, dict) else (part, part) for part in missing)
+    value = math.nan if number(code) is None else float(code)
+    return any(low <= (code if isinstance(low, str) else value) <= high for low, high in ends)
 
 
-def _weight_place(file: Path) -> int | None:
-    """Index, among the numeric variables, of the case weight that a file of SPSS names in its header, if any.
+def _weight(file: Path, width_of: Mapping[str, int]) -> str | None:
+    """The variable that weights cases, if a file of SPSS names one in its header, by the widths of all variables.
 
-    The header has the weight's place among the records of variables, of which a text has one for each 8 bytes
-    (PSPP's description of the format, "File header record" and "Variable record").
+    The header has the weight's place among parts of 8 bytes, of which a text has several; one of more than 255 bytes
+    has 32 for each 252 (PSPP's description of the format, "File header record" and "Very long string record").
     """
     with file.open("rb") as content:
-        head = content.read(176)
-        order = "<" if head[64:65] in (b"\2", b"\3") else ">"
-        (weight,) = struct.unpack(order + "i", head[76:80])
-        numeric = 0
-        for place in range(1, weight + 1):
-            kind, width, has_label, num_missing = struct.unpack(order + "4i", content.read(32)[:16])
-            if kind != 2:
-                return None
-            if has_label:
-                (size,) = struct.unpack(order + "i", content.read(4))
-                content.read(-(-size // 4) * 4)
-            content.read(8 * abs(num_missing))
-            if width == 0 and place == weight:
-                return numeric
-            numeric += width == 0
+        head = content.read(80)
+    (weight,) = struct.unpack("<i" if head[64:65] in (b"\2", b"\3") else ">i", head[76:])
+    place = 1
+    for name, width in width_of.items():
+        if place == weight:
+            return name
+        whole, rest = divmod(width, 252) if width > 255 else (0, width)
+        place += 32 * whole + math.ceil(rest / 8)
     return None
-
-
-def _date_format(kind: str, *, is_stata: bool) -> tuple[str, int, str] | None:
-    """What a variable's format, such as MOYR8 or %tdD_m_Y, says of a date; None if it is another format."""
-    if is_stata:
-        match = _STATA_DATE.match(kind)
-        return _STATA_DATES[(match[1] or match[2]).lower()] if match else None
-    return _SPSS_DATES.get(kind.rstrip("0123456789."))
 
 
 def _dates(numbers: pd.Series[Any], unit: str, number_of_1970: int, shown: str) -> pd.Series[Any]:
     """Dates from numbers, as texts such as 2025-09-01, 2025-09, 2025Q3, or 10:30:00; weeks by their first day."""
-    import pandas as pd
-
     number_R = pd.to_numeric(numbers, errors="coerce").to_numpy(dtype=np.float64)
     is_date_R = np.abs(number_R) < _LARGEST * (1000 if unit == "ms" else 1)  # False for NaN
     whole_R = np.rint(np.where(is_date_R, number_R, 0.0)).astype(np.int64) - number_of_1970

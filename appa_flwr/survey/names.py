@@ -1,6 +1,7 @@
 """Names of groups and options, their spellings, and notes that list names."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import chain, count
 from typing import Final
 
 from appa_flwr.core.text import clean
@@ -24,6 +25,12 @@ def usual_name(group: str) -> str:
 def same(name: str) -> str:
     """Normalise a name for comparison, without case, repeated blanks and a final full stop."""
     return " ".join(clean(name).casefold().split()).removesuffix(".").rstrip()
+
+
+def numbered(name: str, taken: Collection[str], mark: str) -> str:
+    """The name itself, or with the first number from 2 by which it is not taken, such as Other.2."""
+    candidates = chain([name], (f"{name}{mark}{number}" for number in count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 class Notes:

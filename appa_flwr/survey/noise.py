@@ -23,9 +23,8 @@ from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Listed
 from appa_flwr.survey.frames import Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.types import Noise, Survey
+from appa_flwr.survey.types import UNITS, Noise, Survey
 
-UNITS: Final = 64  # in a weight of 1
 _LEAST: Final = 2.0  # an answer's total, in standard deviations of its noise
 _COARSE: Final = 0.1  # of a weight: rounding that moves it by more spoils it
 _SEARCHED: Final = 0.05, 1e4  # standard deviations of the noise, as a multiple of the sensitivity
@@ -164,10 +163,9 @@ def counts(frame: Frame, codebook: Codebook, cap: float) -> dict[tuple[str, str]
 
 def _places(frame: Frame, column: str, listed: Listed) -> tuple[IntArray, int]:
     """Each respondent's index into the labels (R,), -1 for none, by that cell alone; and how many labels there are."""
-    labels = respondents.labels_of(listed)
-    place = {entry.code: labels.index(entry.label) for entry in listed.options}
+    place = listed.label_places()
     cells = frame.cells[column] if column in frame.cells else [""] * len(frame.cells)
-    return np.array([place.get(code_text(cell), -1) for cell in cells], np.int64), len(labels)
+    return np.array([place.get(code_text(cell), -1) for cell in cells], np.int64), len(listed.labels)
 
 
 def draw(counts: IntArray, line: Noise) -> FloatArray:
@@ -188,7 +186,7 @@ def _raw_answers(codebook: Codebook, noisy: Mapping[tuple[str, str], FloatArray]
     for column in dict.fromkeys(column for _, column in noisy):
         yield (question := respondents.question_of(codebook.questions[column]))
         for attribute, listed in codebook.groups.items():
-            for name, noisy_K in zip(respondents.labels_of(listed), noisy[attribute, column], strict=True):
+            for name, noisy_K in zip(listed.labels, noisy[attribute, column], strict=True):
                 answer = question._replace(group=respondents.full_name(codebook.groups, attribute, name))
                 kept_K = np.array([kind == "answer" or codebook.refusals == "keep" for kind in question.kinds])
                 if (people_K := people(noisy_K, sd)) is None or people(noisy_K[kept_K], sd) is None:

@@ -10,7 +10,7 @@ import tomllib
 import unicodedata
 from collections.abc import Collection, Mapping, Set
 from importlib import resources
-from itertools import pairwise, takewhile
+from itertools import count, pairwise, takewhile
 from typing import Final, Literal
 
 from appa_flwr.core.errors import UserError
@@ -44,7 +44,6 @@ _MARKS: Final = " .*_()[]{}<>\"'!:;,-/|"
 _MISSING_LETTER: Final = re.compile(r"\.[a-z_]?", re.IGNORECASE)
 # 9, 99, 88 and so on; and what programs of statistics make of a missing whole number of 16 or 32 bits
 _MISSING_NUMBER: Final = re.compile(r"[789]|9{1,4}[4-9]|([6-8])\1{1,4}|327(?:4[1-9]|5\d|6[0-7])|21474836[2-4]\d")
-_LONG: Final = 5  # the end of a scale with negative numbers of which some may lack
 _MANY, _SMALL_GAP = 10, 3  # numbers, and a gap between them
 _WHOLE: Final = re.compile(r"(-?\d{1,18})\.0*")
 _RANGE: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)")
@@ -125,7 +124,7 @@ class Missing:
 
     def __init__(self, text: str = "") -> None:
         """Parse the key; raises `UserError` for an entry without codes, or for two entries of one column."""
-        # Column -> its codes; the empty column name has the codes of all columns that are not listed.
+        # Column -> its codes, none if all are answers; the empty name has those of all columns that are not listed.
         self._by_column: dict[str, tuple[str, ...]] = {}
         for entry in filter(None, map(str.strip, text.split(";"))):
             column, equals, codes = (part.strip() for part in entry.rpartition("="))
@@ -135,8 +134,8 @@ class Missing:
                     f'data.missing = "{text}": {entry!r} is no entry of its own; give codes ("98,99"), a range '
                     '("-5..-1"), codes of a column ("polintr=7,8,9;TRUST=99"), or "none"'
                 )
-            self._by_column[column] = listed
-        self._unused = {(column, code) for column, codes in self._by_column.items() for code in codes} - {("", NONE)}
+            self._by_column[column] = () if listed == (NONE,) else listed
+        self._unused = {(column, code) for column, codes in self._by_column.items() for code in codes}
 
     def kinds(self, column: str, labels: Mapping[str, str], *, fewest_places: int = _FEWEST_PLACES) -> Kinds:
         """Classify the codes of a column by the user's list, else by their labels, or since they are negative.
@@ -160,8 +159,6 @@ class Missing:
 
     def lists(self, column: str, code: str, label: str) -> bool:
         """True if the user lists this code or label of the column."""
-        if self._are_answers(column):
-            return False
         value, place = number(code), column if column in self._by_column else ""
         for listed in self._by_column.get(place, ()):
             ends = _RANGE.fullmatch(listed)
@@ -177,11 +174,11 @@ class Missing:
 
     def _are_answers(self, column: str) -> bool:
         """True if the user says that all codes of a column are answers."""
-        return self._by_column.get(column, self._by_column.get("")) == (NONE,)
+        return self._by_column.get(column, self._by_column.get("")) == ()
 
     def unused(self) -> list[str]:
         """List the codes that no option had."""
-        return [f"{column}={code}" if column else code for column, code in sorted(self._unused) if code != NONE]
+        return [f"{column}={code}" if column else code for column, code in sorted(self._unused)]
 
     def check(self, source: str, columns: Mapping[str, Mapping[str, str]]) -> None:
         """Raise `UserError` if an answer (column -> code -> label) has a code that looks missing and is undecided."""
@@ -215,13 +212,17 @@ def looks_missing(labels: Mapping[str, str]) -> list[str]:
     whole = {code: int(value) for code in labels if (value := number(code)) is not None and value.is_integer()}
     apart = _apart({*whole.values()})
     scale = {*whole.values()} - apart
-    negative = {value for value in scale if value < 0} if not _is_two_sided(scale) else set()
-    without_labels = {value for value in scale if value < 0} if not _is_two_sided(scale, strict=True) else set()
+    low, high = min(scale, default=0), max(scale, default=0)
+    num_gaps = high - low + 1 - len(scale)
+    # Negative codes are half of a scale of which each number occurs, such as -2 to 2, or -2 to 0.
+    has_halves = high in (0, -low) and (not num_gaps or (num_gaps == 1 and 0 not in scale and high > 1))
+    # Without labels the zero must occur, too, and more than -1 to 1, which may be a missing code beside no and yes.
+    has_bare_halves = has_halves and high > 1 and 0 in scale
     return [
         code
         for code in labels
-        if (code in bare and (_MISSING_LETTER.fullmatch(code) or whole.get(code) in apart | without_labels))
-        or whole.get(code) in negative
+        if (code in bare and (_MISSING_LETTER.fullmatch(code) or whole.get(code) in apart))
+        or (whole.get(code, 0) < 0 and not (has_bare_halves if code in bare else has_halves))
     ]
 
 
@@ -229,19 +230,6 @@ def _ends(labels: Mapping[str, str], codes: Collection[str]) -> list[str]:
     """The largest numbers without labels among a question's codes, as far as they are in `codes`."""
     bare = {value: code for code, label in labels.items() if code == label and (value := number(code)) is not None}
     return [code for _, code in takewhile(lambda pair: pair[1] in codes, sorted(bare.items(), reverse=True))][::-1]
-
-
-def _is_two_sided(values: Set[int], *, strict: bool = False) -> bool:
-    """True if negative codes are half of a scale of which each number occurs, such as -2 to 2, or -2 to 0.
-
-    `strict` wants the zero and more than -1 to 1, which may be a missing code beside no and yes; of a long scale, from
-    -5 to 5 or more, a number in four may lack.
-    """
-    low, high = min(values, default=0), max(values, default=0)
-    num_gaps = high - low + 1 - len(values)
-    if strict:
-        return high == -low > 1 and 0 in values and num_gaps <= (0 if high < _LONG else len(values) // 3)
-    return high in (0, -low) and (not num_gaps or (num_gaps == 1 and 0 not in values and high > 1))
 
 
 def _apart(values: Set[int]) -> set[int]:
@@ -257,9 +245,7 @@ def _apart(values: Set[int]) -> set[int]:
     apart, last = set(), -1 - gap  # where the scale ends
     for value in sorted(reserved):
         below = max((other for other in others if len(str(other)) <= len(str(value))), default=last)
-        end = value
-        while end in reserved:
-            end += 1
+        end = next(number for number in count(value) if number not in reserved)
         if value <= max(last, below) + gap or end in values:
             last = value  # the scale goes on
         else:

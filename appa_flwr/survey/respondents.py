@@ -3,24 +3,20 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, repeat
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.codebook import UNWEIGHTED, Codebook, Item, Listed
-from appa_flwr.survey.files import read_frame
-from appa_flwr.survey.frames import Column, Frame, RawAnswer, Unusable
+from appa_flwr.survey.frames import Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
-from appa_flwr.survey.tables import read_list, read_numbers
 
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
-_WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 def raw_answers(frame: Frame, codebook: Codebook) -> list[RawAnswer]:
@@ -72,8 +68,6 @@ def has_decimal_comma(frame: Frame, column: str) -> bool:
 
 def numbers(frame: Frame, column: str, decimal: str) -> FloatArray:
     """A column's numbers >= 0 (R,), NaN elsewhere, and for codes that the file declares missing."""
-    import pandas as pd
-
     cells = frame.cells[column].astype(str).str.replace(decimal, ".")
     values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
     if missing := frame.columns[column].missing:
@@ -84,8 +78,7 @@ def numbers(frame: Frame, column: str, decimal: str) -> FloatArray:
 def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False) -> tuple[IntArray, list[str]]:
     """Return each respondent's index into the distinct labels of options, (R,), -1 for none; and these labels."""
     code_R, size_of = frame.codes(column)
-    labels = labels_of(listed)
-    place = {entry.code: labels.index(entry.label) for entry in listed.options}
+    labels, place = listed.labels, listed.label_places()
     without = {entry.code: entry.label for entry in listed.no_answers}
     unlisted = {code: size for code, size in size_of.items() if code not in place.keys() | without.keys()}
     if unlisted:
@@ -103,36 +96,27 @@ def _placed(frame: Frame, column: str, listed: Listed, *, is_group: bool = False
 
 def _counted(
     frame: Frame, column: str, item: Item, weight_R: FloatArray, groups: Mapping[str, tuple[IntArray, list[str]]]
-) -> Iterator[RawAnswer]:
-    """Yield the answer of each group that was asked a question, or else the question alone.
+) -> list[RawAnswer]:
+    """The answer of each group that was asked a question, or else the question alone.
 
     An answer has weighted shares, and the number of respondents per option, without those whose weight is 0.
     """
     option_R, options = _placed(frame, column, item)
     if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
         frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
-    question = question_of(item)
-    was_asked = False
+    question, answers = question_of(item), list[RawAnswer]()
     for attribute, (group_R, names) in groups.items():
-        cell_R, size = group_R * len(options) + option_R, len(names) * len(options)
         is_counted_R = (group_R >= 0) & (option_R >= 0)
-        cell_R, shape = cell_R[is_counted_R], (len(names), len(options))
-        sum_GK = np.bincount(cell_R, weight_R[is_counted_R], minlength=size).reshape(shape)
-        count_GK = np.bincount(cell_R, weight_R[is_counted_R] > 0.0, minlength=size).reshape(shape)
+        cell_R, shape = (group_R * len(options) + option_R)[is_counted_R], (len(names), len(options))
+        sum_GK, count_GK = (
+            np.bincount(cell_R, part_R[is_counted_R], minlength=math.prod(shape)).reshape(shape)
+            for part_R in (weight_R, weight_R > 0.0)
+        )
         for name, sum_K, count_K in zip(names, sum_GK, count_GK, strict=True):
             if count_K.any():  # else the question was not asked of this group
-                was_asked = True
-                shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
-                yield question._replace(
-                    group=full_name(groups, attribute, name), shares=shares, people=count_K.tolist()
-                )
-    if not was_asked:
-        yield question
-
-
-def labels_of(listed: Listed) -> list[str]:
-    """The distinct labels of a column's options."""
-    return [*dict.fromkeys(entry.label for entry in listed.options)]
+                group, shares = full_name(groups, attribute, name), (sum_K / sum_K.sum()).tolist()
+                answers.append(question._replace(group=group, shares=shares, people=count_K.tolist()))
+    return answers or [question]
 
 
 def full_name(columns: Collection[str], column: str, name: str) -> str:
@@ -145,44 +129,7 @@ def question_of(item: Item) -> RawAnswer:
     refusal = {entry.label: entry.refusal for entry in item.options}
     place = dict(zip((entry.label for entry in item.options), item.places(), strict=True))
     return RawAnswer(
-        *(1, item.id, item.text, tuple(options := labels_of(item))),
-        ordinal=[place[label] for label in options],
-        kinds=tuple("refusal" if refusal[label] else "answer" for label in options),
+        *(1, item.id, item.text, tuple(item.labels)),
+        ordinal=[place[label] for label in item.labels],
+        kinds=tuple("refusal" if refusal[label] else "answer" for label in item.labels),
     )
-
-
-def opinionqa_waves(folder: Path) -> list[tuple[Frame, tuple[str, ...], str]]:
-    """Read all waves of OpinionQA in the folder `human_resp` or its parent.
-
-    In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
-
-    Returns:
-        For each wave its table, its columns of groups, and its column of weights.
-    """
-    root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
-    waves = {int(match[1]): path for path in root.iterdir() if path.is_dir() and (match := _WAVE.fullmatch(path.name))}
-    if not waves:
-        raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
-    read = []
-    for wave, path in sorted(waves.items()):
-        people, meta, info = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata", "info"))
-        meta.require("key")
-        people.columns.update(
-            {name: Column(no_question="no question, as the file says") for name in people.cells.columns} | _listed(info)
-        )
-        read.append((people, tuple(name for name in meta.cells["key"] if name in people.cells), f"WEIGHT_W{wave}"))
-    return read
-
-
-def _listed(info: Frame) -> dict[str, Column]:
-    """Read the questions of `info.csv`, whose `references` list answers with an `option_ordinal`, then refusals."""
-    info.require("key", "question", "references", "option_ordinal")
-    columns: dict[str, Column] = {}
-    for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
-        try:
-            places, names = read_numbers(record, "option_ordinal"), [*map(str, read_list(record, "references"))]
-        except Unusable as error:
-            raise UserError(f"{info.source}: row {row}: {error}") from None
-        options = dict(zip(names, chain(places, repeat(math.nan)), strict=False))
-        columns[record["key"]] = Column(text=record["question"], order=tuple(names), places=options)
-    return columns

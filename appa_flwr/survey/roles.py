@@ -7,12 +7,13 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from importlib import resources
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.config import split_names
 from appa_flwr.core.arrays import IntArray
@@ -89,8 +90,6 @@ def several_rows(frame: Frame, columns: Sequence[str]) -> str:
 
 def _distinct_pairs(frame: Frame, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Columns whose values are repeated, within a group, with a column that tells the rows of each value apart."""
-    import pandas as pd
-
     groups = pd.DataFrame({name: frame.codes(name)[0] for name in columns}).replace(-1, math.nan)
     code_of: dict[str, IntArray] = {}
     for name in frame.cells.columns.difference([*columns], sort=False):
@@ -178,14 +177,15 @@ def no_question(frame: Frame, name: str) -> str:
     column = frame.columns[name]
     if column.no_question or not name:
         return column.no_question if name else "the column has no name"
-    is_coded = bool(column.labels or column.order)
+    texts, is_coded = (name, column.text), bool(column.labels or column.order)
     try:
         size_of = frame.codes(name)[1]
     except UserError:  # lists
         size_of = {";": 1}
-    if _is_of_interview(name, column.text, size_of):
+    is_mode = not _has_label(name, column.text) and _NAMES["interview-unless-labelled"].search(name)
+    if any(map(_NAMES["interview"].search, texts)) or (is_mode and any(map(_NAMES["mode"].search, size_of))):
         return "about the interview, by its name"
-    if not is_coded and any(_NAMES["typed"].search(text) for text in (name, column.text)):
+    if not is_coded and any(map(_NAMES["typed"].search, texts)):
         return "typed answers (free text), by its name"
     if [*size_of] == [";"] or (not is_coded and _has_several([*size_of])):
         return "several answers in a cell; make a column of each option"
@@ -193,22 +193,13 @@ def no_question(frame: Frame, name: str) -> str:
         return ""
     if all(map(_DATE.fullmatch, size_of)):
         return "dates"
-    texts = {code: size for code, size in size_of.items() if number(code) is None}
-    is_other = any(_NAMES["typed-if-varied"].search(text) for text in (name, column.text))
-    num_once, total = sum(size == 1 for size in texts.values()), sum(size_of.values())
-    is_varied = (is_other and len(texts) > MIN_OPTIONS) or 2 * num_once >= max(total, _FEWEST_PEOPLE)
-    if 2 * len(texts) > len(size_of) and (is_varied or all("@" in text for text in texts)):
+    words = {code: size for code, size in size_of.items() if number(code) is None}
+    is_other = any(map(_NAMES["typed-if-varied"].search, texts))
+    num_once, total = sum(size == 1 for size in words.values()), sum(size_of.values())
+    is_varied = (is_other and len(words) > MIN_OPTIONS) or 2 * num_once >= max(total, _FEWEST_PEOPLE)
+    if 2 * len(words) > len(size_of) and (is_varied or all("@" in word for word in words)):
         return "typed answers (free text)"
     return ""
-
-
-def _is_of_interview(name: str, text: str, cells: Iterable[str]) -> bool:
-    is_mode = not _has_label(name, text) and _NAMES["interview-unless-labelled"].search(name)
-    return bool(
-        _NAMES["interview"].search(name)
-        or any(map(_NAMES["interview-label"].search, (name, text)))
-        or (is_mode and any(map(_NAMES["mode"].search, cells)))
-    )
 
 
 def _has_label(name: str, text: str) -> bool:
@@ -217,14 +208,13 @@ def _has_label(name: str, text: str) -> bool:
 
 def _has_several(codes: Collection[str]) -> bool:
     """True if cells list several answers, such as "Radio;TV;": their parts also stand alone or in other cells."""
-    return any(_are_lists(codes, mark) for mark in (";", "|", "\n", ","))
-
-
-def _are_lists(codes: Collection[str], mark: str) -> bool:
-    cells = {code: [part for part in map(str.strip, code.split(mark)) if part] for code in codes if mark in code}
-    lists = [parts for parts in cells.values() if len(parts) > 1]
-    alone = {parts[0] for parts in cells.values() if len(parts) == 1} | ({*codes} - cells.keys())
-    number_of = Counter(part for parts in lists for part in {*parts})
-    known = [part for part, times in number_of.items() if part in alone or (mark != "," and times > 1)]
-    is_repeated = len(lists) > 1 or (len(lists) == 1 and alone.issuperset(lists[0]))
-    return is_repeated and len(known) > 1 and 2 * len(known) > len(number_of)
+    for mark in (";", "|", "\n", ","):
+        cells = {code: [part for part in map(str.strip, code.split(mark)) if part] for code in codes if mark in code}
+        lists = [parts for parts in cells.values() if len(parts) > 1]
+        alone = {parts[0] for parts in cells.values() if len(parts) == 1} | ({*codes} - cells.keys())
+        number_of = Counter(part for parts in lists for part in {*parts})
+        known = [part for part, times in number_of.items() if part in alone or (mark != "," and times > 1)]
+        is_repeated = len(lists) > 1 or (len(lists) == 1 and alone.issuperset(lists[0]))
+        if is_repeated and len(known) > 1 and 2 * len(known) > len(number_of):
+            return True
+    return False

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.files import sha256_of
 from appa_flwr.core.text import clean
 from appa_flwr.survey import store
 from appa_flwr.survey.frames import LEFT_OUT, Frame, RawAnswer, Unusable
@@ -138,7 +138,8 @@ def _question(
         kind_K = tuple("answer" if kinds[label][1] else kinds[label][0] for label in first.options)
         if guesses := [label for label in first.options if kinds[label][1]]:
             notes.add("count as answers, and may be none (data.missing)", *guesses)
-    options, place_K = _options(first, kind_K, notes, refusals=refusals)
+    places = _options(first, kind_K, notes, refusals=refusals)
+    options = tuple(first.options[mine[0]] for mine in places)
     problem = ""
     if not first.text or not all(first.options):
         problem = "empty question or option text"
@@ -151,10 +152,7 @@ def _question(
         _check(raw, first, notes)
         if not raw.group:
             return np.zeros(0), None
-        shares = np.zeros(len(options))
-        for share, place in zip(raw.shares, place_K, strict=True):
-            if place is not None:
-                shares[place] += share
+        shares = np.array([sum(raw.shares[k] for k in mine) for mine in places])
         if (total := math.fsum(shares)) <= 0.0:
             raise Unusable("nobody gave an answer that counts")
         if abs(math.fsum(raw.shares) - 1.0) > SUM_TOLERANCE + _ROUNDING:
@@ -165,34 +163,29 @@ def _question(
         return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total, n
 
     # There is no scale if a remaining option has no position or all options have the same position.
-    positions = tuple(position for _, position in options.values())
+    positions = tuple(first.ordinal[mine[0]] if first.ordinal else math.nan for mine in places)
     scale = positions if all(map(math.isfinite, positions)) and len(set(positions)) > 1 else None
-    question = Question(first.question_id, first.text, tuple(label for label, _ in options.values()), scale)
+    question = Question(first.question_id, first.text, options, scale)
     open_labels = [label for label, kind in zip(first.options, kind_K, strict=True) if kind == "answer"]
     return None if problem else question, [] if first.kinds else open_labels, answer
 
 
-def _options(
-    first: RawAnswer, kind_K: Sequence[Kind], notes: Notes, *, refusals: str
-) -> tuple[dict[str, tuple[str, float]], list[int | None]]:
-    """The remaining options by normalised label: label and position on the scale; and each source option's index."""
+def _options(first: RawAnswer, kind_K: Sequence[Kind], notes: Notes, *, refusals: str) -> list[list[int]]:
+    """The indices of the source's options in each remaining option, whose label is the first one's."""
     policy = {"keep": "kept as options", "drop": "dropped"}[refusals]
     sentences = {"none": "left out as no answers", "refusal": f"refusals, {policy} (data.refusals)"}
-    options: dict[str, tuple[str, float]] = {}
-    place_K: list[int | None] = []
-    for label, kind, position in zip(first.options, kind_K, first.ordinal or repeat(math.nan), strict=False):
+    places: dict[str, list[int]] = {}
+    for k, (label, kind) in enumerate(zip(first.options, kind_K, strict=True)):
         if kind != "answer":
             notes.add(sentences[kind], label)
         if kind == "none" or (kind == "refusal" and refusals == "drop"):
-            place_K.append(None)
             continue
-        ours, _ = options.setdefault(same(label), (label, position))
-        place = [*options].index(same(label))
-        notes.add_spelling(label, ours)
-        if label == ours and place in place_K:
+        mine = places.setdefault(same(label), [])
+        mine.append(k)
+        notes.add_spelling(label, first.options[mine[0]])
+        if label == first.options[mine[0]] and len(mine) > 1:
             notes.add("options and groups that are one", f"several codes are {label!r}")
-        place_K.append(place)
-    return options, place_K
+    return [*places.values()]
 
 
 def _check(raw: RawAnswer, first: RawAnswer, notes: Notes) -> None:
@@ -208,15 +201,3 @@ def _check(raw: RawAnswer, first: RawAnswer, notes: Notes) -> None:
         raise Unusable("distribution is not a list of numbers, one for each option")
     if raw.group and min(raw.shares) < 0.0:
         raise Unusable("negative share in the distribution")
-
-
-def sha256_of(source: str) -> str:
-    """SHA-256 of a file, or of the hashes of all files in a folder; empty if the path does not exist."""
-    path = Path(source)
-    if path.is_dir():
-        files = (str(file) for file in sorted(path.rglob("*")) if file.is_file())
-        return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

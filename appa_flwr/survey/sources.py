@@ -1,26 +1,33 @@
 """Readers of all sources of surveys: files, OpinionQA's folder, the generated population."""
 
+import math
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.sections import DataSection, Section
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
-from appa_flwr.core.files import lock
+from appa_flwr.core.files import lock, sha256_of
 from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey import draft, generate, labelled, noise, respondents, store, tables
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.files import read_frame
-from appa_flwr.survey.frames import LEFT_OUT, Frame, RawAnswer
+from appa_flwr.survey.frames import LEFT_OUT, Column, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.settle import settle, sha256_of
+from appa_flwr.survey.settle import settle
+from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import About, Noise, Survey
+
+_WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
 class Words(Section):
@@ -111,7 +118,14 @@ def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[Ra
             stack.callback(lock(by.codebook).release)
             book = codebooks.read(by.codebook)  # again: each release must know of all earlier ones
         if by.questions:
-            book = _restricted(frame, book, by.questions)
+            public = store.read(by.questions)
+            book, problems = codebooks.restrict(book, (*public.questions, *public.extra))
+            if problems:
+                texts = (f"{key} ({why})" for key, why in problems.items())
+                frame.notes.add("questions that do not fit the public ones", *texts)
+            if not book.questions:
+                causes = "; ".join(frame.notes.lines("questions that"))
+                raise UserError(f"{frame.source}: no question fits {by.questions}: {causes}")
         if not (by.promise and by.codebook):
             return book, respondents.raw_answers(frame, book), None
         raws, line = noise.release(frame, book, by.promise)
@@ -120,14 +134,39 @@ def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[Ra
 
 
 def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
-    """Read the answers of all waves; the first wave's table has the notes on all."""
-    waves, raws = respondents.opinionqa_waves(folder), list[RawAnswer]()
-    for frame, attributes, weight in waves:
-        frame.notes = waves[0][0].notes
-        book = draft.draft(frame, by.group_by or ";".join(attributes), by.weight or weight, missing, by.refusals)
+    """Read the answers of all waves in the folder `human_resp` or its parent; one table has the notes on all.
+
+    In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
+    """
+    root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
+    waves = {int(match[1]): path for path in root.iterdir() if path.is_dir() and (match := _WAVE.fullmatch(path.name))}
+    if not waves:
+        raise UserError(f"{folder}: is a folder, and not in OpinionQA's layout; name a survey file in it")
+    frames, raws = list[Frame](), list[RawAnswer]()
+    for wave, path in sorted(waves.items()):
+        frame, meta, info = (read_frame(str(path / f"{name}.csv")) for name in ("responses", "metadata", "info"))
+        meta.require("key")
+        frame.columns = defaultdict(lambda: Column(no_question="no question, as the file says"), _listed(info))
+        frames.append(frame)
+        frame.notes = frames[0].notes
+        groups = by.group_by or ";".join(name for name in meta.cells["key"] if name in frame.cells)
+        book = draft.draft(frame, groups, by.weight or f"WEIGHT_W{wave}", missing, by.refusals)
         raws += respondents.raw_answers(frame, book)
-    waves[0][0].source = str(folder)
-    return waves[0][0], raws
+    return replace(frames[0], source=str(folder)), raws
+
+
+def _listed(info: Frame) -> dict[str, Column]:
+    """Read the questions of `info.csv`, whose `references` list answers with an `option_ordinal`, then refusals."""
+    info.require("key", "question", "references", "option_ordinal")
+    columns: dict[str, Column] = {}
+    for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
+        try:
+            places, names = read_numbers(record, "option_ordinal"), [*map(str, read_list(record, "references"))]
+        except Unusable as error:
+            raise UserError(f"{info.source}: row {row}: {error}") from None
+        options = dict(zip(names, chain(places, repeat(math.nan)), strict=False))
+        columns[record["key"]] = Column(text=record["question"], order=tuple(names), places=options)
+    return columns
 
 
 def capped(frame: Frame, book: Codebook, cap: float) -> Survey:
@@ -135,19 +174,6 @@ def capped(frame: Frame, book: Codebook, cap: float) -> Survey:
     weight_R, about = noise.weights(frame, book, cap), About(refusals=book.refusals)
     frame = replace(frame, cells=frame.cells.assign(**{book.weight.column: weight_R}), notes=Notes())
     return settle(frame, respondents.raw_answers(frame, book), Missing(), None, about, min_respondents=0)
-
-
-def _restricted(frame: Frame, book: Codebook, questions: Path) -> Codebook:
-    public = store.read(questions)
-    book, problems = codebooks.restrict(book, (*public.questions, *public.extra))
-    if problems:
-        texts = (f"{key} ({why})" for key, why in problems.items())
-        frame.notes.add("questions that do not fit the public ones", *texts)
-    if not book.questions:
-        raise UserError(
-            f"{frame.source}: no question fits {questions}: {'; '.join(frame.notes.lines('questions that'))}"
-        )
-    return book
 
 
 def read_run(config: Config) -> Survey:

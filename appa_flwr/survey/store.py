@@ -11,7 +11,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -21,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_problem
 from appa_flwr.core.files import make_folder, replace_file
-from appa_flwr.survey.types import About, Noise, Question, Survey
+from appa_flwr.survey.names import numbered
+from appa_flwr.survey.types import About, Question, Survey
 
 SUFFIX: Final = ".jsonl"
 HEADER, VERSION = "appa-survey", 1
@@ -135,7 +135,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
             continue
         try:
             content = json.loads(line)
-            if number == 1 and HEADER in content:
+            if number == 1 and isinstance(content, dict) and HEADER in content:
                 about = about_of(content, path)
                 answers = {name: {} for name in content.get("groups", ())}
                 continue
@@ -152,7 +152,7 @@ def read(path: str | os.PathLike[str]) -> Survey:
                 answers[row.group][row.question_id] = np.array(row.distribution)
                 if row.n is not None:
                     respondents[row.group][row.question_id] = row.n
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # the last one: brackets in brackets
             cause = first_problem(error) if isinstance(error, ValidationError) else error
             raise UserError(f"{path}, line {number}: {cause}; {advice} says what can be used of it") from None
     if not asked:
@@ -167,7 +167,7 @@ def read_about(file: Path) -> About:
     try:
         with file.open(encoding="utf-8") as lines:
             return about_of(json.loads(next(lines, "{}")), file)
-    except (OSError, ValueError, AttributeError):  # the last one: the line is no object
+    except (OSError, ValueError, TypeError, RecursionError, AttributeError):  # the last one: the line is no object
         return About()
 
 
@@ -179,12 +179,10 @@ def about_of(header: Mapping[str, Any], source: str | os.PathLike[str]) -> About
     """
     if (version := header.get(HEADER, VERSION)) != VERSION:
         raise UserError(f"{source}, line 1: has version {version} of this format; this program reads {VERSION}")
-    known = {name: header[name] for name in asdict(About()) if name in header}
     try:
-        noise = TypeAdapter(Noise | None).validate_python(known.get("noise"))
+        return TypeAdapter(About).validate_python(header)
     except ValidationError as error:
-        raise UserError(f"{source}, line 1: noise: {first_problem(error)}") from None
-    return About(**known | {"notes": tuple(known.get("notes", ())), "noise": noise})
+        raise UserError(f"{source}, line 1: {first_problem(error)}") from None
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:
@@ -193,8 +191,7 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
         slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or "group"
-        candidates = chain([slug], (f"{slug}-{number}" for number in count(2)))
-        slug_of[name] = next(candidate for candidate in candidates if candidate not in slug_of.values())
+        slug_of[name] = numbered(slug, slug_of.values(), "-")
     return slug_of
 
 

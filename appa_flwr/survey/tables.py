@@ -9,9 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError
@@ -20,9 +21,6 @@ from appa_flwr.survey.frames import TWICE, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes, group_name, same
 from appa_flwr.survey.nonanswers import WORDS, code_text
 from appa_flwr.survey.nonanswers import number as number_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Column of an option's number -> sum over a question's options; 0 = any sum.
 UNITS: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
@@ -150,8 +148,6 @@ def _selections(cells: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 def _one_row_an_option(frame: Frame) -> Iterator[RawAnswer]:
     """Join the rows of each question and group into one answer."""
-    import pandas as pd
-
     measure = next((name for name in UNITS if name in frame.cells.columns), "share")
     frame.require("question", "group", "option", measure)
     frame.notes.add(f"one row an option, with the column {measure}")
@@ -190,7 +186,7 @@ def _has_decimal_comma(frame: Frame, column: str) -> bool:
     return not all(_THOUSANDS.fullmatch(cell.strip(" %")) for cell in commas)
 
 
-def _joined(rows: "pd.DataFrame", measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
+def _joined(rows: pd.DataFrame, measure: str, notes: Notes, *, is_total: bool) -> Iterator[RawAnswer]:
     """Join one question's rows, one per option, into each group's answer.
 
     Two spellings of an option are added up. Three checks: one spelling with two different numbers makes the group's
@@ -216,22 +212,19 @@ def _joined(rows: "pd.DataFrame", measure: str, notes: Notes, *, is_total: bool)
     names = [name for name in firsts.index if not sums.get(name)]
     if all(number_of(name) is not None for name in names):
         names.sort(key=float)
-    options, places = tuple(firsts["label"][names]), firsts["place"][names].tolist()
+    options, places = firsts["label"][names], firsts["place"][names].tolist()
+    has_row = number[names].notna()
+    number, people = number[names].fillna(0.0), people[names].where(has_row, 0.0)
     for group, raw in answers.items():
-        raw = raw._replace(options=options, ordinal=places)
+        raw = raw._replace(options=tuple(options), ordinal=places)
         if not raw.problem:
-            number_K, people_K = (
-                number.loc[group, names].to_numpy(copy=True),
-                people.loc[group, names].to_numpy(copy=True),
-            )
-            if (empty_K := np.isnan(number_K)).any():
-                empty = ", ".join(repr(option) for option, is_empty in zip(options, empty_K, strict=True) if is_empty)
-                notes.add("options without a row count as 0", f"{empty} of {raw.group}")
-            number_K[empty_K] = people_K[empty_K] = 0.0
+            number_K, people_K, row_K = (part.loc[group].to_numpy() for part in (number, people, has_row))
+            if not row_K.all():
+                notes.add("options without a row count as 0", f"{', '.join(map(repr, options[~row_K]))} of {raw.group}")
             share_K = number_K / (UNITS[measure] or math.fsum(number_K) or 1.0)
             raw = raw._replace(shares=share_K.tolist())
             if not np.isnan(people_K).any():  # else the number of people is unknown
-                raw = _with_people(raw, people_K, share_K, ~empty_K, notes, is_total=is_total)
+                raw = _with_people(raw, people_K, share_K, row_K, notes, is_total=is_total)
         yield raw
 
 
@@ -252,7 +245,7 @@ def _with_people(
     return raw
 
 
-def _sums(number: "pd.DataFrame", measure: str) -> dict[str, bool]:
+def _sums(number: pd.DataFrame, measure: str) -> dict[str, bool]:
     """Whether an option that is called a total or a net, or could be one, is the sum of others in every group.
 
     A total is the sum of all others, a net of some others side by side. A count without such a name is a net only if

@@ -11,6 +11,7 @@ from pydantic import Field
 from appa_flwr.core.arrays import FloatArray
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 30  # of a question
+UNITS = 64  # in a weight of 1, where noise is added
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from itertools import cycle
 import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import recorddict_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.superlink.grid import InMemoryGrid
 
+from appa_flwr.protocol.messages import MOST_BYTES, num_bytes
 from appa_flwr.protocol.refusals import FAILED
 from server_app.federation.foreign import plain
 
@@ -52,6 +52,8 @@ class OverlapGrid(Grid):
         self._grid = grid
         self.simulated = isinstance(grid, InMemoryGrid)  # such nodes are never late, and only the timeout limits a wait
         self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
+        self.most_bytes = MOST_BYTES  # of a reply to the messages that are sent next, set by the caller
+        self._limit: dict[str, int] = {}  # id of a message without a reply -> most bytes of it
         self.traffic = Counter[str]()  # messages and bytes of their records, added up until the caller clears it
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
@@ -110,6 +112,7 @@ class OverlapGrid(Grid):
         self._count("sent", [message.content for message in sent])
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
+        self._limit |= dict.fromkeys(silent, self.most_bytes)
         return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
 
     def _replies(self, sent: Mapping[str, Message], started: float, timeout: float) -> Iterator[Message]:
@@ -147,7 +150,7 @@ class OverlapGrid(Grid):
         for content in contents:
             self.traffic[f"messages_{way}"] += 1
             if isinstance(content, RecordDict):
-                self.traffic[f"bytes_{way}"] += recorddict_to_proto(content).ByteSize()
+                self.traffic[f"bytes_{way}"] += num_bytes(content)
 
     def _note_answer(self, node: int, reply: RecordDict | Error) -> None:
         # Flower's own error for a missing reply is not a reply of the node.
@@ -162,12 +165,18 @@ class OverlapGrid(Grid):
         """
         replies: dict[str, RecordDict | Error] = {}
         for key in keys:
+            pulled, fault, limit = list[Message](), "", self._limit.get(key, MOST_BYTES)
             try:
-                pulled = self.pull_messages([key])
+                pulled = list(self.pull_messages([key]))
             except SuperLinkLost:
                 raise
             except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
-                log.warning("node %s: its reply cannot be read (%s)", silent.pop(key), type(error).__name__)
+                fault = type(error).__name__
+            if (size := sum(num_bytes(reply.content) for reply in pulled if reply.has_content())) > limit:
+                fault = f"{size} bytes, where {limit} are enough"
+            if fault:
+                replies[key] = Error(FAILED, f"its reply cannot be read ({fault})")
+                del silent[key]
                 continue
             for reply in pulled:
                 if reply.metadata.reply_to_message_id == key and key in silent:

@@ -4,6 +4,7 @@ Axis letters: G groups, J answers, N numbers.
 """
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Groups:
 
         Raises TooFew if too few groups take part.
         """
-        self._catalogue = catalogue
+        self._catalogue, self.members.num_questions = catalogue, len(catalogue.questions)
         self._hand_out(messages.CATALOGUE, messages.pack_catalogue(catalogue), "take the catalogue of questions")
         return self.members.answered()
 
@@ -88,7 +89,8 @@ class Groups:
         if back := sorted(name for name, _ in self.members.hosts().items() - before):
             log.warning("back: %s", ", ".join(back))
         nodes = {*self.members.hosts().values()}
-        sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes)
+        numbers = sum(math.prod(layout.shape) for layout in asks.layouts_of(ask, self._catalogue).values())
+        sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes, numbers=numbers)
         return Request(sent, self.members, ask, self._catalogue, path)
 
 
@@ -118,7 +120,7 @@ class Request:
             assert reply.numbers is not None
             for place, name in self.members.own(node, reply):
                 row_of[name] = reply.numbers[place]
-                reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue)
+                reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue, task=self.members.config.task)
         for reason in filter(None, dict.fromkeys(reasons.values())):  # one line for each
             missing = [name for name in names if reasons[name] == reason]
             some = "group %s counts" if len(missing) == 1 else "groups %s count"

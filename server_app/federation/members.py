@@ -26,7 +26,7 @@ from server_app.federation.replies import TooFew
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every three seconds, then starts a process
 MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
-MOST_NAMES = 1000  # most groups in a reply of a deployed node, which hosts one group
+HEAD_BYTES, NAME_BYTES, NUMBER_BYTES = 1 << 16, 256, 8  # of a reply: in all, for a group's name, for each number
 
 MOST_NOISE = 1e12  # of what a node may claim; weights can be large
 
@@ -78,6 +78,7 @@ class Members:
         self._nodes: dict[int, Node] = defaultdict(Node)
         self._late: frozenset[int] = frozenset()  # nodes that keep their groups, and get no message before they answer
         self.setup: dict[str, RecordDict] = {}  # messages that a node needs before it is asked for numbers
+        self.num_questions = 0  # of the catalogue
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -227,8 +228,9 @@ class Members:
         patience = self.config.run.reply_timeout if timeout is None else timeout
         return list(self.read(self.grid.send_and_receive(self.messages(kind, content, nodes), timeout=patience)))
 
-    def messages(self, kind: str, content: RecordDict, nodes: Collection[int]) -> list[Message]:
-        """A message of this kind to each node, in the order of the nodes' ids."""
+    def messages(self, kind: str, content: RecordDict, nodes: Collection[int], *, numbers: int = 0) -> list[Message]:
+        """A message of this kind to each node, in the order of the nodes' ids; each group may reply `numbers`."""
+        self.grid.most_bytes = HEAD_BYTES + (NAME_BYTES + NUMBER_BYTES * numbers) * len(self.names)
         for node in nodes:
             self._nodes[node].error = 0
         return [self.grid.create_message(content, kind, node) for node in sorted(nodes)]
@@ -251,10 +253,9 @@ class Members:
 
     def _checked(self, content: RecordDict, kind: str) -> Reply:
         reply = messages.unpack_reply(content, numbers=kind == messages.ASK, **FIELDS.get(kind, {}))
-        if not self.grid.simulated and len(reply.groups) > MOST_NAMES:
-            raise ValueError(f"the reply names {len(reply.groups)} groups; the limit is {MOST_NAMES}")
-        if len(reply.fields.get("answered", reply.groups)) != len(reply.groups):
-            raise ValueError("the reply does not count the answers of each group")
+        counts, most = reply.fields.get("answered"), self.num_questions
+        if counts is not None and (len(counts) != len(reply.groups) or not all(0 <= n <= most for n in counts)):
+            raise ValueError(f"the reply does not count each group's answers, from 0 to {most}")
         noise = reply.fields.get("noise", ())
         if len(noise) not in (0, 2) or not all(0.0 < value <= MOST_NOISE for value in noise):
             raise ValueError("the reply does not state epsilon and standard deviation of a noise")

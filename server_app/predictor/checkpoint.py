@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError, first_line
-from appa_flwr.core.files import replace_file
+from appa_flwr.core.files import replace_file, sha256_of
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run import run_files
 from appa_flwr.run.records import Card, EmbeddingSummary, SurveySummary
@@ -39,7 +39,7 @@ def save(path: Path, weights: ArrayRecord, card: Card) -> None:
 
 def write_card(path: Path, card: Card) -> None:
     """Write the card of the file of weights at this path; raises as `replace_file`."""
-    run_files.write(path.with_suffix(".json"), card.model_copy(update={"weights": _sha256(path)}))
+    run_files.write(path.with_suffix(".json"), card.model_copy(update={"weights": sha256_of(path)}))
 
 
 def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -> tuple[ArrayRecord, Card]:
@@ -58,7 +58,7 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
             )
     card = run_files.read(card_path, Card)
     assert card is not None  # the file exists, see above
-    if card.weights != _sha256(path):
+    if card.weights != sha256_of(path):
         raise UserError(f"{path}: its card {card_path.name} belongs to other weights; both files come from one run")
     _check_fit(card, path, config, catalogue)
     try:
@@ -132,7 +132,3 @@ def _probe(catalogue: Catalogue) -> tuple[float, ...]:
     """(E,) features of the first option of the question that comes first by hash, rounded."""
     first = min(range(len(catalogue.questions)), key=lambda q: _question_hash(catalogue.questions[q]))
     return tuple(round(float(value), 4) for value in catalogue.embedding_QKE[first, 0])
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

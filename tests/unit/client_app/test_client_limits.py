@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from client_node import GROUP, Owned, asked_of, refused, weights
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import ScoreRequest
@@ -24,6 +24,13 @@ def test_few_held_out_answers_count_as_none(tmp_path):
         enough = held_out == LEAST_HELD_OUT
         score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"]
         assert score_L.max() == LEAST_HELD_OUT * enough
+
+
+@pytest.mark.parametrize("held_out", [0, 10])
+def test_a_group_that_has_answered_no_training_question_takes_no_part(held_out, tmp_path):
+    node = Owned(tmp_path)
+    assert node.take(node.cut(training=0, held_out=held_out)) == refusals.NO_ANSWERS
+    assert node.ledger.releases()[-1].refused == refusals.REFUSALS[refusals.NO_ANSWERS]
 
 
 def test_target_tables_are_made_once_in_a_run(tmp_path):
@@ -75,6 +82,18 @@ def test_a_run_has_one_catalogue(tmp_path):
         assert node.take(changed) == refusals.OTHER_CATALOGUE
     node.run(2)
     assert node.take(node.cut(training=12, held_out=9)) == 0
+
+
+@pytest.mark.parametrize(("most", "more"), [(messages.MOST_BYTES, {"junk": ConfigRecord({"x": 1})}), (1000, {})])
+def test_a_catalogue_beyond_the_protocol_is_not_stored_and_the_log_says_what_it_cost(
+    most, more, tmp_path, monkeypatch, caplog
+):
+    node = Owned(tmp_path)
+    content = RecordDict({**messages.pack_catalogue(node.cut(training=12, held_out=10)), **more})
+    monkeypatch.setattr(messages, "MOST_BYTES", most)
+    assert refused(node.send(messages.CATALOGUE, content)) == refusals.FAILED
+    assert len(node.memory) == 0
+    assert "catalogue cost 0." in caplog.text
 
 
 def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch):

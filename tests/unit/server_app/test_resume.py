@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -137,6 +139,7 @@ def is_checkpoint(source: Path, target: Path) -> bool:
 
 
 between_line_and_checkpoint = before(checkpoint, "save", lambda *_: True)
+writing_hash = before(files.os, "replace", lambda _, target: Path(target).name == "checkpoint.pt.sha256")
 # the second checkpoint is written, but not yet in the first one's place
 writing_checkpoint = before(files.os, "replace", lambda *to: is_checkpoint(*to) and Path(to[1]).exists())
 # no kill: the disk takes no more of the second checkpoint
@@ -156,12 +159,29 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     (between_line_and_checkpoint, 0, False, False),
     (writing_checkpoint, 2, False, False),
     (full_disk, 2, False, False),
+    (writing_hash, 4, False, False),
     (after_checkpoint, 4, False, False),
     (saving_policy, 5, False, False),
     (scoring_policy, 5, False, False),
     (by_baseline, 5, False, False),
     (saving_baseline, 5, False, False),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("checkpoint.pt", checkpoint.load), ("scores.parquet", lambda path: pair_scores.read(path.parent))],
+)
+def test_a_flipped_bit_is_noticed_wherever_it_is(unbroken, tmp_path, name, read):
+    shutil.copytree(unbroken, tmp_path / "run")
+    whole = (path := tmp_path / "run" / name).read_bytes()
+    assert len(vars(read(path)))
+    for place in np.random.default_rng(0).integers(8 * len(whole), size=40):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(UserError, match=rf"^{path}: cannot be read \(ValueError: it is not what was written"):
+            read(path)
 
 
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):

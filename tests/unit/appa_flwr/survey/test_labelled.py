@@ -46,16 +46,16 @@ def test_a_declared_missing_code_that_the_owner_moves_to_the_options_counts(tmp_
     }
 
 
-@pytest.mark.parametrize("name", ["f.sav", "f.zsav"])
-def test_the_weight_of_the_header_counts(tmp_path, name):
-    """Its place counts three for a text of 20 bytes; labels and missing values stand between the variables."""
-    table = pd.DataFrame({"g": ["A", "B" * 20] * 4, "q": [1, 2, 2, 2] * 2, "w_1": [1.0] * 8, "x": [3.0, 1.0] * 4})
+@pytest.mark.parametrize(("name", "size", "places"), [("f.sav", 20, 3), ("f.zsav", 20, 3), ("f.sav", 600, 2 * 32 + 12)])
+def test_the_weight_of_the_header_counts(tmp_path, name, size, places):
+    """Its place counts three for a text of 20 bytes, and 32 for each 252 bytes of a very long one."""
+    table = pd.DataFrame({"g": ["A", "B" * size] * 4, "q": [1, 2, 2, 2] * 2, "w_1": [1.0] * 8, "x": [3.0, 1.0] * 4})
     labels, file = {"q": {1: "Yes", 2: "No"}}, tmp_path / name
     options = {"column_labels": {"q": "Is it?"}, "missing_ranges": {"q": [8, 9]}, "compress": name == "f.zsav"}
     pyreadstat.write_sav(table, str(file), variable_value_labels=labels, **options)
     content = bytearray(file.read_bytes())
     # A: weights 3 (Yes), 3 (No), 3 (Yes), 3 (No); as the file says, no guess
-    for place, weight in ((4, None), (5, "w_1"), (6, "x")):
+    for place, weight in ((places + 1, None), (places + 2, "w_1"), (places + 3, "x")):
         content[76:80] = struct.pack("<i", place)
         file.write_bytes(content)
         made = convert(file, group_by="g", weight="" if weight else "none")

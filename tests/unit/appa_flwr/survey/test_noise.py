@@ -19,10 +19,9 @@ from surveys import refused
 from typer.testing import CliRunner
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import survey_commands
 from appa_flwr.launch.cli import app
 from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey import noise, store
+from appa_flwr.survey import noise, sources, store
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.files import read_frame
 from appa_flwr.survey.frames import Frame
@@ -269,7 +268,7 @@ def test_what_is_refused_and_why(tmp_path, monkeypatch):
     ):
         assert run(*words, *more)[0] != 0
     with monkeypatch.context() as careless:
-        careless.setattr(survey_commands, "convert", lambda *a, **by: convert(*a, **by | {"promise": None}))
+        careless.setattr(sources, "convert", lambda *a, **by: convert(*a, **by | {"promise": None}))
         for more in (("--write", tmp_path / "x.jsonl"), ("--out", tmp_path / "x")):
             assert "do not keep epsilon 4" in run(*words, *more)[1]
     assert not [*tmp_path.rglob("*.jsonl")]

@@ -69,6 +69,13 @@ def test_a_wrong_line_is_an_error_with_its_number(tmp_path, line, message):
     assert "x.jsonl, line 2: " in refused(message, store.read, path)
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, f'["{store.HEADER}"]', f'"{store.HEADER}"', "[[["])
+def test_a_first_line_that_is_no_object_is_an_error_with_its_number(tmp_path, line):
+    (path := tmp_path / "survey.jsonl").write_text(f"{line}\n")
+    refused(rf"^{path}, line 1: ", store.read, path)
+    assert store.read_about(path) == About()
+
+
 def test_what_is_not_our_format(tmp_path):
     refused("appa survey .*x.sav --write", store.read, tmp_path / "x.sav")
     # A line ends at a line feed alone.

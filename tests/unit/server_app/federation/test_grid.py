@@ -1,9 +1,11 @@
 """The waiting loop around Flower's grid, and how long it waits for nodes that hang."""
 
 import math
+import re
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fake_groups import GONE, at_work, failing, gathered, new_request, replying
 from fakes import FakeGrid, silent
@@ -98,7 +100,7 @@ def test_whoever_has_answered_is_heard_when_the_time_is_up(monkeypatch):
     assert names(send(OverlapGrid(fake), [1, 2, 3], timeout=1.0)) == ["C"]
 
 
-def test_a_reply_that_flower_cannot_read_is_lost_alone(caplog):
+def test_a_reply_that_flower_cannot_read_is_lost_alone():
     """What a node can do to Flower's reader raises anything: here the pull of the first node's reply does."""
 
     class Unreadable(FakeGrid):
@@ -108,8 +110,20 @@ def test_a_reply_that_flower_cannot_read_is_lost_alone(caplog):
             return super().pull_messages(message_ids)
 
     grid = OverlapGrid(Unreadable({1: named("A"), 2: named("B")}))
-    assert names(send(grid, [1, 2])) == ["B"]
-    assert caplog.messages == ["node 1: its reply cannot be read (ValueError)"]
+    replies = send(grid, [1, 2])
+    assert replies[1].error.reason == "its reply cannot be read (ValueError)"
+    assert names({2: replies[2]}) == ["B"]
+
+
+def test_a_reply_is_at_most_as_large_as_its_own_request_allows():
+    """The limit of a request holds for its replies, also after another request with a smaller one was sent."""
+    numbers = {1: 9, 2: 10_000}  # 8 bytes each
+    reply = lambda m: messages.pack_reply(["A"], np.ones((1, numbers[m.metadata.dst_node_id])))  # noqa: E731
+    grid = OverlapGrid(FakeGrid(dict.fromkeys(numbers, lambda m: Message(reply(m), reply_to=m))))
+    grid.most_bytes = 50_000
+    small = send(grid, numbers, meanwhile=lambda: setattr(grid, "most_bytes", 100))
+    assert not small[1].has_error()
+    assert re.search(r"\(8\d{4} bytes, where 50000 are enough\)", small[2].error.reason)
 
 
 # --- nodes that hang, on a clock that only waiting moves --------------------------------------------------------------

@@ -4,11 +4,12 @@ Axis letters: G groups, J answers.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import GONE, WEIGHTS, failing, federated, gathered, replying, scorer
+from fake_groups import GONE, WEIGHTS, FakeGroups, failing, federated, gathered, replying, scorer
 from fakes import CATALOGUE, GOOD, KEY, REQUEST
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -37,11 +38,11 @@ def rewards(groups, request=REQUEST, key=KEY):
     return answer.rows(f"{' '.join(key)} reward", groups.names)
 
 
-def rows_of(*names, row=None):
-    """A reply with these rows."""
+def rows_of(*names, row=None, **more):
+    """A reply with these rows, and more records."""
     size = 6  # two arrays of three answers
     filled = np.full((len(names), size), 0.5) if row is None else np.tile(row, (len(names), 1))
-    return lambda message: Message(messages.pack_reply(names, filled), reply_to=message)
+    return lambda message: Message(RecordDict({**messages.pack_reply(names, filled), **more}), reply_to=message)
 
 
 BAD_NODES = {
@@ -56,6 +57,10 @@ BAD_NODES = {
     "no reply": answering("B", lambda message: None),
     "another protocol": answering(
         "B", lambda message: Message(RecordDict({"x": ConfigRecord({"y": 1})}), reply_to=message)
+    ),
+    "a record more": answering("B", rows_of("B", row=[1] * 6, more=ConfigRecord({"x": 1}))),
+    "100,000 numbers more": answering(
+        "B", rows_of("B", row=[1] * 6, more=messages.arrays_record({"x": np.ones(10**5)}))
     ),
     "twice in one reply": answering("B", rows_of("B", "B")),
 }
@@ -84,16 +89,20 @@ def test_on_the_truth_side_an_unknown_answer_is_no_fault():
 
 def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
     prediction_JK = np.array([[0.5, 0.5, np.nan], [np.nan] * 3, [0.2, 0.3, 0.5]])
-    request = ScoreRequest(REQUEST.question_J, prediction_JK, ("js",))
+    many = 4000  # for which a reply is as large as its request allows
+    request = ScoreRequest(np.tile(REQUEST.question_J, many), np.tile(prediction_JK, (many, 1)), ("js",))
     for lie in (0.0, 0.1):
-        groups = federated({11: scorer("A", [0.5, 0.0, 1.0]), 12: scorer("B", [1.0, lie, 1.0])})
+        groups = federated({11: scorer("A", [0.5, 0.0, 1.0] * many), 12: scorer("B", [1.0, lie, 1.0] * many)})
         reward_GJ = rewards(groups, request)
-        np.testing.assert_array_equal(reward_GJ[0], [0.5, 0.0, 1.0])
+        np.testing.assert_array_equal(reward_GJ[0], [0.5, 0.0, 1.0] * many)
         assert np.isnan(reward_GJ[1]).all() == (lie > 0)
 
 
-@pytest.mark.parametrize(("counts", "expected"), [([7, 3], {"A": 5, "B": 3}), ([3], {"A": 5}), ([7, 3, 1], {"A": 5})])
-def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings):
+@pytest.mark.parametrize(
+    ("counts", "fits"),
+    [([1, 3], True), ([3], False), ([1, 3, 1], False), ([1, -5], False), ([1, 4], False), ([1, 1 << 62], False)],
+)
+def test_a_count_of_answers_is_that_of_its_own_group_and_of_no_more_questions_than_there_are(counts, fits, warnings):
     def counting(names, counts):
         def answer(message):
             if message.metadata.message_type != messages.CATALOGUE:
@@ -102,8 +111,8 @@ def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings)
 
         return answer
 
-    groups = gathered({1: counting(["A"], [5]), 2: counting(["A", "B"], counts)}, ("A", "B"))
-    assert groups.send_catalogue(CATALOGUE) == expected
+    groups = gathered({1: counting(["A"], [2]), 2: counting(["A", "B"], counts)}, ("A", "B"))
+    assert groups.send_catalogue(CATALOGUE) == ({"A": 2, "B": 3} if fits else {"A": 2})
     assert len(warnings()) == 1
 
 
@@ -163,20 +172,23 @@ def test_the_same_request_is_asked_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "row", "fits"),
+    ("task", "kind", "row", "fits"),
     [
-        (asks.VOTES, [1, 0, 0], True),
-        (asks.VOTES, [3, 2, 1], True),
-        (asks.VOTES, [0, 0, 3], False),  # as many as three groups
-        (asks.PREDICTIONS, [0.2, 0.3, 0.5], True),
-        (asks.PREDICTIONS, [3, 2, 1], False),
-        (asks.ANSWERS, [0.2, 0.3, 0.6], False),
+        ("dpa", asks.VOTES, [1, 0, 0], True),
+        ("dpa", asks.VOTES, [3, 2, 1], False),  # six votes
+        ("dpa", asks.VOTES, [0.2, 0.3, 0.5], False),
+        ("dpa", asks.VOTES, [0, 0, 3], False),  # as many as three groups
+        ("opa", asks.VOTES, [2, 3, 1], True),
+        ("opa", asks.VOTES, [1, 0, 0], False),
+        ("dpa", asks.PREDICTIONS, [0.2, 0.3, 0.5], True),
+        ("opa", asks.PREDICTIONS, [3, 2, 1], False),
+        ("dpa", asks.ANSWERS, [0.2, 0.3, 0.6], False),
     ],
 )
-def test_no_group_has_more_than_one_vote(kind, row, fits):
-    ask, option_QK = asks.Ask(kind), CATALOGUE.option_QK
-    vote_QK = np.zeros(option_QK.shape)
-    for q, size in enumerate(option_QK.sum(1)):
-        vote_QK[q, :size] = (row if size == 3 else np.eye(size)[0] if sum(row) < 2 else range(size, 0, -1))[:size]
-    reason = asks.fault(ask, vote_QK.ravel(), CATALOGUE)
-    assert (reason is None) == fits
+def test_no_group_has_more_than_one_vote(task, kind, row, fits):
+    vote_QK = np.zeros(CATALOGUE.option_QK.shape)
+    for q, size in enumerate(CATALOGUE.option_QK.sum(1)):
+        vote_QK[q, :size] = row if size == 3 else [1, 0] if sum(row) < 2 else [2, 1]
+    groups = federated({1: FakeGroups(["A"], lambda ask, name: {"votes": vote_QK})}, task=task)
+    with nullcontext() if fits else pytest.raises(TooFew):
+        assert groups.ask(asks.Ask(kind)).groups == ("A",)

@@ -27,6 +27,7 @@ E embedding, F features of a text, D hidden features, R learned features.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,6 +51,9 @@ START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
 LIKELIHOOD_SHARE = 0.5
 # smallest predicted root of a share, since roots are not negative
 ROOT_FLOOR = 1e-2
+# In prediction a kernel of more entries than the first number comes in blocks of so many questions, since it takes some
+# eleven matrices of its size.
+WHOLE, BLOCK = 2**21, 64
 SMALLEST_SHARE, SMALLEST_VARIANCE, JITTER = 1e-6, 1e-6, 1e-6
 
 
@@ -110,6 +114,18 @@ class _Read:
         """Index of each option among the tokens (S, K), and mask of real pairs of a question's options (S, K, K)."""
         pair_SKK = self.option_SK[:, :, None] & self.option_SK[:, None, :]
         return self.padded(torch.arange(len(self.place_P))), pair_SKK
+
+    def blocks_beside(self, other: "_Read") -> Iterator["_Read"]:
+        """The tokens of `BLOCK` questions after the others, or all at once if their kernel with the others is small."""
+        if len(self.place_P) * len(other.place_P) <= WHOLE:
+            yield self
+            return
+        size_T = [int(option_SK.sum()) for option_SK in self.option_SK.split(BLOCK)]
+        values = (self.question_PF, self.option_PF, self.place_P, self.root_P)
+        features = [None] * len(size_T) if self.feature_PR is None else self.feature_PR.split(size_T)
+        split = zip(*(value.split(size_T) for value in values), features, strict=True)
+        for option_SK, parts in zip(self.option_SK.split(BLOCK), split, strict=True):
+            yield _Read(layout(option_SK[None]), *parts)
 
     def shares(self, residual_P: Tensor, variance_P: Tensor) -> Tensor:
         """Expected shares (P,): a root with mean m and variance v has the expected square m^2 + v."""
@@ -195,9 +211,9 @@ class ExactResidual(PluralLLM):
         answer_N = context.answer[context.options].to(read.root_P.dtype)
         difference_N = read.centred((answer_N.sqrt() - read.root_P)[:, None])[:, 0]
         own_noise = self._noise(view).to(difference_N.dtype) + JITTER
-        lower_NN, failed = torch.linalg.cholesky_ex(
-            self._kernel(read, read, view) + own_noise * torch.diag(torch.ones_like(difference_N))
-        )
+        parts = [read] if self.training else read.blocks_beside(read)
+        kernel_NN = torch.cat([self._kernel(part, read, view) for part in parts])
+        lower_NN, failed = torch.linalg.cholesky_ex(kernel_NN + own_noise * torch.diag(torch.ones_like(difference_N)))
         if failed:  # then the prediction is the mean of all groups
             return self.condition(context.map(lambda value: value[:, :0]), view)
         return Conditioned(self, view, read, difference_N, lower_NN)
@@ -305,8 +321,8 @@ class Conditioned:
 
         A question that is in the context too is predicted from all answers, including its own.
         """
-        read = self.model._read(target, self.view)
-        return read.share_table(*self.residual(read))
+        parts = self.model._read(target, self.view).blocks_beside(self.context)
+        return np.concatenate([part.share_table(*self.residual(part)) for part in parts])
 
     def left_out(self) -> FloatArray:
         """Each question of the context predicted from the others, (C, K): block leave-one-out in closed form.

@@ -164,15 +164,15 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    shown = len(files.PROGRESS.read(folder))  # lines from before the run was resumed
+    _, shown = files.PROGRESS.since(folder, 0)  # the bytes from before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / files.FLOWER_LOG)
 
     def follow() -> None:
         nonlocal shown
-        for record in (records := files.PROGRESS.read(folder))[shown:]:
+        records, shown = files.PROGRESS.since(folder, shown)
+        for record in records:
             left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
             print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
-        shown = len(records)
 
     status = ""
     # Only the status is reliable: the stream can break while the run continues, and returns 0 if the run failed.

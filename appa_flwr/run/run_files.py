@@ -85,6 +85,17 @@ class LineFile(Generic[T]):
             if line.strip():
                 yield parse(line, adapter, f"{path}: line {number}")
 
+    def since(self, folder: Path, position: int) -> tuple[tuple[T, ...], int]:
+        """Read the complete lines after a position in bytes; returns them, and the position after them."""
+        path, adapter = folder / self.name, TypeAdapter(self.kind)
+        if not path.exists():
+            return (), 0
+        with path.open("rb") as file:
+            file.seek(position)
+            lines = file.read().split(b"\n")[:-1]
+        records = tuple(parse(line, adapter, f"{path}: a line after byte {position}") for line in lines if line.strip())
+        return records, position + sum(len(line) + 1 for line in lines)
+
 
 MACHINE, NOISE = "machine", "noise, by the owners' word"
 """Phases of the lines in progress.jsonl that state version and machine of the run, and noise in groups' answers."""

@@ -25,7 +25,7 @@ from server_app.federation.replies import TooFew
 
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every three seconds, then starts a process
-MOST_FAILURES = 2  # most failures to set up a node: each may take a whole reply timeout
+LONGEST_PAUSE = 8  # of a node whose set-up fails, as a power of two, in requests
 HEAD_BYTES, NAME_BYTES, NUMBER_BYTES = 1 << 16, 256, 8  # of a reply: in all, for a group's name, for each number
 
 MOST_NOISE = 1e12  # of what a node may claim; weights can be large
@@ -60,6 +60,7 @@ class Node:
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
     noise: tuple[float, ...] = ()  # epsilon and standard deviation, as its owner claims; empty for exact answers
     failures: int = 0  # failed setup messages since the node was last set up completely
+    pause: int = 0  # requests until it is set up again
     error: int = 0  # code of its error reply to the last message; 0 if there was none
 
 
@@ -148,7 +149,8 @@ class Members:
         hosts, away = set(self._node_of.values()), len(self._node_of) < len(self.names)
         # Hosts that have been greeted are not greeted again: each message to a deployed node starts a process there.
         unknown = {node for node in online if self._nodes[node].state is State.UNKNOWN}
-        nodes = [node for node in online - self._late if (node in unknown if node in hosts else away)]
+        able = {node for node in online - self._late if not self._nodes[node].pause}
+        nodes = [node for node in able if (node in unknown if node in hosts else away)]
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if name in self.names]
             if not names:
@@ -190,11 +192,11 @@ class Members:
     def prepare(self) -> None:
         """Set up, in parallel, all nodes that joined late or have restarted.
 
-        A node that fails or hangs is tried again before the next request, `MOST_FAILURES` times in all. A node whose
-        owner refuses is not tried again.
+        A node that fails or hangs is tried again before the next request, then after 2, 4, 8, ... requests, since each
+        try may take a whole reply timeout. A node whose owner refuses is not tried again.
         """
         for node in self._nodes.values():
-            node.error = 0
+            node.error, node.pause = 0, max(0, node.pause - 1)
         self._meet(timeout=self.config.run.reply_timeout)
         for kind, content in self.setup.items():
             hosts = {*self._node_of.values()} - self._late
@@ -202,11 +204,26 @@ class Members:
             for number, reply in self._send(kind, content, lacking):
                 lacking.remove(number)
                 self._take(kind, number, reply)
-            for node in map(self._nodes.__getitem__, lacking):
-                node.failures += 1
-                refuses = node.error > refusals.FORGOTTEN or node.failures >= MOST_FAILURES
-                node.state = State.OUT if refuses else State.UNKNOWN
-        self._node_of = {n: node for n, node in self._node_of.items() if self._nodes[node].state is not State.OUT}
+            for number in sorted(lacking):
+                self._note_failure(number)
+        nodes = self._nodes
+        self._node_of = {
+            n: k for n, k in self._node_of.items() if nodes[k].state is not State.OUT and not nodes[k].pause
+        }
+
+    def _note_failure(self, number: int) -> None:
+        """Plan the next try to set up a node, or none if its owner refuses, and log it."""
+        node, groups = self._nodes[number], listed(self._nodes[number].groups)
+        node.failures += 1
+        if node.error > refusals.FORGOTTEN:
+            node.state = State.OUT
+            log.warning("node %s (%s) refuses, and takes no part", number, groups)
+            return
+        node.state, node.pause = State.UNKNOWN, 2 ** min(node.failures - 1, LONGEST_PAUSE) if node.failures > 1 else 0
+        when = f"after {node.pause} more requests" if node.pause else "before the next request"
+        log.warning(
+            "node %s (%s): its set-up failed (%d in a row); tried again %s", number, groups, node.failures, when
+        )
 
     def _take(self, kind: str, number: int, reply: Reply) -> None:
         """Note a node's reply to a setup message."""

@@ -14,6 +14,7 @@ import torch
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import Catalogue
 from pluralllm import data as sizes
+from pluralllm import residual as exact
 from pluralllm.data import GroupData
 from pluralllm.network import Questions
 from pluralllm.prediction import Predictor
@@ -101,6 +102,17 @@ def test_the_residual_is_that_of_a_dense_gaussian_process(model, table, data, vi
     assert np.abs(expected_mean).max() > 0.01
     np.testing.assert_allclose(mean.numpy(), expected_mean, atol=1e-6)
     np.testing.assert_allclose(variance.numpy(), np.maximum(expected_variance, 1e-6), atol=1e-6)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_kernel_in_blocks_is_the_whole_kernel(model, table, data, monkeypatch, trained):
+    whole = of(model, table, trained_Q=TRAINED & trained).targets(data)
+    sizes, kernel = [], ExactResidual._kernel
+    monkeypatch.setattr(ExactResidual, "_kernel", lambda *of: sizes.append(len(of[1].tokens.size_S)) or kernel(*of))
+    monkeypatch.setattr(exact, "WHOLE", 0)
+    monkeypatch.setattr(exact, "BLOCK", 7)
+    np.testing.assert_allclose(of(model, table, trained_Q=TRAINED & trained).targets(data), whole, rtol=1e-9)
+    assert max(sizes) == 7
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -66,3 +66,12 @@ def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / SUMMARY.name).mkdir()
     refused(r"summary\.json: cannot be read \(Is a directory\)$", SUMMARY.read, tmp_path)
+
+
+def test_the_launcher_reads_a_line_once_and_when_it_is_whole(tmp_path):
+    numbers, file = run_files.LineFile("n.jsonl", int), tmp_path / "n.jsonl"
+    assert numbers.since(tmp_path, 0) == ((), 0)
+    file.write_bytes(b"1\n23")
+    assert numbers.since(tmp_path, 0) == ((1,), 2)
+    file.write_bytes(b"x\n23\n\n4\n5")  # what stands before is not read again
+    assert numbers.since(tmp_path, 2) == ((23, 4), 8)

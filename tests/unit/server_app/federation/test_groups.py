@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import GONE, WEIGHTS, FakeGroups, failing, federated, gathered, replying, scorer
+from fake_groups import GONE, WEIGHTS, FakeGroups, at_work, failing, federated, gathered, new_request, replying, scorer
 from fakes import CATALOGUE, GOOD, KEY, REQUEST
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -113,7 +113,25 @@ def test_a_count_of_answers_is_that_of_its_own_group_and_of_no_more_questions_th
 
     groups = gathered({1: counting(["A"], [2]), 2: counting(["A", "B"], counts)}, ("A", "B"))
     assert groups.send_catalogue(CATALOGUE) == ({"A": 2, "B": 3} if fits else {"A": 2})
-    assert len(warnings()) == 1
+    assert len(warnings()) == (1 if fits else 2)  # the second is on the next try
+
+
+def test_a_node_whose_set_up_fails_is_tried_again_with_growing_pauses_and_heard_when_it_recovers(warnings):
+    heard, tries, healthy = list[tuple[str, ...]](), list[int](), replying("B")
+
+    def ill(message):
+        if message.metadata.message_type != messages.CATALOGUE:
+            return healthy(message)
+        tries.append(len(heard))
+        return (GONE if len(tries) < 5 else healthy)(message)
+
+    groups = at_work({1: replying("A"), 2: ill}, ("A", "B"))
+    for _ in range(20):
+        heard.append(groups.ask(new_request()).groups)
+    # twice before the first request, then 2, 4 and 8 requests later
+    assert tries == [0, 0, 1, 5, 13]
+    assert heard == [("A",)] * 13 + [("A", "B")] * 7
+    assert len([line for line in warnings() if "node 2 (B): its set-up failed" in line]) == 4
 
 
 @pytest.mark.parametrize("claim", [[4.0, 8.02], [], [4.0], [math.nan, 8.0], [4.0, -8.0], [4.0, 1e13]])

@@ -1,0 +1,59 @@
+"""Every config key changes what a run writes or sends: one row of tests/cases/keys.toml each."""
+
+import socket
+import tomllib
+from contextlib import closing
+from pathlib import Path
+
+import families
+import pytest
+from surveys import YES_NO, row, write
+from wires import Stages
+
+from appa_flwr.config import KEYS
+from appa_flwr.launch.sites import make_node_key
+from appa_flwr.survey.types import Question
+
+TABLE = tomllib.loads((Path(__file__).parents[3] / "cases" / "keys.toml").read_text())
+ROWS = [(key, case) for key, cases in TABLE["rows"].items() for case in cases]
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wires")
+    counts = {"A": 50, "B": 70, "C": 90}
+    rows = [row(f"q{q}", g, (0.04 * q, 0.8 - 0.04 * q, 0.2), n=n + q) for q in range(20) for g, n in counts.items()]
+    extra = [{"question_id": f"x{q}", "question": f"Extra {q}?", "options": YES_NO} for q in range(3)]
+    make_node_key(folder / "node.key")
+    key = (folder / "node.key.pub").read_text().strip()
+    (folder / "keys.toml").write_text("".join(f'{name} = "{key}"\n' for name in ("Avaria", "Belmora", "Castria")))
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        places = {
+            "survey": write(folder / "survey.jsonl", rows),
+            "extra": write(folder / "extra.jsonl", extra),
+            "model": families.save("qwen3", folder / "model", [Question("q", "Is it?", ("Yes", "No"))]),
+            "keys": folder / "keys.toml",
+            "elsewhere": folder / "elsewhere",
+            "taken": taken.getsockname()[1],
+            "checkpoint": folder / "evaluate base" / "pluralllm.safetensors",
+        }
+        stages = Stages(folder, places)
+        stages.once({}, since="", until="evaluate base")
+        yield stages
+
+
+def test_every_key_has_a_row_or_a_reason():
+    assert [*KEYS] == [key for key in KEYS if (key in TABLE["rows"]) != (key in TABLE["unseen"])]
+    assert {*TABLE["rows"], *TABLE["unseen"]} == {*KEYS}
+
+
+@pytest.mark.parametrize(("key", "case"), ROWS, ids=[f"{key}={case['value']}" for key, case in ROWS])
+def test_a_key_changes_what_its_row_says(stages, key, case):
+    stage = case["stage"]
+    since, until = TABLE["stages"][stage]
+    both, until = TABLE["with"].get(stage, {}) | case.get("with", {}), case.get("until", until)
+    before = stages.once(both, since=since, until=until)
+    after = stages.run({**both, key: case["value"]}, since=since, until=until)
+    same = [seen for seen in case["seen"] if all(before[name] == after[name] for name in seen.split("|"))]
+    assert not same, f"{key} = {case['value']} changes nothing in: {', '.join(same)}"
+    assert "error" in "".join(case["seen"]) or not (before["error"] or after["error"]), after["error"]

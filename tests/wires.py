@@ -127,3 +127,39 @@ class Stages:
             if not (given or since):
                 shutil.copytree(self.folder / str(self._count) / "r", self.folder / until)
         return self._traces[name]
+
+
+FOLLOWED = ("appa_flwr.", "pluralllm.", "server_app.", "client_app.", "experiments.", "trl.trainer.sft_config")
+"""Modules of the functions that are looked at."""
+
+
+@contextmanager
+def arrivals(values: Mapping[object, str]) -> Iterator[set[str]]:
+    """Within the block, collect "NAME: CALLER > FUNCTION PARAMETER" wherever one function passes the value of NAME on.
+
+    What `child_seed` makes of a value is followed too, as "NAME for PURPOSE". The config's own code is left out.
+    """
+    reached, names = set[str](), dict(values)
+
+    def place(frame) -> str:
+        return f"{frame.f_globals.get('__name__', '').rpartition('.')[2]}.{frame.f_code.co_qualname}"
+
+    def called(frame, event: str, result: object) -> None:
+        code, module, given = frame.f_code, frame.f_globals.get("__name__", ""), frame.f_locals
+        if event not in ("call", "return") or not module.startswith(FOLLOWED) or module.startswith("appa_flwr.config"):
+            return
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if event == "call" else ()
+        for parameter in parameters:
+            value = given.get(parameter)
+            if type(value) in (int, float, str) and value in names:
+                purpose = f" {given['names'][0]}" if code.co_name == "child_seed" else ""
+                reached.add(f"{names[value]}: {place(frame.f_back)} > {place(frame)} {parameter}{purpose}")
+        if code.co_name == "child_seed" and event == "return" and given["seed"] in names:
+            names[result] = f"{names[given['seed']]} for {given['names'][0]}"
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        yield reached
+    finally:
+        sys.setprofile(before)

@@ -1,5 +1,6 @@
 """Every config key changes what a run writes or sends: one row of tests/cases/keys.toml each."""
 
+import json
 import socket
 import tomllib
 from contextlib import closing
@@ -8,13 +9,15 @@ from pathlib import Path
 import families
 import pytest
 from surveys import YES_NO, row, write
-from wires import Stages
+from wires import Stages, arrivals
 
-from appa_flwr.config import KEYS
+from appa_flwr.config import KEYS, Config
 from appa_flwr.launch.sites import make_node_key
 from appa_flwr.survey.types import Question
 
-TABLE = tomllib.loads((Path(__file__).parents[3] / "cases" / "keys.toml").read_text())
+CASES = Path(__file__).parents[3] / "cases"
+TABLE = tomllib.loads((CASES / "keys.toml").read_text())
+ARRIVALS = json.loads((CASES / "arrivals.json").read_text())
 ROWS = [(key, case) for key, cases in TABLE["rows"].items() for case in cases]
 
 
@@ -57,3 +60,13 @@ def test_a_key_changes_what_its_row_says(stages, key, case):
     same = [seen for seen in case["seen"] if all(before[name] == after[name] for name in seen.split("|"))]
     assert not same, f"{key} = {case['value']} changes nothing in: {', '.join(same)}"
     assert "error" in "".join(case["seen"]) or not (before["error"] or after["error"]), after["error"]
+
+
+@pytest.mark.parametrize("case", ARRIVALS, ids=["full", "adapters"])
+def test_functions_pass_the_values_of_keys_on(stages, case):
+    """In these runs each followed value is of one key alone."""
+    keys = ARRIVALS[0]["keys"] | case["keys"]
+    followed = {line.partition(":")[0].partition(" for ")[0] for line in case["arrivals"]}
+    with arrivals({Config.load(keys).flat()[key]: key for key in followed}) as reached:
+        assert not stages.run(keys)["error"]
+    assert not (lost := {*case["arrivals"]} - reached), f"not passed on, or renamed: {lost}; new: {reached}"

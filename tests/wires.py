@@ -115,7 +115,7 @@ class Stages:
             except Killed:
                 pass
             except UserError as raised:
-                error = str(raised)
+                error = TIMES.sub("", str(raised))
         folders = str(sorted(path.parent.relative_to(root) for path in root.rglob("config.json")))
         return defaultdict(str, {**trace(config, grid, error), **waits, "folders": folders})
 

@@ -81,7 +81,7 @@ def shown(inputs, tmp_path, monkeypatch, capsys):
 
     def record(module, name, result):
         def call(*given, **keys):
-            called[name] = str((given, keys))
+            called[name] = re.sub(" at 0x[0-9a-f]+", "", str((given, keys)))
             return result(*given, **keys)
 
         monkeypatch.setattr(module, name, call)

@@ -1,5 +1,6 @@
 """Every config key changes what a run writes or sends: one row of tests/cases/keys.toml each."""
 
+import importlib
 import json
 import socket
 import tomllib
@@ -62,11 +63,19 @@ def test_a_key_changes_what_its_row_says(stages, key, case):
     assert "error" in "".join(case["seen"]) or not (before["error"] or after["error"]), after["error"]
 
 
-@pytest.mark.parametrize("case", ARRIVALS, ids=["full", "adapters"])
+@pytest.mark.parametrize("case", ARRIVALS["runs"], ids=["full", "adapters"])
 def test_functions_pass_the_values_of_keys_on(stages, case):
     """In these runs each followed value is of one key alone."""
-    keys = ARRIVALS[0]["keys"] | case["keys"]
+    keys = ARRIVALS["runs"][0]["keys"] | case["keys"]
     followed = {line.partition(":")[0].partition(" for ")[0] for line in case["arrivals"]}
     with arrivals({Config.load(keys).flat()[key]: key for key in followed}) as reached:
         assert not stages.run(keys)["error"]
+    assert not (lost := {*case["arrivals"]} - reached), f"not passed on, or renamed: {lost}; new: {reached}"
+
+
+@pytest.mark.parametrize("case", ARRIVALS["calls"], ids=lambda case: case["call"])
+def test_a_function_passes_its_arguments_on(case):
+    module, _, name = case["call"].partition(":")
+    with arrivals({value: key for key, value in case["keys"].items()}) as reached:
+        getattr(importlib.import_module(module), name)(**case["keys"])
     assert not (lost := {*case["arrivals"]} - reached), f"not passed on, or renamed: {lost}; new: {reached}"

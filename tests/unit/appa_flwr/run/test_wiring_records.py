@@ -1,4 +1,4 @@
-"""Every field of a run's records, and of what a notebook reads, comes out of a run with a value that means something."""
+"""Every field of a run's records, and of what a notebook reads, comes out of a run with a value that says something."""
 
 import asyncio
 import math
@@ -26,7 +26,7 @@ KEYS = {
     "appa.fairness-threshold": 0.0,
     "data.extra-questions": "survey",
     "data.num-questions": 40,
-    "policy.max-sequence-length": 54,
+    "policy.max-sequence-length": 50,
     "ppo.answers-per-question": 4,
     "ppo.baseline": "value",
     "ppo.clip-range": 1e-4,
@@ -36,7 +36,7 @@ KEYS = {
 }
 
 
-def means_nothing(value: object) -> bool:
+def says_nothing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value)) or not value
 
 
@@ -54,7 +54,7 @@ def note(value: object, seen: Mapping[str, list[object]]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run's folder, in which the group of the second node never gives rewards, and rounds of two answers were served."""
+    """A run's folder, in which the group of the second node gives no rewards, and rounds of two answers were served."""
     root = tmp_path_factory.mktemp("runs")
     config = Config.load({**SMALLEST, **KEYS, "run.output-dir": str(root), "run-name": "r"})
     grid = SimulatedGrid(simulated(config, 2))
@@ -86,7 +86,7 @@ def test_every_field_of_every_record_is_written_and_read_back(folder):
     kinds = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, records.Record)]
     fields = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind).get("__annotations__", ())}
     assert fields - {"Record.model_config"} == {*seen}
-    assert not [name for name, values in seen.items() if all(map(means_nothing, values))]
+    assert not [name for name, values in seen.items() if all(map(says_nothing, values))]
 
 
 def test_every_field_of_an_opened_run_is_read(folder):

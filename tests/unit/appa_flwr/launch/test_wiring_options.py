@@ -76,7 +76,7 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture
 def shown(inputs, tmp_path, monkeypatch, capsys):
-    """What a command in a copy of these files said, left in each file, and called; later ones stand for the programs."""
+    """What a command in a copy of these files says, leaves in each file, and calls in place of the programs."""
     called = {}
 
     def record(module, name, result):

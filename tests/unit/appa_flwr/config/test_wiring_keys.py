@@ -60,6 +60,7 @@ def test_a_key_changes_what_its_row_says(stages, key, case):
     after = stages.run({**both, key: case["value"]}, since=since, until=until)
     same = [seen for seen in case["seen"] if all(before[name] == after[name] for name in seen.split("|"))]
     assert not same, f"{key} = {case['value']} changes nothing in: {', '.join(same)}"
+    assert all(before[name] == after[name] != "" for name in case.get("kept", ())), f"{key} changes {case['kept']}"
     assert "error" in "".join(case["seen"]) or not (before["error"] or after["error"]), after["error"]
 
 

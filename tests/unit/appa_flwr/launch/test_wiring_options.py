@@ -120,5 +120,6 @@ def shown(inputs, tmp_path, monkeypatch, capsys):
 def test_an_option_changes_what_its_row_says(shown, command, option):
     both, without, given, seen = TABLE[command][option]
     before, after = shown(f"{both} {without}"), shown(f"{both} {given}")
-    same = [name for name in seen if before.get(name) == after.get(name)]
+    same = [name for name in seen if before.get(name.lstrip("+")) == after.get(name.lstrip("+"))]
     assert not same, f"{option} changes nothing in {same}: {before['said']} {after['said']}"
+    assert {name[1:] for name in seen if name.startswith("+")} <= {*after}, after["said"]

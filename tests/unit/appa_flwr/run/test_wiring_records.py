@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -21,19 +23,7 @@ from appa_flwr.run import records, run_files
 from appa_flwr.run.pair_scores import SURVEY
 
 FILES = [file for file in vars(run_files).values() if isinstance(file, run_files.JsonFile | run_files.LineFile)]
-KEYS = {
-    "baseline-rules": "appa_flwr.analysis.rules:Average",  # as a rule of the user's own, whose text is kept
-    "appa.fairness-threshold": 0.0,
-    "data.extra-questions": "survey",
-    "data.num-questions": 40,
-    "policy.max-sequence-length": 50,
-    "ppo.answers-per-question": 4,
-    "ppo.baseline": "value",
-    "ppo.clip-range": 1e-4,
-    "seed": 3,
-    "ppo.response-length": 18,  # too few tokens for an answer with many options
-    "eval.every": 2,
-}
+KEYS = tomllib.loads((Path(__file__).parents[3] / "cases" / "keys.toml").read_text())["records"]
 
 
 def says_nothing(value: object) -> bool:

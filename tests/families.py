@@ -5,13 +5,13 @@ message, the ends that the generation settings name, tied embeddings, and more e
 """
 
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from fakes import random_lm
+from small import cases
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -22,10 +22,7 @@ TEXT_TOKENS = 900
 LONGEST_TOKEN = 12  # characters; Gemma's training splits no words, and few texts would become few long tokens
 UNUSED_EMBEDDINGS = 9
 
-FAMILIES = {
-    name: SimpleNamespace(**family)
-    for name, family in tomllib.loads((Path(__file__).parent / "cases" / "families.toml").read_text()).items()
-}
+FAMILIES = {name: SimpleNamespace(**family) for name, family in cases("families").items()}
 
 
 def _tokenizer(name: str, questions: Sequence[Question]) -> PreTrainedTokenizerFast:

@@ -2,9 +2,10 @@
 
 import inspect
 import re
-import tomllib
 from pathlib import Path
 from pkgutil import resolve_name as resolve
+
+from small import cases
 
 from appa_flwr.config import KEYS
 from appa_flwr.config.sources import assemble, preset
@@ -17,15 +18,8 @@ SPANS = set(re.findall(r"`([^`\n]+)`", PAGE))
 NAME = re.compile(r"(?:appa_flwr|pluralllm|server_app|client_app|experiments)(?:\.\w+)+")
 NUM_EQUATIONS = 24
 WITHOUT_OWN_FUNCTION = {12, 21, 22, 23, 24}  # the standard objective, and the theory
-PRINTED = tomllib.loads((REPO / "tests" / "cases" / "paper_tables.toml").read_text())["printed"]
-# Of GLOBALQA's 2554 questions 2043 (80 %) are for training, so 5 epochs make 10215 rollouts; each sees 2 PPO epochs.
-READINGS = {
-    # keys: rollouts an iteration, mini-batches, rollouts a step, iterations, optimizer steps
-    "preset=paper": (96, 1, 96, 107, 214),  # 10215 / 96 = 106.4; 107 x 2 x 1
-    # 10215 / 768 = 13.3; 14 x 2 x 8
-    "preset=paper ppo.batch-size=768 ppo.num-mini-batches=8": (768, 8, 96, 14, 224),
-    "preset=paper ppo.num-mini-batches=8": (96, 8, 12, 107, 1712),  # 107 x 2 x 8
-}
+TABLES = cases("paper_tables")
+PRINTED, READINGS = TABLES["printed"], {keys: tuple(row) for keys, row in TABLES["readings"].items()}
 
 
 def test_the_map_s_names_files_equations_and_hyperparameters_are_those_of_the_code_and_the_preset():

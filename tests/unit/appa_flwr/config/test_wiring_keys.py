@@ -3,21 +3,18 @@
 import importlib
 import json
 import socket
-import tomllib
 from contextlib import closing
-from pathlib import Path
 
 import families
 import pytest
-from surveys import YES_NO, row, write
+from small import CASES, cases
 from wires import Stages, arrivals
 
 from appa_flwr.config import KEYS, Config
 from appa_flwr.launch.sites import make_node_key
 from appa_flwr.survey.types import Question
 
-CASES = Path(__file__).parents[3] / "cases"
-TABLE = tomllib.loads((CASES / "keys.toml").read_text())
+TABLE = cases("keys")
 ARRIVALS = json.loads((CASES / "arrivals.json").read_text())
 ROWS = [(key, case) for key, cases in TABLE["rows"].items() for case in cases]
 
@@ -25,16 +22,13 @@ ROWS = [(key, case) for key, cases in TABLE["rows"].items() for case in cases]
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wires")
-    counts = {"A": 50, "B": 70, "C": 90}
-    rows = [row(f"q{q}", g, (0.04 * q, 0.8 - 0.04 * q, 0.2), n=n + q) for q in range(20) for g, n in counts.items()]
-    extra = [{"question_id": f"x{q}", "question": f"Extra {q}?", "options": YES_NO} for q in range(3)]
     make_node_key(folder / "node.key")
     key = (folder / "node.key.pub").read_text().strip()
     (folder / "keys.toml").write_text("".join(f'{name} = "{key}"\n' for name in ("Avaria", "Belmora", "Castria")))
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         places = {
-            "survey": write(folder / "survey.jsonl", rows),
-            "extra": write(folder / "extra.jsonl", extra),
+            "survey": CASES / "runs" / "survey.jsonl",
+            "extra": CASES / "runs" / "extra.jsonl",
             "model": families.save("qwen3", folder / "model", [Question("q", "Is it?", ("Yes", "No"))]),
             "keys": folder / "keys.toml",
             "elsewhere": folder / "elsewhere",

@@ -1,19 +1,16 @@
 """Every option of every command changes what it prints, writes or calls: one row of tests/cases/options.toml each."""
 
-import json
 import re
 import shlex
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import report_runs
 import typer
-from surveys import row, write
+from small import CASES, cases
 from wires import content
 
 from appa_flwr import public, report
@@ -22,11 +19,8 @@ from appa_flwr.launch import cli, deploy, evaluate, flower, group
 from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger, Release
 from appa_flwr.report import frames
 from appa_flwr.run.run_files import write_config
-from appa_flwr.survey import codebook as codebooks
-from appa_flwr.survey.noise import Promise
-from appa_flwr.survey.sources import convert
 
-TABLE = tomllib.loads((Path(__file__).parents[3] / "cases" / "options.toml").read_text())
+TABLE = cases("options")
 ROWS = [(command, option) for command, options in TABLE.items() for option in options]
 
 
@@ -48,23 +42,11 @@ def test_every_option_has_a_row():
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """Files that commands read, in a folder of their own."""
-    folder = tmp_path_factory.mktemp("inputs")
-    shares = [row(f"q{n}", g, (0.05 * n, 0.6, 0.4 - 0.05 * n)) for n in range(8) for g in ("North", "South")]
-    write(folder / "two.jsonl", shares)
-    write(folder / "one.jsonl", shares[:6])
-    people = [{"G": "NS"[n % 2], "W": 0.5 + n % 3 / 4, "Q1": n % 3 + 1, "Q2": n % 2 + 1} for n in range(40)]
-    pd.DataFrame(people).to_csv(folder / "people.csv", index=False)
-    made = convert(folder / "people.csv", group_by="G", weight="W", missing="3")
-    codebooks.write(made.codebook, draft := folder / "draft.toml")
-    for name in ("edited.toml", "released.toml"):  # an owner has confirmed every guess
-        (folder / name).write_text(re.sub(r", (seen|guessed) = [^,}]+", "", draft.read_text()))
-    convert(folder / "people.csv", codebook=folder / "released.toml", promise=Promise(2.0, cap=1.0))
-    asked = {"question_id": "Q1", "question": "Q1", "options": ["1", "2", "3"]}
-    (folder / "asked.jsonl").write_text(json.dumps(asked) + "\n")
+    folder = tmp_path_factory.mktemp("inputs") / "files"
+    shutil.copytree(CASES / "commands", folder)
     for name, keys in {"half": {}, "served": {"run.phases": "serve"}}.items():
         (folder / name).mkdir()
         write_config(folder / name, Config.load({"run-name": name, **keys}))
-    (folder / "policy.toml").touch()
     for name, run in ("a", "7"), ("b", "8"):
         ledger = Ledger(folder / f"{name}.sqlite")
         ledger.write(Release(0.0, run, "votes", "A", 1, "ab", ""))

@@ -8,19 +8,17 @@ import shlex
 import socket
 import subprocess
 import sys
-import tomllib
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from surveys import row, write
+from small import cases
 
 import appa_flwr.report  # noqa: F401  (matplotlib, when it is first loaded, lists fonts by a program)
 from appa_flwr.config import Config
 from appa_flwr.launch import deploy
 from appa_flwr.run.run_files import write_config
 
-TABLE = tomllib.loads((Path(__file__).parents[3] / "cases" / "wrong_inputs.toml").read_text())
+TABLE = cases("wrong_inputs")
 FILES = TABLE["files"] | {"nested.toml": "seed = " + "[" * 9999}
 
 
@@ -30,11 +28,6 @@ def here(tmp_path, monkeypatch):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    write(tmp_path / "two.jsonl", [row(q, group) for q in ("q1", "q2") for group in ("North", "South")])
-    questions = [{"question_id": q, "question": f"{q}?", "options": ["A", "B"]} for q in ("q1", "q2")]
-    write(tmp_path / "public.jsonl", questions)
-    write(tmp_path / "one.jsonl", [row("another", group) for group in ("North", "South")])
-    write(tmp_path / "reworded.jsonl", [{**row(q, "North"), "question": "Something else?"} for q in ("q1", "q2")])
     (tmp_path / "half").mkdir()
     write_config(tmp_path / "half", Config.load({"run-name": "half"}))
     (tmp_path / "half" / "metrics.jsonl").touch()  # as its server does first

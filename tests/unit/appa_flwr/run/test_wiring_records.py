@@ -2,17 +2,15 @@
 
 import asyncio
 import math
-import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from fake_groups import failing
 from in_process import SimulatedGrid, simulated
 from served import Served, two
-from small import SMALLEST
+from small import SMALLEST, cases
 from whole_loop import looped, read_every_answer
 from wires import kind_of
 
@@ -23,7 +21,7 @@ from appa_flwr.run import records, run_files
 from appa_flwr.run.pair_scores import SURVEY
 
 FILES = [file for file in vars(run_files).values() if isinstance(file, run_files.JsonFile | run_files.LineFile)]
-KEYS = tomllib.loads((Path(__file__).parents[3] / "cases" / "keys.toml").read_text())["records"]
+KEYS = cases("keys")["records"]
 
 
 def says_nothing(value: object) -> bool:
@@ -96,5 +94,8 @@ def test_every_field_of_an_opened_run_is_read(folder):
             assert row[f"group/{group}"] == pytest.approx(means.loc[at, group], nan_ok=True)
     assert SURVEY in run.summary["against"].values
     assert run.iterations["iteration"].tolist() == [1, 2]
+    other = load_run(folder / run_files.rule_folder(KEYS["baseline-rules"]))
+    assert other.iterations["weights/Avaria"].tolist() == [0.5, 0.5]  # of two groups that answer, by the mean
+    assert other.config.rule == KEYS["baseline-rules"]
     assert [line["round"].tolist() for line in run.served.values()] == [[1, 2, 3]]
     assert not run.intervals().empty

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from in_process import SimulatedGrid, simulated
+from audit import asked_for
+from in_process import SimulatedGrid, cross, simulated
 from small import SMALLEST
 from whole_loop import Killed, looped, read_every_answer
 
@@ -43,13 +44,6 @@ def content(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def kind_of(message) -> str:
-    """Action of a message to a group, and what it asks for."""
-    action = message.metadata.message_type
-    asked = f" {messages.unpack_ask(message.content)[0].kind}" if action == messages.ASK else ""
-    return action.partition(".")[2] + asked
-
-
 def trace(config: Config, grid: SimulatedGrid, error: str) -> dict[str, str]:
     """Every file of a run, the messages of each kind to and from the groups, and its error, each as a text."""
     shown, folder = defaultdict(str, error=error), config.run_folder
@@ -60,7 +54,7 @@ def trace(config: Config, grid: SimulatedGrid, error: str) -> dict[str, str]:
     for step in map(json.loads, progress.read_text().splitlines() if progress.exists() else ()):
         shown[f"log of {step['phase']}"] += TIMES.sub("", f"{step['step']}/{step['of']} {step['message']}; ")
     for asked, replied in zip(grid.requests, grid.replies, strict=True):
-        kind = kind_of(asked.message)
+        kind = asked_for(asked)
         shown[f"to groups: {kind}"] += messages.digest(asked.message.content)
         shown[f"from groups: {kind}"] += messages.digest(replied.message.content)
     return shown
@@ -99,7 +93,7 @@ class Stages:
 
         def sent(grid, messages, *, timeout=None):
             outgoing = list(messages)
-            waits.update({f"patience: {kind_of(message)}": str(timeout) for message in outgoing})
+            waits.update({f"patience: {asked_for(cross(message))}": str(timeout) for message in outgoing})
             return send(grid, outgoing, timeout=timeout)
 
         with pytest.MonkeyPatch.context() as patched:

@@ -29,10 +29,6 @@ pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
-WITH_CEILINGS = ("js", "wasserstein", "cosine")
-BASELINES = ("uniform", "majority", "option-list", "nearest-questions", "mean-prediction")
-CEILINGS = ("ceiling-average", "ceiling-min")
-TRAINED = ("base", "sft", "ppo")
 NEAR_TIE = 1e-4  # of two logits, of which rounding may put either first
 PHASES = ["join", "pluralllm", "targets", "votes", "base", "evaluate base", "sft", "evaluate sft"]
 SECOND = "my_rules:low"

@@ -65,12 +65,3 @@ def test_the_sentences_have_the_run_s_numbers_and_a_command_for_five_seeds(tmp_p
 def test_few_held_out_questions_allow_no_verdict():
     assert not said(uniform=SURE, option_list=SURE, held_out=30).startswith("30")
     assert said(uniform=SURE, option_list=SURE, held_out=29).startswith("29 held-out questions are too few")
-
-
-def test_a_deployed_run_s_answers_stayed_home_and_no_command_repeats_it(tmp_path):
-    keys = {"survey": "questions.jsonl", "run.group-keys": "keys.toml", "groups": "Kenya;Peru"}
-    config = made.CONFIG | keys
-    run = made.read(tmp_path, config=config, summary=made.summary())
-    first, _, third = opening.sentences(run, frames.of_run(run))
-    assert "questions.jsonl" not in first
-    assert "appa run" not in third

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 
 import pandas as pd
 import pytest
+from audit import asked_for
 from fake_groups import failing
-from in_process import SimulatedGrid, simulated
+from in_process import SimulatedGrid, cross, simulated
 from served import Served, two
 from small import SMALLEST, cases
 from whole_loop import looped, read_every_answer
-from wires import kind_of
 
 from appa_flwr import load_run
 from appa_flwr.config import Config
+from appa_flwr.protocol.asks import REWARDS
 from appa_flwr.protocol.refusals import FAILED
 from appa_flwr.run import records, run_files
 from appa_flwr.run.pair_scores import SURVEY
@@ -49,7 +50,7 @@ def folder(tmp_path_factory):
     last = max(grid.nodes)
     answer = grid.nodes[last]
     grid.nodes[last] = lambda message: (
-        failing(FAILED, "no")(message) if kind_of(message) == "ask rewards" else answer(message)
+        failing(FAILED, "no")(message) if asked_for(cross(message)) == REWARDS else answer(message)
     )
     with pytest.MonkeyPatch.context() as patched:
         read_every_answer(patched)

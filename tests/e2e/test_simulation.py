@@ -17,7 +17,6 @@ from real_run import Finished, RealRuns
 from small import READABLE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from appa_flwr import load_run
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.run.run_files import PROGRESS
@@ -71,16 +70,6 @@ def rows_of(run: Finished) -> dict[tuple[str, str, str], dict[str, Any]]:
     by_key = {(row["method"], row["metric"], row["against"]): row for row in rows}
     assert len(by_key) == len(rows)
     return by_key
-
-
-def test_the_second_policy_s_folder_is_a_run_s_for_every_command(finished, held_out, appa):
-    folder = finished.folder / "my_rules-low"
-    (folder / "report.html").unlink()
-    assert appa("report", folder) == f"report: {folder / 'report.html'}\n"
-    assert "PPO by my_rules:low" in (folder / "report.html").read_text()
-    assert "it wrote '" in appa("ask", folder, held_out[0].text, "--options", "; ".join(held_out[0].options))
-    predicted = load_run(folder).predictor().predict({})
-    assert {question.question_id for question in held_out} < {*predicted["question"]}
 
 
 def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished):

@@ -98,5 +98,6 @@ def test_every_field_of_an_opened_run_is_read(folder):
     other = load_run(folder / run_files.rule_folder(KEYS["baseline-rules"]))
     assert other.iterations["weights/Avaria"].tolist() == [0.5, 0.5]  # of two groups that answer, by the mean
     assert other.config.rule == KEYS["baseline-rules"]
+    assert not other.predictor().predict({}).empty
     assert [line["round"].tolist() for line in run.served.values()] == [[1, 2, 3]]
     assert not run.intervals().empty

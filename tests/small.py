@@ -1,45 +1,22 @@
 """The two smallest runs, as config keys: in this process, and by the command."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from appa_flwr.config import Config
 
-SMALLEST: dict[str, object] = {
-    "data.num-questions": 24,
-    "data.num-groups": 3,
-    "data.extra-questions": "",  # what every owner allows, on the questions that were answered
-    "sft.target": "smoothed-votes",
-    "pluralllm.num-context-questions": 4,
-    "pluralllm.rounds": 2,
-    "pluralllm.local-steps": 2,
-    "pluralllm.learning-rate": 3e-3,
-    "baseline-rules": "",
-    "eval.ceilings": False,
-    "sft.steps": 3,
-    "sft.batch-size": 4,
-    "ppo.num-iterations": 2,
-    "ppo.batch-size": 8,
-    "ppo.num-mini-batches": 2,
-    "ppo.response-length": 24,
-}
-"""A run as small as all its parts can be; tests change what they are about."""
+CASES = Path(__file__).parent / "cases"
 
-READABLE: dict[str, object] = {
-    "data.num-questions": 60,
-    "data.num-groups": 4,
-    "run.min-groups": 4,
-    "pluralllm.rounds": 4,
-    "pluralllm.local-steps": 2,
-    "baseline-rules": "",
-    "sft.steps": 60,
-    "sft.batch-size": 16,
-    "ppo.num-iterations": 3,
-    "ppo.batch-size": 32,
-    "ppo.num-mini-batches": 4,
-    "ppo.response-length": 48,
-}
-"""As small as a run can be that still writes answers which can be read, and whose groups differ."""
+
+def cases(name: str) -> dict[str, Any]:
+    """The table NAME.toml of the cases."""
+    return tomllib.loads((CASES / f"{name}.toml").read_text())
+
+
+SMALLEST: dict[str, object] = cases("small_runs")["smallest"]
+READABLE: dict[str, object] = cases("small_runs")["readable"]
 
 VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
 

@@ -47,6 +47,13 @@ def test_the_context_are_the_first_in_order_that_are_not_the_question_itself(att
             np.testing.assert_allclose(targets[question], log_p[0, 0].exp().numpy(), atol=1e-5)
 
 
+def test_the_residual_knows_the_first_in_order_alone(residual, data, table):
+    ours = of(residual, table, 8)
+    rows = np.sort(ours.context_order(data)[:8])
+    first = GroupData(data.group, data.question_N[rows], data.answer_NK[rows])
+    np.testing.assert_allclose(ours.targets(data), of(residual, table).targets(first), atol=2e-6)
+
+
 def test_a_questions_own_answer_never_reaches_its_prediction(model, data, table):
     """The context is all the group has, so any other question's prediction must notice the change."""
     before = of(model, table).targets(data)

@@ -10,14 +10,24 @@ import numpy as np
 import pytest
 import torch
 from fakes import catalogue_of
+from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.messages import join_weights
+from client_app import predictor
 from pluralllm import training
 from pluralllm.attention import soft_cross_entropy
-from pluralllm.data import GroupData
+from pluralllm.data import GroupData, validation_questions
 from pluralllm.network import Episodes, Questions
-from pluralllm.training import MAX_GRADIENT_NORM, build, local_update, sample_episodes, step_size_factor
+from pluralllm.training import (
+    MAX_GRADIENT_NORM,
+    build,
+    local_update,
+    sample_episodes,
+    step_size_factor,
+    validation_round,
+)
 
 
 def settings(architecture="attention", num_context=6, **keys):
@@ -34,6 +44,16 @@ def drawn(data, table):
         return sample_episodes(data.first(answers), table, settings(**keys), generator=generator)
 
     return draw
+
+
+def test_answers_to_validation_questions_count_after_the_choice_alone(residual, data, table):
+    config, known = Config.load({"pluralllm.rounds": 6, "pluralllm.local-steps": 1}), data.only(table.train_Q)
+    weights = join_weights(ArrayRecord(residual.state_dict()))
+    counts = [predictor.train(config, weights, known, table, round_number=number)[2] for number in range(1, 7)]
+    rest, last = len(known.only(~validation_questions(table))), validation_round(config.pluralllm)
+    assert counts == [rest] * last + [len(known)] * (6 - last)
+    assert 0 < rest < len(known)
+    assert 0 < last < 6
 
 
 def rows_of(part: Questions, table: Catalogue) -> list[list[int]]:

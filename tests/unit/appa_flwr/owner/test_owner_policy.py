@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from small import cases
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, Release, ledger_of
@@ -41,18 +42,9 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     assert owner_policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("least-answers = 3\nbundle = ''\nanother = 1", "another, least-answers: an owner's policy has the keys"),
-        ('may-leave = ["vote"]', "may-leave = 'vote': Input should be 'votes', 'training', "),
-        ('bundle = "abc"', "bundle = 'abc': String should match pattern"),
-        ("may-leave =", "not valid TOML: "),
-        (None, "cannot be read as a TOML file ([Errno 2] No such file"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), cases("wrong_inputs")["policies"].items())
 def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
-    path = tmp_path / "policy.toml" if text is None else written(tmp_path, text)
+    path = written(tmp_path, text) if text else tmp_path / "policy.toml"
     with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {says}')}"):
         owner_policy_of({"group": "Avaria", "policy": str(path)})
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_runs import CONFIG, row, write_run
+from small import cases
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import frames
@@ -41,17 +42,7 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, appa)
     assert "Minus old" in said
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "says"),
-    [
-        ({}, {"survey": "t.jsonl"}, r"in survey: 't\.jsonl' and 's\.jsonl'"),
-        ({}, {"sha256": "ab"}, r"in survey: 'ab' and 's\.jsonl'"),
-        ({"sha256": "ab"}, {"sha256": "cd"}, "in survey: 'cd' and 'ab'"),
-        ({}, {"data.refusals": "drop"}, "in refusals: 'drop' and 'keep'"),
-        ({"sha256": "ab"}, {"sha256": "ab", "data.min-respondents": 30}, "in min_respondents: 30 and 0"),
-        ({"survey": "generated"}, {"survey": "generated", "seed": 1}, "in survey: .*'seed': 1.* and .*'seed': 7"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "says"), cases("wrong_inputs")["comparison"]["rows"])
 def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
     folders = [scored(tmp_path / "old", **first), scored(tmp_path / "new", **second)]
     with pytest.raises(UserError, match=says):

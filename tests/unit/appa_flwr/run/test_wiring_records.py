@@ -1,0 +1,103 @@
+"""Every field of a run's records, and of what a notebook reads, comes out of a run with a value that says something."""
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+import pandas as pd
+import pytest
+from audit import asked_for
+from fake_groups import failing
+from in_process import SimulatedGrid, cross, simulated
+from served import Served, two
+from small import SMALLEST, cases
+from whole_loop import looped, read_every_answer
+
+from appa_flwr import load_run
+from appa_flwr.config import Config
+from appa_flwr.protocol.asks import REWARDS
+from appa_flwr.protocol.refusals import FAILED
+from appa_flwr.run import records, run_files
+from appa_flwr.run.pair_scores import SURVEY
+
+FILES = [file for file in vars(run_files).values() if isinstance(file, run_files.JsonFile | run_files.LineFile)]
+KEYS = cases("keys")["records"]
+
+
+def says_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value)) or not value
+
+
+def note(value: object, seen: Mapping[str, list[object]]) -> None:
+    """Note the values of all fields of records in `value`, by the class that defines the field."""
+    if isinstance(value, records.Record):
+        for name, inner in value:
+            (owner,) = [of for of in type(value).__mro__ if name in vars(of).get("__annotations__", ())]
+            seen[f"{owner.__name__}.{name}"].append(inner)
+            note(inner, seen)
+    elif isinstance(value, Mapping | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            note(inner, seen)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run's folder, in which the group of the second node gives no rewards, and rounds of two answers were served."""
+    root = tmp_path_factory.mktemp("runs")
+    config = Config.load({**SMALLEST, **KEYS, "run.output-dir": str(root), "run-name": "r"})
+    grid = SimulatedGrid(simulated(config, 2))
+    last = max(grid.nodes)
+    answer = grid.nodes[last]
+    grid.nodes[last] = lambda message: (
+        failing(FAILED, "no")(message) if asked_for(cross(message)) == REWARDS else answer(message)
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        read_every_answer(patched)
+        looped(config, grid)
+    served = Served(config.run_folder, "mix")
+
+    async def score() -> None:
+        for number in (1, 2):
+            await served.score(*two(number), number=number)
+        await served.score(("3/0", "Q2", "0.20,0.30,0.50"), number=3)  # held out
+
+    asyncio.run(score())
+    return config.run_folder
+
+
+def test_every_field_of_every_record_is_written_and_read_back(folder):
+    seen = defaultdict[str, list[object]](list)
+    for file in FILES:
+        content = file.read(folder)
+        assert content, file.name
+        note(content, seen)
+    kinds = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, records.Record)]
+    fields = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind).get("__annotations__", ())}
+    assert fields - {"Record.model_config"} == {*seen}
+    assert not [name for name, values in seen.items() if all(map(says_nothing, values))]
+
+
+def test_every_field_of_an_opened_run_is_read(folder):
+    run = load_run(folder)
+    for name, value in vars(run).items():
+        empty = value.empty if isinstance(value, pd.DataFrame) else not value
+        assert empty == (name == "noise"), name  # no owner says that there is noise
+    assert (
+        {*run.summary["method"]}
+        == {*run.scores["method"]}
+        >= {"base", "sft", "ppo", "ppo by appa_flwr.analysis.rules:Average"}
+    )
+    summary = run.summary.set_index(["method", "metric", "against"])
+    means = run.scores.groupby(["method", "metric", "against", "group"])["reward"].mean().unstack()
+    for at, row in summary.iterrows():
+        for group in means.columns:
+            assert row[f"group/{group}"] == pytest.approx(means.loc[at, group], nan_ok=True)
+    assert SURVEY in run.summary["against"].values
+    assert run.iterations["iteration"].tolist() == [1, 2]
+    other = load_run(folder / run_files.rule_folder(KEYS["baseline-rules"]))
+    assert other.iterations["weights/Avaria"].tolist() == [0.5, 0.5]  # of two groups that answer, by the mean
+    assert other.config.rule == KEYS["baseline-rules"]
+    assert not other.predictor().predict({}).empty
+    assert [line["round"].tolist() for line in run.served.values()] == [[1, 2, 3]]
+    assert not run.intervals().empty

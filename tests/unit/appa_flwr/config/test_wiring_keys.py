@@ -27,8 +27,8 @@ def stages(tmp_path_factory):
     (folder / "keys.toml").write_text("".join(f'{name} = "{key}"\n' for name in ("Avaria", "Belmora", "Castria")))
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         places = {
-            "survey": CASES / "runs" / "survey.jsonl",
-            "extra": CASES / "runs" / "extra.jsonl",
+            "survey": CASES / "surveys" / "survey.jsonl",
+            "extra": CASES / "surveys" / "extra.jsonl",
             "model": families.save("qwen3", folder / "model", [Question("q", "Is it?", ("Yes", "No"))]),
             "keys": folder / "keys.toml",
             "elsewhere": folder / "elsewhere",

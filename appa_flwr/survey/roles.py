@@ -44,7 +44,7 @@ def group_columns(frame: Frame, group_by: str) -> tuple[str, ...]:
     """
     name = clean(group_by)
     names = (name,) if name and name in frame.cells.columns else split_names(group_by)
-    columns = some(map(repr, frame.cells.columns))
+    columns = some(map(repr, filter(None, frame.cells.columns)))
     if not names:
         raise UserError(
             f"{frame.source}: has none of our columns, so a row seems to be a respondent; say to `appa survey` which "

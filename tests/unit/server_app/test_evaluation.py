@@ -13,7 +13,7 @@ from fakes import catalogue_of
 from report_runs import iteration
 
 from appa_flwr.analysis.equations import fairness_index
-from appa_flwr.config import Config
+from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.protocol import asks, rewards
 from server_app import evaluation
 from server_app.federation.responses import parse_responses
@@ -107,3 +107,10 @@ def test_sft_s_targets_and_the_majority(target, sft_QK, kind):
     np.testing.assert_allclose(votes.sft_QK, sft_QK, atol=1e-12)
     np.testing.assert_allclose(votes.majority_QK, MAJORITY)
     assert [ask.kind for ask in node.asked] == [kind]
+
+
+@pytest.mark.parametrize(("task", "metric"), [("dpa", "wasserstein"), ("dpa", "js"), ("opa", "borda")])
+def test_the_training_metric_comes_first(task, metric):
+    names = evaluation.metric_names(Config.load({"task": task, "metric": metric}))
+    assert names[0] == metric
+    assert sorted(names) == sorted(TASK_METRICS[task])

@@ -83,7 +83,7 @@ def test_opinionqa_as_published(tmp_path):
     )
     survey = read_survey(tmp_path, refusals="drop")
     (question,) = survey.questions
-    assert (question.options, question.ordinal) == (("Very", "Not"), (1.0, 2.0))
+    assert (question.text, question.options, question.ordinal) == ("How safe?", ("Very", "Not"), (1.0, 2.0))
     assert shares(survey) == {"D": {"SAFE": [0.75, 0.25]}, "R": {"SAFE": [0.0, 1.0]}}
     assert survey.respondents == {"D": {"SAFE": 2.0}, "R": {"SAFE": 1.0}}
     assert "no list of the codebook has: 1 of SAFE" in notes(survey)

@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.own_code import in_words
 from appa_flwr.core.text import clean
 from appa_flwr.survey.frames import NOT_UTF8, Column, FileLayout, Frame
 from appa_flwr.survey.names import Notes
@@ -46,9 +48,10 @@ def read(file: Path, layout: FileLayout | None) -> Frame:
     notes, encoding = Notes(), None if layout is None or layout.encoding == "utf-8" else layout.encoding
     try:
         cells, about = read(user_missing=True, encoding=encoding)
-    except (UnicodeDecodeError, pyreadstat.ReadstatError):
+    except (UnicodeDecodeError, pyreadstat.ReadstatError) as error:
         if layout is not None:
-            raise
+            advice = 'if letters are the cause, say encoding = "cp1252" in [layout] of the codebook'
+            raise UserError(f"{file}: cannot be read ({in_words(error)}); {advice}") from None
         encoding = "cp1252"
         cells, about = read(user_missing=True, encoding=encoding)
         notes.add(NOT_UTF8)

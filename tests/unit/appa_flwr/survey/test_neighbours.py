@@ -3,6 +3,7 @@
 import csv
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -162,3 +163,11 @@ def test_the_layout_of_a_draft_is_what_its_file_has(tmp_path):
     assert again.questions == made.survey.questions
     for group, answers in made.survey.answers.items():
         assert np.array_equal(again.answers[group]["q"], answers["q"])
+
+
+@pytest.mark.parametrize("name", ["apostrophe_cp1252.sav", "latin1_label.dta", "cp1252.csv"])
+def test_by_a_codebook_letters_are_those_of_its_encoding(name):
+    file = str(Path(__file__).parents[3] / "cases" / name)
+    layout = CODEBOOK.layout.model_copy(update={"delimiter": ";"})
+    refused('say encoding = "cp1252" in .layout. of the codebook', read_frame, file, layout)
+    assert len(read_frame(file, layout.model_copy(update={"encoding": "cp1252"})).cells)

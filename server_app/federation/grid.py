@@ -177,7 +177,6 @@ class OverlapGrid(Grid):
             if fault:
                 replies[key] = Error(FAILED, f"its reply cannot be read ({fault})")
                 del silent[key]
-                continue
             for reply in pulled:
                 if reply.metadata.reply_to_message_id == key and key in silent:
                     failed = Error(reply.error.code, plain(reply.error.reason or "")) if reply.has_error() else None
@@ -186,6 +185,8 @@ class OverlapGrid(Grid):
                         raise WorkerLost(f"Ray lost a process in which groups compute: {cause}")
                     replies[key] = failed or reply.content
                     del silent[key]
+        for key in replies:
+            self._limit.pop(key, None)
         return replies
 
 

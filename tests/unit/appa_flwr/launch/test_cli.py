@@ -19,6 +19,7 @@ from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
 from appa_flwr.survey import store
+from appa_flwr.survey.generate import generate
 
 
 def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finished(tmp_path, monkeypatch, appa):
@@ -165,3 +166,11 @@ def test_a_node_forgets_all_runs_and_never_its_ledger(appa, tmp_path):
     assert appa("group", "forget", ledger.path) == "forgotten: 17, 18\n"
     assert list(folder.iterdir()) == []
     assert ledger.path.exists()
+
+
+def test_a_policy_as_it_is_printed_can_be_used(appa, tmp_path):
+    written = store.write_split(generate(num_questions=20, num_groups=3, seed=4), tmp_path)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(appa("group", "policy"))
+    check = ["group", "check", next(iter(written.groups.values())), "--questions", written.questions]
+    assert f"{policy}: can be used" in appa(*check, "--policy", policy)

@@ -6,6 +6,7 @@ import shlex
 import pandas as pd
 import pytest
 import report_runs as made
+from markupsafe import escape
 
 from appa_flwr.report import frames, opening
 
@@ -32,6 +33,16 @@ def said(readable=1.0, held_out=None, **gains):
 )
 def test_it_worked_where_the_policy_is_surely_above_the_uniform_answer_and_the_best_look_up(gains, begins):
     assert said(readable=0.98, **gains).startswith(begins)
+
+
+def test_the_verdict_has_the_look_up_that_leaves_ppo_the_least_and_the_other_rule():
+    gains = {"uniform": SURE, "option_list": SURE, "nearest_questions": UNSURE, "sft": SURE, "ppo by average": WORSE}
+    text = said(**gains)
+    assert f"{opening.BETTER} Uniform answer (+0.030, +0.010 to +0.050)" in text
+    assert f"{opening.UNCLEAR} Look-up, 3 nearest (+0.004" in text
+    assert f"{opening.BETTER} SFT (+0.030" in text
+    assert f"{opening.WORSE} PPO by average (-0.030" in text
+    assert "same options" not in text
 
 
 def test_a_policy_whose_answers_cannot_be_read_has_not_worked_whatever_it_scores():
@@ -65,3 +76,21 @@ def test_the_sentences_have_the_run_s_numbers_and_a_command_for_five_seeds(tmp_p
 def test_few_held_out_questions_allow_no_verdict():
     assert not said(uniform=SURE, option_list=SURE, held_out=30).startswith("30")
     assert said(uniform=SURE, option_list=SURE, held_out=29).startswith("29 held-out questions are too few")
+
+
+def test_a_deployed_run_s_answers_stayed_home_and_no_command_repeats_it(tmp_path):
+    keys = {"survey": "questions.jsonl", "run.group-keys": "keys.toml", "groups": "Kenya;Peru"}
+    config = made.CONFIG | keys
+    run = made.read(tmp_path, config=config, summary=made.summary())
+    first, _, third = opening.sentences(run, frames.of_run(run))
+    assert "questions.jsonl" not in first
+    assert "appa run" not in third
+
+
+def test_the_glossary_has_the_terms_of_the_page_alone(tmp_path):
+    page = made.page_of(made.scored_run(tmp_path))
+    terms = [term for term, meaning in opening.GLOSSARY.items() if f"<dt>{term}</dt><dd>{escape(meaning)}" in page]
+    assert terms == [term for term in opening.GLOSSARY if term != "PluralLLM"]
+    page = made.page_of(made.write_run(tmp_path / "p", config=made.CONFIG, pluralllm=made.predictor_card()))
+    assert "<dt>PluralLLM</dt><dd>the network" in page
+    assert "<dt>Ceiling</dt>" not in page

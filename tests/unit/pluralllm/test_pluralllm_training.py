@@ -140,17 +140,19 @@ def test_a_local_update_is_adam_on_the_drawn_episodes_with_clipped_gradients(arc
     torch.manual_seed(0)
     ours = build(architecture)
     slow, start = copy.deepcopy(ours), copy.deepcopy(ours)
-    local_update(ours, data, table, keys, round_number=11, generator=torch.Generator().manual_seed(7))
+    mean = local_update(ours, data, table, keys, round_number=11, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(7)
-    weights = [*slow.parameters()]
+    weights, losses = [*slow.parameters()], []
     adam = torch.optim.Adam(weights, lr=0.005)
     for _ in range(keys.local_steps):
         batch = sample_episodes(data, table, keys, generator=generator)
-        gradients = torch.autograd.grad(slow.loss(batch), weights, allow_unused=True)
+        losses.append(slow.loss(batch))
+        gradients = torch.autograd.grad(losses[-1], weights, allow_unused=True)
         length = math.sqrt(sum(float((g**2).sum()) for g in gradients if g is not None))
         for weight, g in zip(weights, gradients, strict=True):
             weight.grad = None if g is None else g * min(1.0, MAX_GRADIENT_NORM / length)
         adam.step()
+    assert mean == pytest.approx(sum(loss.item() for loss in losses) / 4, abs=1e-4)
     for (name, mine), reference in zip(ours.named_parameters(), weights, strict=True):
         if not name.endswith("score.bias"):  # no share depends on it: its gradient is rounding, which Adam scales up
             torch.testing.assert_close(mine, reference, atol=1e-4, rtol=0)

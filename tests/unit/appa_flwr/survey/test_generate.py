@@ -13,6 +13,7 @@ from surveys import ids, refused, shares
 from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_correlation, shared_rewards
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.config import Config
+from appa_flwr.survey import generate as generation
 from appa_flwr.survey.generate import COVERAGE, FRAMES, REFUSAL_OPTION, RESPONDENTS, TOPICS, generate, ground_truth
 from appa_flwr.survey.generate import population as keywords
 from pluralllm import embedding
@@ -69,6 +70,13 @@ def test_coverage_is_sparse_and_differs_between_groups(population):
     assert (np.abs(np.array([len(mine) for mine in answers]) / NUM_QUESTIONS - COVERAGE) < slack).all()
     assert len({frozenset(mine) for mine in answers}) == NUM_GROUPS
     assert all(all(generate(num_questions=2, num_groups=12, seed=seed).answers.values()) for seed in range(20))
+
+
+def test_a_question_that_nobody_was_asked_goes_to_any_group(monkeypatch):
+    monkeypatch.setattr(generation, "COVERAGE", 0.0)
+    sizes = [len(mine) for mine in generate(num_questions=200, num_groups=2).answers.values()]
+    assert sum(sizes) in (200, 201)  # each question once, and one for each group
+    assert min(sizes) > 60
 
 
 def test_rules_can_differ_by_more_than_runs_do(population):

@@ -57,6 +57,7 @@ def asked(prefix=(90, 91)):
         (10**6, [[6, 3], [0], [1], [4], [7], [2, 5]]),
         # rows of 6, 4, 3 and of 6, 2 tokens after their prompts; of 22, 12, 9 with them
         (12, [[6, 3], [0], [1], [4], [7], [2], [5]]),
+        (9, [[6], [3, 0], [1], [4], [7], [2], [5]]),
     ],
 )
 def test_rows_of_one_prompt_stand_together(tokens, expected):

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from string import ascii_uppercase
 from types import SimpleNamespace
 
 import datasets
@@ -163,6 +164,19 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     assert value == pytest.approx(-by_method["model:flat"]["avg_as"])
     assert low < value < high < 0
     assert "<th>silent minus</th>" in build(tmp_path / "r").read_text()
+
+
+def test_a_model_s_rankings_are_judged_as_rankings(tmp_path):
+    with Running(tmp_path, task="opa", metric="borda") as running:
+        client = Served(running.url, running.token, patience=5.0)
+        size_of = {
+            question.question_id: len(question.options) for question in build_catalogue(running.config).questions
+        }
+        asked = asyncio.run(client.ask("GET", "/v1/held-out"))["questions"]
+        answers = {row["question_id"]: ",".join(ascii_uppercase[: size_of[row["question_id"]]]) for row in asked}
+        found = asyncio.run(client.ask("POST", "/v1/models/first", {"answers": answers}))
+    row = next(row for row in found["rows"] if row["method"] == "model:first")
+    assert row["readable"] == row["format_score"] == 1.0
 
 
 def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.arrays import FloatArray
+from appa_flwr.protocol.rewards import ranking
 
 STYLES = ("full", "counted", "compact")
 """`full`: instructions for a model that follows instructions; `compact`: cues for a model trained on the format;
@@ -153,7 +154,7 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.rand
     scores_K = np.asarray(scores, dtype=np.float64)
     labels = letters(scores_K.size)
     if task == "opa":
-        return ",".join(labels[index] for index in np.argsort(-scores_K, kind="stable"))
+        return ",".join(labels[index] for index in ranking(scores_K, np.ones(scores_K.size, bool)))
     distribution_K = _normalised(scores_K)
     if distribution_K is None:
         raise ValueError(f"scores must be non-negative with a positive sum, got {scores_K!r}")
@@ -165,7 +166,7 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.rand
     count_K = np.floor(exact_K).astype(int)
     left = units - count_K.sum()
     if rng is None:
-        count_K[np.argsort(count_K - exact_K, kind="stable")[:left]] += 1
+        count_K[ranking(exact_K - count_K, np.ones(exact_K.size, bool))[:left]] += 1
     else:  # systematic sampling: an option with a remainder of .3 is rounded up in three of ten draws
         places_K = np.minimum(np.floor(np.cumsum(exact_K - count_K) + rng.random()), left).astype(int)
         places_K[-1] = left

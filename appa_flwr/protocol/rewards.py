@@ -22,6 +22,8 @@ from appa_flwr.core.errors import unknown_name
 
 Metric = Callable[..., FloatArray]
 
+TIE_DIGITS = 12  # decimals to which scores that differ by rounding alone are equal
+
 _BASE_OF_UNIT_RANGE = 2.0
 _LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
 
@@ -113,9 +115,13 @@ def borda(prediction: FloatArray, target: FloatArray, options: BoolArray) -> Flo
 
 
 def ranking(scores: npt.ArrayLike, options: npt.ArrayLike) -> npt.NDArray[np.intp]:
-    """Option indices (..., K) from most to least preferred by scores (..., K), ties in option order, padding last."""
+    """Option indices (..., K) from most to least preferred by scores (..., K), ties in option order, padding last.
+
+    Scores that are equal to `TIE_DIGITS` decimals are a tie: sums of weights depend in their last bits on the order of
+    a survey's rows.
+    """
     scores, options = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(options, dtype=bool))
-    return np.lexsort((-np.where(options, scores, 0.0), ~options), axis=-1)
+    return np.lexsort((-np.where(options, scores, 0.0).round(TIE_DIGITS), ~options), axis=-1)
 
 
 METRICS: dict[str, Metric] = {

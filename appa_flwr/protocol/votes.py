@@ -6,6 +6,7 @@ Axis letters: Q public questions, K options.
 import numpy as np
 
 from appa_flwr.core.arrays import BoolArray, FloatArray
+from appa_flwr.protocol.rewards import ranking
 
 BALLOTS = {"dpa": "mode", "opa": "ranking"}
 """Task -> the least revealing kind of vote that the task needs."""
@@ -26,8 +27,7 @@ def cast(opinion_QK: FloatArray, option_QK: BoolArray, *, kind: str) -> FloatArr
     """
     if kind == DISTRIBUTION:
         return np.where(option_QK, opinion_QK, 0.0)
-    order_QK = np.argsort(-np.where(option_QK, opinion_QK, -np.inf), axis=-1, kind="stable")
-    place_QK = np.argsort(order_QK, axis=-1, kind="stable")
+    place_QK = np.argsort(ranking(opinion_QK, option_QK), axis=-1)
     if kind == "mode":
         return np.where(place_QK == 0, 1.0, 0.0)
     return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)

@@ -1,7 +1,10 @@
 """Votes by hand, and votes that are cast again."""
 
+from itertools import permutations
+
 import numpy as np
 
+from appa_flwr.protocol.rewards import borda
 from appa_flwr.protocol.votes import cast
 
 
@@ -16,3 +19,17 @@ def test_votes_by_hand():
         [0.3, 0.7, 0.0],
         *opinion_QK.tolist()[1:],
     ]
+
+
+def test_a_tie_is_a_tie_in_any_order_of_the_rows():
+    rows, option_QK = [(0, 0.6), (1, 0.1), (1, 0.2), (1, 0.3)], np.ones((1, 2), bool)  # shares of 1/2 and 1/2
+    opinions, half = set(), np.array([[0.5, 0.5]])
+    for option, weight in (zip(*order, strict=True) for order in permutations(rows)):
+        sum_K = np.zeros(2)
+        np.add.at(sum_K, list(option), weight)
+        opinions.add((*sum_K / sum_K.sum(),))
+    assert len(opinions) > 1  # different numbers
+    for opinion in opinions:
+        for kind in ("mode", "ranking"):
+            assert cast(np.array([opinion]), option_QK, kind=kind).tolist() == cast(half, option_QK, kind=kind).tolist()
+        assert borda(np.array([2.0, 1.0]), np.array(opinion), option_QK[0]) == 1.0

@@ -86,6 +86,8 @@ def bootstrap(runs: Sequence[Sequence[npt.ArrayLike]], *, resamples: int = RESAM
     sample_M = sample_SM.mean(axis=0)
     value_M = sample_M.copy()
     turned = 2 * sample_M[WORST] - np.array([drawn_SMB[:, WORST].mean(), high_M[WORST], low_M[WORST]])
+    if len(arrays[0]) == 1:  # of few questions the estimate may leave the range
+        turned = turned.clip(0.0, 1.0)
     value_M[WORST], low_M[WORST], high_M[WORST] = turned
     if sizes == [1]:  # a single question has no spread, and its bounds would look certain
         low_M = high_M = np.full(len(MEASURES), np.nan)

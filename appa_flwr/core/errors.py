@@ -33,4 +33,5 @@ def first_problem(error: Any) -> str:
     """Place and reason of the first error in a `ValidationError` of Pydantic, on one line."""
     problem = error.errors()[0]
     place = ".".join(map(str, problem["loc"]))
-    return (place and f"{place}: ") + str(problem["msg"]).removeprefix("Value error, ")
+    reason = "there is no such key" if problem["type"] == "extra_forbidden" else str(problem["msg"])
+    return (place and f"{place}: ") + reason.removeprefix("Value error, ")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.config import Config, Scalar
 from appa_flwr.config.sources import assemble, flatten, on_its_preset
 from appa_flwr.core.code_version import code_version
@@ -138,6 +139,7 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
                 config = assemble(
                     [], folder=here, beneath={key: value for table in keys for key, value in table.items()}
                 )
+                check_rules(config)
                 needs = first.get(predictor := (names[0], config.pluralllm))
                 made = {"run-name": f"{label}-{_hash(config, needs)}"}
                 if needs is not None:

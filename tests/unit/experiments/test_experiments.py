@@ -90,6 +90,11 @@ def test_trials_share_their_predictor_and_are_named_by_all_that_decides_their_nu
         assert changed() == {"gemma-2-2b", "other"}
     for old, new, says in (
         ("rules", "rule", "unknown table 'rule': did you mean 'rules'"),
+        (
+            '"average", ',
+            '"avrage", ',
+            "trial globalqa-dpa-gemma-2-2b-s0: unknown rule 'avrage'",
+        ),
         ("num-questions = 40", "num-questions = -1", "trial globalqa-dpa-gemma-2-2b-s0: "),
         ("[0, 1]", '["0"]', r"seeds\.0: "),
     ):

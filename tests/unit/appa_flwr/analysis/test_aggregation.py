@@ -128,7 +128,7 @@ def test_rewards_that_do_not_fit_are_errors(reward, training, message):
 
 
 def test_a_parameter_that_a_rule_does_not_have_is_named():
-    with pytest.raises(UserError, match="rule 'appa': temprature: Extra inputs"):
+    with pytest.raises(UserError, match="rule 'appa': temprature: there is no such key"):
         make("appa", temprature=1)
 
 

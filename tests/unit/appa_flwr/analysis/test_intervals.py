@@ -52,6 +52,11 @@ def test_the_least_of_noisy_means_is_estimated_without_its_bias():
         assert np.mean([one.low <= true <= one.high for one in found]) >= 0.84
 
 
+def test_of_few_questions_the_least_mean_stays_in_its_range():
+    found = bootstrap([[1 - np.diag([0.03] * 3)]])["Min AS"]
+    assert found.low <= found.value <= found.high == 1.0
+
+
 def test_means_are_shrunk_by_the_noise_in_them_worked_by_hand():
     # Draws .05 from the centre: .0025 x 2 / 1 = .005 each; of 2 and 4 answers s = (2 + 4) .005 / (1/2 + 3/4) = .024, so
     # v = .012 and .006; t = .02 - .009 = .011; c = (.1/.023 + .3/.017) / (1/.023 + 1/.017) = .0086 / .04 = .215; then

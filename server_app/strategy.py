@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -15,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from appa_flwr.analysis.rules import State
-from appa_flwr.protocol.asks import ScoreRequest
+from appa_flwr.protocol.asks import Ask, ScoreRequest
 from appa_flwr.run.records import Iteration
 from server_app import evaluation
 from server_app.federation.groups import Request
@@ -60,6 +61,7 @@ class AppaStrategy(Strategy):
     done: int  # iterations before `start`, whose rounds count from 1 again
     state: State  # of the rule
     _round: Round = field(init=False)
+    _stored: set[Path] = field(init=False, default_factory=set)  # files of replies that no other part of the run reads
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -71,9 +73,25 @@ class AppaStrategy(Strategy):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
-        request = self.run.groups.request(self.rule.ask(answers, self.done + server_round))
+        request = self._request(self.rule.ask(answers, self.done + server_round), server_round)
         self._round = Round(rollout, answers, request, seconds)
         return request.messages
+
+    def _request(self, ask: Ask, server_round: int) -> Request:
+        """A request whose stored replies, perhaps without some groups, are those of the iteration when it is repeated.
+
+        All rules begin with the same model, so the first iteration's replies are for the next rules too.
+        """
+        request = self.run.groups.request(ask, history=True)
+        if request.path is not None and self.done + server_round > 1:
+            self._stored.add(request.path)
+        return request
+
+    def forget_replies(self) -> None:
+        """Remove the stored replies of the iterations up to a checkpoint, which no resumed run repeats."""
+        for path in self._stored:
+            path.unlink(missing_ok=True)
+        self._stored.clear()
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, None]:
         """Combine the groups' rewards into one reward per answer by the rule, and update the policy.
@@ -108,7 +126,7 @@ class AppaStrategy(Strategy):
             return []
         answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
         scores = answers.request([self.run.config.reward_metric], sides=tuple(evaluation.SIDES))
-        request = self.run.groups.request(scores.ask())
+        request = self._request(scores.ask(), server_round)
         self._round.held_out = scores, request
         return request.messages
 

@@ -216,11 +216,16 @@ def test_flowers_word_that_a_node_is_gone_is_no_answer_of_it(timed):
     assert not overlap._late
 
 
-def test_in_a_simulation_everybody_is_waited_for_every_time(timed):
-    grid = timed(2, lambda n, kind, number: 1.0 if n == 1 else NEVER)
+def test_a_simulated_node_may_take_as_long_as_it_needs_and_is_seen_to_go_on(timed):
+    """Three nodes after one another, each longer than the timeout."""
+    each, told = 2 * TIMEOUT, []
+    grid = timed(3, lambda n, kind, number: each * n)
     overlap = OverlapGrid(grid)
-    overlap.simulated = True
-    assert [ask(overlap, (1, 2)) for _ in range(2)] == pytest.approx([TIMEOUT] * 2, abs=LONGEST_PAUSE)
+    overlap.simulated, overlap.progress = True, lambda *step: told.append(step)
+    assert [ask(overlap, (1, 2, 3)) for _ in range(2)] == pytest.approx([3 * each] * 2, abs=3 * LONGEST_PAUSE)
+    assert not overlap._late
+    assert [step[:2] for step in told] == [(1, 3), (2, 3)] * 2
+    assert [step[2] for step in told] == pytest.approx([2 * each, each] * 2, rel=1e-3)
 
 
 DIED = "<class 'ray.exceptions.ActorDiedError'>:<'...\nWorker exit type: SYSTEM_ERROR Worker exit detail: ...'>"
@@ -231,7 +236,7 @@ def test_a_simulation_s_join_ends_where_a_worker_has_ended_and_not_for_what_a_gr
     overlap = OverlapGrid(FakeGrid({1: named("A"), 2: failing(code, DIED)}))
     overlap.simulated = True
     with pytest.raises(raised, match="compute: SYSTEM_ERROR W" if raised is WorkerLost else "missing: B"):
-        Groups(overlap, Config()).members.gather(("A", "B"), patience=0.0)
+        Groups(overlap, Config.load({"run.min-groups": 2})).members.gather(("A", "B"), patience=0.0)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -61,7 +60,6 @@ class AppaStrategy(Strategy):
     done: int  # iterations before `start`, whose rounds count from 1 again
     state: State  # of the rule
     _round: Round = field(init=False)
-    _stored: set[Path] = field(init=False, default_factory=set)  # files of replies that no other part of the run reads
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -78,20 +76,12 @@ class AppaStrategy(Strategy):
         return request.messages
 
     def _request(self, ask: Ask, server_round: int) -> Request:
-        """A request whose stored replies, perhaps without some groups, are those of the iteration when it is repeated.
+        """A request of an iteration, which has the same replies, perhaps without some groups, if it is repeated.
 
         All rules begin with the same model, so the first iteration's replies are for the next rules too.
         """
-        request = self.run.groups.request(ask, history=True)
-        if request.path is not None and self.done + server_round > 1:
-            self._stored.add(request.path)
-        return request
-
-    def forget_replies(self) -> None:
-        """Remove the stored replies of the iterations up to a checkpoint, which no resumed run repeats."""
-        for path in self._stored:
-            path.unlink(missing_ok=True)
-        self._stored.clear()
+        passing = self.done + server_round > 1
+        return self.run.groups.request(ask, history=True, passing=passing)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, None]:
         """Combine the groups' rewards into one reward per answer by the rule, and update the policy.

@@ -5,6 +5,7 @@ Axis letters: G groups, J answers, N numbers.
 
 import logging
 import math
+import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,8 @@ from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import Members
 from server_app.federation.replies import Replies, keep_replies, kept_replies
 
+PASSING = "ppo"  # folder inside that of the stored replies
+
 log = logging.getLogger("appa.server")
 
 
@@ -38,7 +41,7 @@ class Groups:
         survey: str = "",
         replies: Path | None = None,
     ) -> None:
-        self.grid, self.config, self._folder = grid, config, replies
+        self.grid, self.config, self.folder = grid, config, replies
         self.members = Members(grid, config, keys=keys, survey=survey)
         self._catalogue: Catalogue | None = None
         self._digests = {messages.CATALOGUE: "", messages.TARGETS: ""}  # of the setup messages
@@ -67,22 +70,18 @@ class Groups:
         self.members.prepare()
         self.members.require(self.members.hosts(), what)
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder of stored replies."""
-        return self._folder
-
     def ask(self, ask: Ask, *, history: bool = False) -> Replies:
         """Send a request for numbers and read the replies; raises the errors of `Request.read`."""
         request = self.request(ask, history=history)
         timeout = self.config.run.reply_timeout
         return request.read(self.grid.send_and_receive(request.messages, timeout=timeout))
 
-    def request(self, ask: Ask, *, history: bool = False) -> "Request":
+    def request(self, ask: Ask, *, history: bool = False, passing: bool = False) -> "Request":
         """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait.
 
         Only groups without a stored reply are asked, and none if other numbers rest on the stored replies (`history`).
-        Raises a UserError if stored replies cannot be read.
+        Replies are stored for the whole run, or until the next `forget_passing`. Raises a UserError if stored replies
+        cannot be read.
         """
         assert self._catalogue is not None
         self.grid.seconds_waited = 0.0
@@ -90,8 +89,8 @@ class Groups:
         digest = asks.request_digest(ask, asks.world_of(self.config, *self._digests.values()))
         path = None
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
-        if self._folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
-            path = self._folder / f"{digest}.npz"
+        if self.folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
+            path = self.folder / (PASSING if passing else "") / f"{digest}.npz"
         layouts = asks.layouts_of(ask, self._catalogue)
         kept = kept_replies(path, layouts) if path is not None and path.exists() else None
         request = Request(self.members, ask, messages.pack_ask(ask, digest), self._catalogue, path, kept)
@@ -103,6 +102,11 @@ class Groups:
                 log.warning("back: %s", ", ".join(back))
             request.messages = request.to(missing)
         return request
+
+    def forget_passing(self) -> None:
+        """Remove the `passing` replies: of PPO's iterations up to a checkpoint, which no resumed run repeats."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder / PASSING, ignore_errors=True)
 
 
 @dataclass(eq=False)

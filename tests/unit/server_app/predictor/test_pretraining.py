@@ -46,7 +46,7 @@ def record(**arrays):
 
 
 def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, **changes):
-    """What weights at 0 become, the mean losses of the rounds, and each group's requests; the last group answers first."""
+    """What weights at 0 become, the mean losses of the rounds, and what the first group is asked; it answers last."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in {"rounds": 2, **changes}.items()}
     config = Config.load(keys)
     together = training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))

@@ -129,8 +129,7 @@ class OverlapGrid(Grid):
                 ends = min(ends, now + LATE_SECONDS)
             over, new = now > ends, False
             # One pull per turn, as each is a request. Nodes take equally long, so after one reply all are pulled.
-            # Simulated nodes answer in their order, and all must.
-            turn = next(iter(silent) if self.simulated else (key for key in turns if key in silent))
+            turn = next(key for key in turns if key in silent)
             for key in [turn, *(key for key in silent if key != turn)]:
                 if (reply := self._pull(key)) is not None:
                     new, message = True, silent.pop(key)

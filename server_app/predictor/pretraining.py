@@ -4,6 +4,8 @@ Axis letters: G groups that trained, P weights.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -74,9 +76,9 @@ class GroupRounds(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the groups' weights and losses, weighted by their numbers of answers.
 
-        Raises a UserError if no group trained.
+        Raises a UserError if no group trained, or the updates cannot be written.
         """
-        with Updates(self.groups.folder, size=len(join_weights(self._sent))) as updates:
+        with Updates(self.groups.folder or Path(gettempdir()), size=len(join_weights(self._sent))) as updates:
             for name, row_N in self._request.rows(replies):
                 numbers = asks.split(row_N, self._request.layouts)
                 if (count := float(numbers["answers"][0])) > 0:

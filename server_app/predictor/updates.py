@@ -5,6 +5,7 @@ Axis letters: G groups that trained, P weights.
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryFile
@@ -25,35 +26,38 @@ log = logging.getLogger("appa.server")
 class Updates:
     """Steps of the groups, each with its number of answers and its mean loss.
 
-    The file has no name, and is gone with the process. It lies in `folder`, since temporary folders are often memory;
-    None = there. Sums are taken group by group in the order of `names`, which must not depend on who answers first.
+    The file has no name, and is gone with the process; it lies in `folder`, since temporary folders are often memory.
+    Sums are taken group by group in the order of `names`, which must not depend on who answers first.
+
+    Raises:
+        UserError: the file cannot be written, here or in a method.
     """
 
-    def __init__(self, folder: Path | None, *, size: int) -> None:
+    def __init__(self, folder: Path, *, size: int) -> None:
         self.names: tuple[str, ...] = ()
         self._folder, self._size = folder, size
         self._of: dict[str, tuple[int, float, float]] = {}  # group -> place in the file, answers, loss
 
     def __enter__(self) -> Self:
-        with writing(self._folder or Path()):
-            if self._folder is not None:
-                self._folder.mkdir(parents=True, exist_ok=True)
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._file = TemporaryFile(dir=self._folder)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a full disk, which `put` has told
+            self._file.close()
 
     def put(self, name: str, step_P: FloatArray, *, count: float, loss: float) -> None:
-        """Add a group's step; raises a UserError if it cannot be written."""
+        """Add a group's step."""
         self._of[name] = len(self._of), count, loss
-        with writing(self._folder or Path()):
+        with writing(self._folder):
             self._file.write(step_P.astype(np.float64).tobytes())
 
     def order(self, names: Sequence[str]) -> None:
         """Set the order of the groups, once all are there."""
         self.names = tuple(name for name in names if name in self._of)
-        with writing(self._folder or Path()):
+        with writing(self._folder):
             self._file.flush()
 
     def steps(self) -> Iterator[FloatArray]:

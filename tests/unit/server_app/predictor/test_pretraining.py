@@ -125,7 +125,7 @@ def test_one_group_s_long_step_is_cut_and_named(steps_G, mean, named, caplog):
     assert [message.partition(":")[0] for message in caplog.messages] == [f"group {name}" for name in named]
 
 
-def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_each_round():
+def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_each_round(tmp_path):
     # A (3, 0) to (0, 4): 5 / 4; B and C (0, 4) to (1.5, 2): 2.5 / 2.5
     node = training([(3, 0), (0, 4), (0, 4)], (10, 20, 0), [(0, ())] * 3)  # C has no answers to train on
     config = Config.load({"pluralllm.rounds": 2, "pluralllm.architecture": "attention"})
@@ -133,7 +133,7 @@ def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_eac
     assert rounds == [{"A": 5 / 4, "B": 5 / 3}] * 2
     # of the first group: nobody else moves, or there is nobody
     for steps_G, distance in (([(3, 4), (0, 0), (0, 0)], np.nan), ([(0, 0), (3, 4)], 1), ([(3, 4)], np.nan)):
-        with Updates(None, size=2) as updates:
+        with Updates(tmp_path, size=2) as updates:
             for g, step_P in enumerate(steps_G):
                 updates.put("ABC"[g], np.array(step_P), count=1.0, loss=0.0)
             updates.order("ABC")

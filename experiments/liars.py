@@ -10,7 +10,7 @@ Axis letters: G groups, N answers, K options, P weights.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,8 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
 from experiments import entry, study
 from experiments.predictor import ADAPTIVE, REAL, SEEN, SURVEYS, Numbers, Part, problem_of, train
-from server_app.predictor import pretraining
+from server_app.predictor import updates
+from server_app.predictor.updates import Updates
 
 ROUNDS, COUNTRIES = 8, ("Nigeria", "Germany", "United States", "Canada", "Australia")
 LONG = 9.5  # times an honest step
@@ -61,14 +62,21 @@ class CentredClipping:
         return np.broadcast_to(self.centre_P, step_GP.shape)
 
 
-BOUNDED, BOUND = pretraining.bounded, pretraining.LARGEST_STEP
+def over_matrix(
+    steps_of: Callable[[FloatArray, Sequence[str]], FloatArray],
+) -> Callable[[Updates], Iterator[FloatArray]]:
+    """Replacement of `Updates.bounded` by a function of all steps (G, P) and the groups' names."""
+    return lambda given: iter(steps_of(np.stack([*given.steps()]), given.names))
+
+
+BOUNDED, BOUND = Updates.bounded, updates.LARGEST_STEP
 ROWS: Mapping[str, tuple[Callable[[], Any], float, tuple[str, ...]]] = {
     **{name: (lambda: BOUNDED, BOUND, keys) for name, keys in {"FedAvg": (), **ADAPTIVE}.items()},
     "FedAvg, bound 10": (lambda: BOUNDED, 10.0, ()),
-    "geometric median": (lambda: geometric_median, BOUND, ()),
-    "centred clipping": (CentredClipping, BOUND, ()),
+    "geometric median": (lambda: over_matrix(geometric_median), BOUND, ()),
+    "centred clipping": (lambda: over_matrix(CentredClipping()), BOUND, ()),
 }
-"""Row -> what takes the place of `bounded`, made anew for each training; its bound; config keys."""
+"""Row -> what takes the place of `Updates.bounded`, made anew for each training; its bound; config keys."""
 
 
 def scores(setting: study.Setting, seed: int, *, surveys: Path) -> dict[str, float]:
@@ -95,7 +103,7 @@ def scores(setting: study.Setting, seed: int, *, surveys: Path) -> dict[str, flo
         rows = zip(liar.answer_NK, option_QK[liar.question_N].sum(axis=1), strict=True)
         liar = replace(liar, answer_NK=np.array([[*row[:n][::-1], *row[n:]] for row, n in rows], np.float32))
     config = assemble((f"pluralllm.rounds={ROUNDS}", f"seed={seed}", *keys), folder=None)
-    with patch.multiple(pretraining, bounded=make(), LARGEST_STEP=longest):
+    with patch.object(Updates, "bounded", make()), patch.object(updates, "LARGEST_STEP", longest):
         trained = train(problem._replace(parts={SEEN: Part((liar, *rest), part.truth)}), config, sent=sent)
     tables = zip(map(trained.targets, own), part.truth, strict=True)
     first, *others = (js(qk[t.question_N], t.answer_NK, option_QK[t.question_N]).mean().item() for qk, t in tables)

@@ -132,6 +132,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             checkpoints.save(
                 path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), checkpoints.state_of(engine))
             )
+            run.groups.forget_passing()
 
     strategy = AppaStrategy(run, inputs, engine, rule, order, iterations, keep, done, state)
     with flower_quiet():  # Flower's lines count a resumed run's rounds from 1

@@ -55,6 +55,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         survey=str(survey_file),
         replies=folder.path / REPLIES_FOLDER,
     )
+    grid.progress = lambda heard, of, left: folder.progress("replies", heard, of, "nodes have answered", left)
     folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if config.run.phases != "pluralllm":

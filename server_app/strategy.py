@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from appa_flwr.analysis.rules import State
-from appa_flwr.protocol.asks import ScoreRequest
+from appa_flwr.protocol.asks import Ask, ScoreRequest
 from appa_flwr.run.records import Iteration
 from server_app import evaluation
 from server_app.federation.groups import Request
@@ -71,9 +71,17 @@ class AppaStrategy(Strategy):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
-        request = self.run.groups.request(self.rule.ask(answers, self.done + server_round))
+        request = self._request(self.rule.ask(answers, self.done + server_round), server_round)
         self._round = Round(rollout, answers, request, seconds)
         return request.messages
+
+    def _request(self, ask: Ask, server_round: int) -> Request:
+        """A request of an iteration, which has the same replies, perhaps without some groups, if it is repeated.
+
+        All rules begin with the same model, so the first iteration's replies are for the next rules too.
+        """
+        passing = self.done + server_round > 1
+        return self.run.groups.request(ask, history=True, passing=passing)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, None]:
         """Combine the groups' rewards into one reward per answer by the rule, and update the policy.
@@ -108,7 +116,7 @@ class AppaStrategy(Strategy):
             return []
         answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
         scores = answers.request([self.run.config.reward_metric], sides=tuple(evaluation.SIDES))
-        request = self.run.groups.request(scores.ask())
+        request = self._request(scores.ask(), server_round)
         self._round.held_out = scores, request
         return request.messages
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ UNFINISHED = ("pending", "starting", "running")
 SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
 POLL_SECONDS = 0.2
 STOP_SECONDS = 120.0  # for a served run's last answers and its report
+MOST_GROUPS = 8  # of a simulated node, so that replies are small and show the progress
 TAIL_LINES = 25
 STARTED_TOO_SLOWLY = "timed out during startup"  # in an error of Ray's
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -73,8 +75,9 @@ def launch(config: Config) -> Path:
         print(f"run folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
+        nodes = processes * ceil(len(survey.groups) / (processes * MOST_GROUPS))  # equally many for each process
         # By default a client needs two CPUs: it could not run on one CPU, and only one client would run on two.
-        simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
+        simulation = f"num-supernodes={nodes} init-args-num-cpus={processes} client-resources-num-cpus=1"
         command += ["--federation-config", simulation]
         try:
             followed(config, flower, command, superlink=superlink)

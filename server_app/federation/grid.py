@@ -7,7 +7,7 @@ timeout in every call.
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 
@@ -27,6 +27,8 @@ FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, facto
 
 LATE_SECONDS = 5.0
 """Wait for late nodes once all others have answered: a node polls every three seconds, and then starts a process."""
+
+PROGRESS_SECONDS = 30.0  # between two reports of how many nodes have answered
 
 LATE_TTL = 60.0
 """Lifetime of a message to a late node, in seconds. The node gets no other message meanwhile, so none pile up."""
@@ -50,7 +52,9 @@ class OverlapGrid(Grid):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.simulated = isinstance(grid, InMemoryGrid)  # such nodes are never late, and only the timeout limits a wait
+        # Such nodes compute here, one after another, so none is late; of a lost process Flower tells.
+        self.simulated = isinstance(grid, InMemoryGrid)
+        self.progress: Callable[[int, int, float], None] | None = None  # gets nodes heard, nodes asked, seconds left
         self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
         self.most_bytes = MOST_BYTES  # of a reply to the messages that are sent next, set by the caller
         self._limit: dict[str, int] = {}  # id of a message without a reply -> most bytes of it
@@ -97,54 +101,58 @@ class OverlapGrid(Grid):
     def late(self) -> frozenset[int]:
         """Late nodes that still have a message to answer, and must not get another."""
         for node, (key, _) in list(self._late.items()):
-            for reply in self._pull([key], {key: node}).values():
-                self._note_answer(node, reply)
+            self._note_answer(node, self._pull(key))
         now = time.monotonic()
         return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push the messages at once; the result waits for the replies when it is read.
+        """Push the messages at once; the result waits for the replies when it is read, and gives each as it arrives.
 
-        `timeout` is the longest wait for a reply, in seconds from the push; None = no limit. The replies are in order
-        of arrival. Each is rebuilt as a reply to the message that was sent, since the node itself writes the sender.
+        `timeout` is the longest wait for a reply, in seconds from the push; None = no limit, as always in a simulation.
+        Each reply is rebuilt as a reply to the message that was sent, since the node itself writes the sender.
         """
         sent = list(messages)
         self._count("sent", [message.content for message in sent])
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
         self._limit |= dict.fromkeys(silent, self.most_bytes)
-        return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
+        limit = float("inf") if timeout is None or self.simulated else timeout
+        return self._replies(silent, time.monotonic(), limit)
 
-    def _replies(self, sent: Mapping[str, Message], started: float, timeout: float) -> Iterator[Message]:
+    def _replies(self, silent: dict[str, Message], started: float, timeout: float) -> Iterator[Message]:
         """Pull until all replies have arrived or time is up; raises WorkerLost in a simulation."""
-        silent = {key: message.metadata.dst_node_id for key, message in sent.items()}
-        idle_from = now = time.monotonic()
-        replies: dict[str, RecordDict | Error] = {}
-        pause, ends, turns = FIRST_PAUSE, started + timeout, cycle(list(silent))
+        node_of = {key: message.metadata.dst_node_id for key, message in silent.items()}
+        idle_from = now = told = time.monotonic()
+        pause, ends, turns = FIRST_PAUSE, started + timeout, cycle(node_of)
         while silent:
-            if self._late.keys() >= set(silent.values()):
+            if self._late.keys() >= {node_of[key] for key in silent}:
                 ends = min(ends, now + LATE_SECONDS)
-            over = now > ends
+            over, new = now > ends, False
             # One pull per turn, as each is a request. Nodes take equally long, so after one reply all are pulled.
-            new = self._pull([next(key for key in turns if key in silent)], silent)
-            if new or over:
-                new |= self._pull(list(silent), silent)
-            replies |= new
+            turn = next(key for key in turns if key in silent)
+            for key in [turn, *(key for key in silent if key != turn)]:
+                if (reply := self._pull(key)) is not None:
+                    new, message = True, silent.pop(key)
+                    self._note_answer(node_of[key], reply)
+                    self._count("received", [reply])
+                    self.seconds_waited += time.monotonic() - idle_from
+                    yield Message(reply, reply_to=message)
+                    idle_from = time.monotonic()
+                if not (new or over):
+                    break
             if not silent or over:
                 break
+            if self.progress and new and now - told > PROGRESS_SECONDS:
+                told, heard = now, len(node_of) - len(silent)
+                self.progress(heard, len(node_of), (now - started) / heard * len(silent))
             pause = FIRST_PAUSE if new else min(pause * GROWTH, LONGEST_PAUSE)
             time.sleep(pause)
             now = time.monotonic()
         self.seconds_waited += time.monotonic() - idle_from
-        self._count("received", replies.values())
-        for key, reply in replies.items():
-            self._note_answer(sent[key].metadata.dst_node_id, reply)
-        for key, node in silent.items() if not self.simulated else ():
-            if node not in self._late:
+        for key in silent:
+            if (node := node_of[key]) not in self._late:
                 log.warning("node %s has not answered for %.0f s; until it does, others go on", node, now - started)
             self._late[node] = key, started + LATE_TTL
-        for key, reply in replies.items():
-            yield Message(reply, reply_to=sent[key])
 
     def _count(self, way: str, contents: Iterable[RecordDict | Error]) -> None:
         for content in contents:
@@ -152,42 +160,38 @@ class OverlapGrid(Grid):
             if isinstance(content, RecordDict):
                 self.traffic[f"bytes_{way}"] += num_bytes(content)
 
-    def _note_answer(self, node: int, reply: RecordDict | Error) -> None:
+    def _note_answer(self, node: int, reply: RecordDict | Error | None) -> None:
         # Flower's own error for a missing reply is not a reply of the node.
-        if not isinstance(reply, Error) or reply.code >= FAILED:
+        if reply is not None and (not isinstance(reply, Error) or reply.code >= FAILED):
             self._late.pop(node, None)
 
-    def _pull(self, keys: Iterable[str], silent: dict[str, int]) -> dict[str, RecordDict | Error]:
-        """Pull the replies to some messages that have arrived, and remove these messages from `silent`.
+    def _pull(self, key: str) -> RecordDict | Error | None:
+        """Pull the reply to a message; None if it has not arrived.
 
         Replies are pulled one by one: the SuperLink knows which node answers a message, while the node itself writes
         the sender and the message id in its reply.
         """
-        replies: dict[str, RecordDict | Error] = {}
-        for key in keys:
-            pulled, fault, limit = list[Message](), "", self._limit.get(key, MOST_BYTES)
-            try:
-                pulled = list(self.pull_messages([key]))
-            except SuperLinkLost:
-                raise
-            except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
-                fault = type(error).__name__
-            if (size := sum(num_bytes(reply.content) for reply in pulled if reply.has_content())) > limit:
-                fault = f"{size} bytes, where {limit} are enough"
-            if fault:
-                replies[key] = Error(FAILED, f"its reply cannot be read ({fault})")
-                del silent[key]
-            for reply in pulled:
-                if reply.metadata.reply_to_message_id == key and key in silent:
-                    failed = Error(reply.error.code, plain(reply.error.reason or "")) if reply.has_error() else None
-                    if failed and self.simulated and failed.code == ErrorCode.UNKNOWN:  # Ray's: groups give others
-                        cause = plain(str(reply.error.reason).rpartition("Worker exit type: ")[2])
-                        raise WorkerLost(f"Ray lost a process in which groups compute: {cause}")
-                    replies[key] = failed or reply.content
-                    del silent[key]
-        for key in replies:
-            self._limit.pop(key, None)
-        return replies
+        pulled, fault, limit = list[Message](), "", self._limit.get(key, MOST_BYTES)
+        try:
+            pulled = list(self.pull_messages([key]))
+        except SuperLinkLost:
+            raise
+        except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
+            fault = type(error).__name__
+        if (size := sum(num_bytes(reply.content) for reply in pulled if reply.has_content())) > limit:
+            fault = f"{size} bytes, where {limit} are enough"
+        replies = [reply for reply in pulled if reply.metadata.reply_to_message_id == key]
+        if not replies and not fault:
+            return None
+        self._limit.pop(key, None)
+        if fault:
+            return Error(FAILED, f"its reply cannot be read ({fault})")
+        if not (reply := replies[0]).has_error():
+            return reply.content
+        if self.simulated and reply.error.code == ErrorCode.UNKNOWN:  # Ray's: groups give others
+            cause = plain(str(reply.error.reason).rpartition("Worker exit type: ")[2])
+            raise WorkerLost(f"Ray lost a process in which groups compute: {cause}")
+        return Error(reply.error.code, plain(reply.error.reason or ""))
 
 
 @contextmanager

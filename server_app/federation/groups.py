@@ -5,8 +5,10 @@ Axis letters: G groups, J answers, N numbers.
 
 import logging
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,14 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue
+from appa_flwr.protocol.asks import Ask, Catalogue, Layout
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import Members
 from server_app.federation.replies import Replies, keep_replies, kept_replies
+
+PASSING = "ppo"  # folder inside that of the stored replies
 
 log = logging.getLogger("appa.server")
 
@@ -37,7 +41,7 @@ class Groups:
         survey: str = "",
         replies: Path | None = None,
     ) -> None:
-        self.grid, self.config, self._folder = grid, config, replies
+        self.grid, self.config, self.folder = grid, config, replies
         self.members = Members(grid, config, keys=keys, survey=survey)
         self._catalogue: Catalogue | None = None
         self._digests = {messages.CATALOGUE: "", messages.TARGETS: ""}  # of the setup messages
@@ -66,68 +70,114 @@ class Groups:
         self.members.prepare()
         self.members.require(self.members.hosts(), what)
 
-    def ask(self, ask: Ask) -> Replies:
+    def ask(self, ask: Ask, *, history: bool = False) -> Replies:
         """Send a request for numbers and read the replies; raises the errors of `Request.read`."""
-        request = self.request(ask)
+        request = self.request(ask, history=history)
         timeout = self.config.run.reply_timeout
         return request.read(self.grid.send_and_receive(request.messages, timeout=timeout))
 
-    def request(self, ask: Ask) -> "Request":
-        """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait."""
+    def request(self, ask: Ask, *, history: bool = False, passing: bool = False) -> "Request":
+        """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait.
+
+        Only groups without a stored reply are asked, and none if other numbers rest on the stored replies (`history`).
+        Replies are stored for the whole run, or until the next `forget_passing`. Raises a UserError if stored replies
+        cannot be read.
+        """
         assert self._catalogue is not None
         self.grid.seconds_waited = 0.0
         self.grid.traffic.clear()
         digest = asks.request_digest(ask, asks.world_of(self.config, *self._digests.values()))
         path = None
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
-        if self._folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
-            path = self._folder / f"{digest}.npz"
-        if path is not None and path.exists():
-            return Request([], self.members, ask, self._catalogue, path)
-        before = self.members.hosts().items()
-        self.members.prepare()
-        if back := sorted(name for name, _ in self.members.hosts().items() - before):
-            log.warning("back: %s", ", ".join(back))
-        nodes = {*self.members.hosts().values()}
-        numbers = sum(math.prod(layout.shape) for layout in asks.layouts_of(ask, self._catalogue).values())
-        sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes, numbers=numbers)
-        return Request(sent, self.members, ask, self._catalogue, path)
+        if self.folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
+            path = self.folder / (PASSING if passing else "") / f"{digest}.npz"
+        layouts = asks.layouts_of(ask, self._catalogue)
+        kept = kept_replies(path, layouts) if path is not None and path.exists() else None
+        request = Request(self.members, ask, messages.pack_ask(ask, digest), self._catalogue, path, kept)
+        missing = set(self.names) - set(kept.groups if kept else ())
+        if missing and not (kept and history):
+            before = self.members.hosts().items()
+            self.members.prepare()
+            if back := sorted(name for name, _ in self.members.hosts().items() - before):
+                log.warning("back: %s", ", ".join(back))
+            request.messages = request.to(missing)
+        return request
+
+    def forget_passing(self) -> None:
+        """Remove the `passing` replies: of PPO's iterations up to a checkpoint, which no resumed run repeats."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder / PASSING, ignore_errors=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Request:
     """A request for numbers to all groups."""
 
-    messages: list[Message]  # to each node that hosts groups; none if the replies are stored already
     members: Members
     ask: Ask
+    content: RecordDict
     catalogue: Catalogue
     path: Path | None  # file that stores the replies; None = they are not stored
+    kept: Replies | None  # stored replies, perhaps of some groups only
+    messages: list[Message] = field(default_factory=list)  # to each node that hosts groups without a stored reply
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """The arrays of a group's numbers, by name."""
+        return asks.layouts_of(self.ask, self.catalogue)
+
+    def to(self, groups: Collection[str]) -> list[Message]:
+        """Messages to the nodes that host these groups, as far as they can be asked now."""
+        nodes = {node for name, node in self.members.hosts().items() if name in groups}
+        numbers = sum(math.prod(layout.shape) for layout in self.layouts.values())
+        return self.members.messages(messages.ASK, self.content, nodes, numbers=numbers)
 
     def read(self, replies: Iterable[Message]) -> Replies:
-        """Read the groups' numbers, and keep them; a group with faulty numbers counts as missing.
+        """Read the groups' numbers, and keep them with those that were stored.
+
+        Raises:
+            TooFew: see `rows`.
+            UserError: the replies cannot be saved.
+        """
+        if self.kept is not None and not self.messages:
+            return self.kept
+        old = {} if self.kept is None else dict(zip(self.kept.groups, self.kept.data_GN, strict=True))
+        row_of = old | dict(self.rows(replies))
+        groups = tuple(name for name in self.members.names if name in row_of)
+        read = Replies(groups, self.layouts, np.stack([row_of[name] for name in groups]))
+        if self.path is not None and len(row_of) > len(old):
+            keep_replies(self.path, read)
+        return read
+
+    def rows(self, replies: Iterable[Message]) -> Iterator[tuple[str, FloatArray]]:
+        """Groups and their numbers (N,) as they arrive; a group with faulty numbers counts as missing.
+
+        Where too few groups answer, the others are asked again for `run.reply-timeout` seconds.
 
         Raises:
             TooFew: fewer groups answered than `run.min-groups`.
-            UserError: the replies cannot be saved, or saved replies cannot be read.
         """
-        layouts, names = asks.layouts_of(self.ask, self.catalogue), self.members.names
-        if self.path is not None and self.path.exists():
-            return kept_replies(self.path, layouts)
-        row_of: dict[str, FloatArray] = {}
-        reasons: dict[str, str | None] = dict.fromkeys(names, "no answer")
+        members, there = self.members, () if self.kept is None else self.kept.groups
+        missing = {name: "no answer" for name in members.names if name not in there}
+        yield from self._taken(replies, missing)
+        for left in members.pauses(missing, f"give {self.ask.kind}"):
+            members.prepare(again=True)
+            again = self.to(missing.keys() - members.refusing(missing))
+            yield from self._taken(members.grid.send_and_receive(again, timeout=left), missing)
+        for reason in dict.fromkeys(missing.values()):  # one line for each
+            names = [name for name in missing if missing[name] == reason]
+            some = "group %s counts" if len(names) == 1 else "groups %s count"
+            log.warning(f"{some} as missing: %s", listed(names), plain(reason))
+        members.require([name for name in members.names if name not in missing], f"give {self.ask.kind}")
+
+    def _taken(self, replies: Iterable[Message], missing: dict[str, str]) -> Iterator[tuple[str, FloatArray]]:
+        """Rows of groups that were `missing`, which are removed from there; or else the fault is noted."""
         for node, reply in self.members.read(replies):
             assert reply.numbers is not None
             for place, name in self.members.own(node, reply):
-                row_of[name] = reply.numbers[place]
-                reasons[name] = asks.fault(self.ask, row_of[name], self.catalogue, task=self.members.config.task)
-        for reason in filter(None, dict.fromkeys(reasons.values())):  # one line for each
-            missing = [name for name in names if reasons[name] == reason]
-            some = "group %s counts" if len(missing) == 1 else "groups %s count"
-            log.warning(f"{some} as missing: %s", listed(missing), plain(reason))
-        row_of = {name: row_of[name] for name in names if reasons[name] is None}
-        self.members.require(row_of, f"give {self.ask.kind}")
-        read = Replies(tuple(row_of), layouts, np.stack([*row_of.values()]))
-        if self.path is not None:
-            keep_replies(self.path, read)
-        return read
+                fault = asks.fault(self.ask, reply.numbers[place], self.catalogue, task=self.members.config.task)
+                if name in missing and fault is None:
+                    del missing[name]
+                    yield name, reply.numbers[place]
+                elif name in missing and fault is not None:
+                    missing[name] = fault

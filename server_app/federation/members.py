@@ -25,6 +25,7 @@ from server_app.federation.replies import TooFew
 
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every three seconds, then starts a process
+LONGEST_WAIT = 30.0  # seconds between two tries of a request that too few groups have answered
 LONGEST_PAUSE = 8  # of a node whose set-up fails, as a power of two, in requests
 HEAD_BYTES, NAME_BYTES, NUMBER_BYTES = 1 << 16, 256, 8  # of a reply: in all, for a group's name, for each number
 
@@ -86,6 +87,11 @@ class Members:
         """The groups that have joined; other groups of the run may join later."""
         return tuple(name for name in self.names if name in self._node_of)
 
+    @property
+    def least(self) -> int:
+        """Fewest groups that must answer: `run.min-groups`, or half of the run's groups if that is 0."""
+        return self.config.run.min_groups or (len(self.names) + 1) // 2
+
     def hosts(self) -> dict[str, int]:
         """Group -> its node, for groups that can be asked for numbers now."""
         able = State.READY if messages.TARGETS in self.setup else State.INFORMED
@@ -119,7 +125,7 @@ class Members:
         if not expected:
             raise UserError("groups: name the groups that take part; no other group may join a deployment")
         # The order of groups is fixed: results must not depend on the order in which nodes replied.
-        self.names, least = tuple(expected), self.config.run.min_groups
+        self.names = tuple(expected)
         deadline = time.monotonic() + patience
         while True:
             left = max(JOIN_SECONDS, deadline - time.monotonic())  # a node that is greeted late has time to reply
@@ -129,9 +135,10 @@ class Members:
             time.sleep(JOIN_PAUSE)
         missing = [name for name in self.names if name not in self._node_of]
         others = [name for node in self._nodes.values() for name in node.groups if name not in self.names]
-        if len(self._node_of) < least:
+        if len(self._node_of) < self.least:
             raise UserError(
-                f"{len(self._node_of)} groups joined ({', '.join(self.present) or 'none'}); run.min-groups = {least}"
+                f"{len(self._node_of)} groups joined ({', '.join(self.present) or 'none'}), and at least {self.least} "
+                "must (run.min-groups)"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; joined, but not in `groups`: {listed(others)}" if others else "")
             )
@@ -151,13 +158,17 @@ class Members:
         unknown = {node for node in online if self._nodes[node].state is State.UNKNOWN}
         able = {node for node in online - self._late if not self._nodes[node].pause}
         nodes = [node for node in able if (node in unknown if node in hosts else away)]
+        hosted, known = defaultdict[int, set[str]](set), frozenset(self.names)
+        for name, node in self._node_of.items():
+            hosted[node].add(name)
         for node, groups in self._greet(nodes, timeout=timeout).items():
-            names = [name for name in groups if name in self.names]
+            names = [name for name in groups if name in known]
             if not names:
                 self._nodes[node].state = State.OUT
             elif self._nodes[node].state is State.UNKNOWN:
                 self._nodes[node].state = State.GREETED
-            self._node_of = {name: host for name, host in self._node_of.items() if host != node or name in names}
+            for name in hosted[node].difference(names):
+                del self._node_of[name]
             for name in names:
                 if self._node_of.setdefault(name, node) == node:
                     continue
@@ -189,14 +200,14 @@ class Members:
 
     # --- setting up -------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Set up, in parallel, all nodes that joined late or have restarted.
+    def prepare(self, *, again: bool = False) -> None:
+        """Set up, in parallel, all nodes that joined late or have restarted, before a request or one that is repeated.
 
         A node that fails or hangs is tried again before the next request, then after 2, 4, 8, ... requests, since each
         try may take a whole reply timeout. A node whose owner refuses is not tried again.
         """
         for node in self._nodes.values():
-            node.error, node.pause = 0, max(0, node.pause - 1)
+            node.error, node.pause = node.error if again else 0, max(0, node.pause - 1)
         self._meet(timeout=self.config.run.reply_timeout)
         for kind, content in self.setup.items():
             hosts = {*self._node_of.values()} - self._late
@@ -285,9 +296,33 @@ class Members:
             log.warning("node %s answers for %s, which it does not host; that answer is ignored", node, listed(away))
         return ((place, name) for place, name in enumerate(reply.groups) if self._node_of.get(name) == node)
 
+    def refusing(self, groups: Collection[str]) -> frozenset[str]:
+        """Those of the groups whose owners have refused the last request."""
+        hosts = {name: self._nodes[self._node_of[name]] for name in groups if name in self._node_of}
+        return frozenset(name for name, node in hosts.items() if node.error > refusals.FORGOTTEN)
+
+    def pauses(self, missing: Collection[str], what: str) -> Iterator[float]:
+        """Pause before each new try while too few groups could do what was asked; gives the seconds left.
+
+        `missing` are the groups that could not, which the caller updates. Ends after `run.reply-timeout`, or when no
+        other groups can come: in a simulation, and where too many owners refuse.
+        """
+        ends, pause = time.monotonic() + self.config.run.reply_timeout, JOIN_PAUSE
+        while len(self.names) - len(missing) < self.least <= len(self.names) - len(self.refusing(missing)):
+            left = ends - time.monotonic()
+            if left <= 0 or self.grid.simulated:
+                return
+            log.warning(
+                "%d of %d groups could %s, and at least %d must (run.min-groups); asked again for %.0f s",
+                *(len(self.names) - len(missing), len(self.names), what, self.least, left),
+            )
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_WAIT)
+            yield max(0.0, ends - time.monotonic())
+
     def require(self, there: Collection[str], what: str) -> None:
         """Raise TooFew if too few groups could do what was asked, with the reasons of the other nodes."""
-        if len(there) >= (least := self.config.run.min_groups):
+        if len(there) >= self.least:
             return
         codes = Counter(node.error for node in self._nodes.values())
         refused = "; ".join(
@@ -295,5 +330,5 @@ class Members:
         )
         raise TooFew(
             f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}; "
-            f"at least {least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
+            f"at least {self.least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
         )

@@ -3,14 +3,14 @@
 Axis letters: G groups that trained, P weights.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median_low
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi
 from flwr.serverapp.strategy.fedopt import FedOpt
@@ -28,17 +28,14 @@ from pluralllm.training import build, step_size_factor, validation_round
 from server_app import flower_quiet
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
+from server_app.predictor.updates import Updates
 
-# of a group, in units of the round's median (norm bounding, Sun et al. 2019); honest groups' reach 1.25
-LARGEST_STEP = 1.5
 PROXIMAL_MU = 0.01  # smallest but one of the values that FedProx's authors tried (Li et al. 2020, section 5.3)
 # Step size, moments and adaptivity floor of the server's Adam and Yogi. Adam's usual step for a network of this size;
 # Reddi et al. 2021 have the same moments. With their floor of 1e-3, small gradients of the context path would vanish.
 ADAPTIVE = {"eta": 3e-3, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-6}
 
 Progress = Callable[[int, int, float], None]
-
-log = logging.getLogger("appa.server")
 
 
 def initial_weights(config: Config) -> ArrayRecord:
@@ -48,9 +45,10 @@ def initial_weights(config: Config) -> ArrayRecord:
 
 
 class GroupRounds(FedAvg):
-    """Rounds over the groups' numbers: requests and replies in place of Flower's records, averaged by FedAvg.
+    """Rounds over the groups' numbers, averaged as by FedAvg, in place of Flower's records.
 
-    A strategy of Flower's comes before this class in the order of bases, so its own steps go around these.
+    Flower's own average needs all updates in memory. A strategy of Flower's comes before this class in the order of
+    bases, so its own steps go around these.
     """
 
     groups: Groups
@@ -78,29 +76,24 @@ class GroupRounds(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the groups' weights and losses, weighted by their numbers of answers.
 
-        Raises a UserError if no group trained.
+        Raises a UserError if no group trained, or the updates cannot be written.
         """
-        names, rows = _training_rows(self._request.read(replies))
-        if not names:
-            raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
-        step_GP = rows["step"] / rows["answers"]
-        self.distances.append(dict(zip(names, distances(step_GP).tolist(), strict=True)))
-        weight_GP = (join_weights(self._sent) + bounded(step_GP, names)).astype(np.float32)
-        shapes = {name: array.shape for name, array in self._sent.items()}
-        trained = []
-        for weight_P, count, loss in zip(weight_GP, rows["answers"][:, 0], rows["loss"][:, 0], strict=True):
-            metrics = MetricRecord({self.weighted_by_key: float(count), "loss": float(loss / count)})
-            content = RecordDict({self.arrayrecord_key: split_weights(weight_P, shapes), "metrics": metrics})
-            # Flower reads the contents alone; a node may host several groups, whose messages would be one.
-            trained.append(Message(content, reply_to=self._request.messages[0]))
-        averaged, metrics_of_round = super().aggregate_train(server_round, trained)
-        assert averaged is not None
-        assert metrics_of_round is not None
+        with Updates(self.groups.folder or Path(gettempdir()), size=len(join_weights(self._sent))) as updates:
+            for name, row_N in self._request.rows(replies):
+                numbers = asks.split(row_N, self._request.layouts)
+                if (count := float(numbers["answers"][0])) > 0:
+                    updates.put(name, numbers["step"] / count, count=count, loss=float(numbers["loss"][0]) / count)
+            updates.order(self.groups.names)
+            if not updates.names:
+                raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
+            self.distances.append(dict(zip(updates.names, updates.distances().tolist(), strict=True)))
+            weight_P, loss = updates.mean(join_weights(self._sent))
+        averaged = split_weights(weight_P, {name: array.shape for name, array in self._sent.items()})
         if SHARES_KEY in self._sent:  # it is not trained, and groups cannot change it
             averaged[SHARES_KEY] = self._sent[SHARES_KEY]
-        self.losses.append(float(str(metrics_of_round["loss"])))
-        self.progress(server_round, self.config.pluralllm.rounds, self.losses[-1])
-        return averaged, metrics_of_round
+        self.losses.append(loss)
+        self.progress(server_round, self.config.pluralllm.rounds, loss)
+        return averaged, MetricRecord({"loss": loss})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -187,29 +180,3 @@ def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
     """Names and arrays (G, ...) of groups that have answers."""
     kept = np.flatnonzero(replies.each("answers")[:, 0] > 0)
     return [replies.groups[g] for g in kept], {name: replies.each(name)[kept] for name in replies.numbers}
-
-
-def distances(step_GP: FloatArray) -> FloatArray:
-    """Distance of each step from the mean of the others', in units of that mean's length, (G,).
-
-    It is NaN for a single group and where the others do not move.
-    """
-    others_GP = (step_GP.sum(axis=0) - step_GP) / max(1, len(step_GP) - 1)
-    away_G, length_G = (np.linalg.norm(part_GP, axis=1) for part_GP in (step_GP - others_GP, others_GP))
-    distance_G: FloatArray = np.divide(away_G, length_G, out=np.full(len(step_GP), np.nan), where=length_G > 0)
-    return distance_G
-
-
-def bounded(step_GP: FloatArray, names: Sequence[str]) -> FloatArray:
-    """Shorten steps to at most `LARGEST_STEP` times the (lower) median length, so that no group decides the round."""
-    length_G = np.linalg.norm(step_GP, axis=1)
-    longest = LARGEST_STEP * median_low(length_G)
-    factor_G = np.ones(len(names))
-    for g, length in enumerate(length_G):
-        if length > longest > 0:
-            log.warning(
-                "group %s: its step is %.1f times as long as the round's median, and counts for %.1f times",
-                *(names[g], length / longest * LARGEST_STEP, LARGEST_STEP),
-            )
-            factor_G[g] = longest / length
-    return step_GP * factor_G[:, None]

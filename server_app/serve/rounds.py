@@ -305,7 +305,7 @@ class Rounds:
         answers = parse_responses(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
         state = self._rule.restored(vars(last)) if last else self._rule.first()
-        replies = groups.ask(self._rule.ask(answers, self._num_asked))
+        replies = groups.ask(self._rule.ask(answers, self._num_asked), history=True)
         reward_J, after, fields = self._rule.result(state, answers, replies)
         held_out = bool(catalogue.held_out_Q[question_J].any())  # such a round leaves the rule's state as it was
         record = ServedRound(

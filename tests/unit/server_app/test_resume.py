@@ -227,3 +227,6 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
     assert "| ppo | survey | 0." in (folder / "policy" / "README.md").read_text()
     assert results(folder / "average") == results(unbroken / "average")
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]
+    kept = [sorted(path.name for path in (run / "replies").rglob("*")) for run in (folder, unbroken)]
+    assert kept[0] == kept[1]
+    assert not [*folder.glob("replies/*/*")]  # PPO's, after its last checkpoint

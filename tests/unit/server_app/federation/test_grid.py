@@ -3,6 +3,8 @@
 import math
 import re
 import time
+from contextlib import nullcontext
+from string import ascii_uppercase
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,7 @@ from server_app.federation import members
 from server_app.federation.grid import LATE_SECONDS, LATE_TTL, LONGEST_PAUSE, OverlapGrid, WorkerLost
 from server_app.federation.groups import Groups
 from server_app.federation.members import JOIN_SECONDS
+from server_app.federation.replies import TooFew
 
 TIMEOUT = 600.0
 NEVER = math.inf
@@ -167,7 +170,7 @@ def timed(monkeypatch):
     """Makes a grid with a clock, of nodes 1, 2, ... with groups A, B, ...; seconds(node, kind, number)."""
 
     def make(count, seconds):
-        grid = TimedGrid({n: replying("ABCDE"[n - 1]) for n in range(1, count + 1)}, seconds)
+        grid = TimedGrid({n: replying(ascii_uppercase[n - 1]) for n in range(1, count + 1)}, seconds)
         clock = SimpleNamespace(monotonic=lambda: grid.now, sleep=grid.sleep)
         for module in (grids, members):
             monkeypatch.setattr(module, "time", clock)
@@ -216,11 +219,16 @@ def test_flowers_word_that_a_node_is_gone_is_no_answer_of_it(timed):
     assert not overlap._late
 
 
-def test_in_a_simulation_everybody_is_waited_for_every_time(timed):
-    grid = timed(2, lambda n, kind, number: 1.0 if n == 1 else NEVER)
+def test_a_simulated_node_may_take_as_long_as_it_needs_and_is_seen_to_go_on(timed):
+    """Three nodes after one another, each longer than the timeout."""
+    each, told = 2 * TIMEOUT, []
+    grid = timed(3, lambda n, kind, number: each * n)
     overlap = OverlapGrid(grid)
-    overlap.simulated = True
-    assert [ask(overlap, (1, 2)) for _ in range(2)] == pytest.approx([TIMEOUT] * 2, abs=LONGEST_PAUSE)
+    overlap.simulated, overlap.progress = True, lambda *step: told.append(step)
+    assert [ask(overlap, (1, 2, 3)) for _ in range(2)] == pytest.approx([3 * each] * 2, abs=3 * LONGEST_PAUSE)
+    assert not overlap._late
+    assert [step[:2] for step in told] == [(1, 3), (2, 3)] * 2
+    assert [step[2] for step in told] == pytest.approx([2 * each, each] * 2, rel=1e-3)
 
 
 DIED = "<class 'ray.exceptions.ActorDiedError'>:<'...\nWorker exit type: SYSTEM_ERROR Worker exit detail: ...'>"
@@ -231,7 +239,7 @@ def test_a_simulation_s_join_ends_where_a_worker_has_ended_and_not_for_what_a_gr
     overlap = OverlapGrid(FakeGrid({1: named("A"), 2: failing(code, DIED)}))
     overlap.simulated = True
     with pytest.raises(raised, match="compute: SYSTEM_ERROR W" if raised is WorkerLost else "missing: B"):
-        Groups(overlap, Config()).members.gather(("A", "B"), patience=0.0)
+        Groups(overlap, Config.load({"run.min-groups": 2})).members.gather(("A", "B"), patience=0.0)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -280,6 +288,31 @@ def test_a_node_that_hangs_whenever_it_is_set_up_is_waited_for_at_growing_pauses
     # two greetings, two catalogues and A's targets; then A's numbers alone, and a greeting and a catalogue
     assert waited == pytest.approx([2 * TIMEOUT + 3.0, 1.0, TIMEOUT + 2.0, 1.0], abs=8 * LONGEST_PAUSE)
     assert grid.sent(2, messages.ASK) == []  # it has no catalogue
+
+
+REFUSING = failing(refusals.MAY_NOT_LEAVE["rewards"])
+
+
+@pytest.mark.parametrize(
+    ("ill", "fault", "healed", "answered", "waited"),
+    [
+        (17, GONE, 60.0, 20, 61.5),  # .5 + 1 + 2 + 4 + 8 + 16 + 30
+        (17, GONE, NEVER, 0, TIMEOUT),
+        (17, REFUSING, NEVER, 0, 0.0),  # nobody will come
+        (11, GONE, NEVER, 0, TIMEOUT),
+        (10, GONE, NEVER, 10, 0.0),
+    ],
+)
+def test_half_of_twenty_groups_must_answer_and_are_waited_for(timed, warnings, ill, fault, healed, answered, waited):
+    grid = timed(20, lambda n, kind, number: 0.0)
+    groups = at_work(grid, run__min_groups=0, run__reply_timeout=TIMEOUT)
+    for n in range(1, ill + 1):
+        grid.nodes[n] = lambda m, well=grid.nodes[n]: (well if grid.now > healed else fault)(m)
+    with nullcontext() if answered else pytest.raises(TooFew, match=rf"only {20 - ill} of 20 .* at least 10 must"):
+        assert len(groups.ask(new_request()).groups) == answered
+    assert grid.now == pytest.approx(waited, abs=20 * LONGEST_PAUSE)
+    assert len(grid.sent(20, messages.ASK)) == 1  # it has answered
+    assert any("asked again for 600 s" in line for line in warnings()) == (waited > 0)
 
 
 def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else_to_do(timed):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_groups import GONE, WEIGHTS, FakeGroups, at_work, failing, federated, gathered, new_request, replying, scorer
-from fakes import CATALOGUE, GOOD, KEY, REQUEST
+from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
@@ -187,6 +187,28 @@ def test_the_same_request_is_asked_once(tmp_path):
         path.write_bytes(b"x")
     with pytest.raises(UserError, match=r"replies/\w+\.npz: cannot be read"):
         groups.ask(REQUEST.ask())
+
+
+def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_path):
+    """In the same life of the run, and in the next; numbers on which others rest stay as they are."""
+    nodes = {1: scorer("A"), 2: scorer("B", GOOD / 2), 3: scorer("C", GOOD / 3)}
+    away = FakeGrid({1: nodes[1], 2: nodes[2]})
+    groups = at_work(away, ("A", "B", "C"), replies=tmp_path / "replies")
+    nodes[2].silent.add("B")
+    ask, history = REQUEST.ask(), replace(REQUEST, draw=1).ask()
+    assert groups.ask(ask).groups == groups.ask(history, history=True).groups == ("A",)
+    nodes[2].silent.clear()
+    assert groups.ask(ask).groups == ("A", "B")
+    groups.grid._late[2] = "message 1", math.inf  # nobody who is there lacks
+    assert groups.request(ask).messages == []
+    groups = at_work(nodes, ("A", "B", "C"), replies=tmp_path / "replies")
+    request = groups.request(ask)
+    assert [message.metadata.dst_node_id for message in request.messages] == [3]
+    whole = request.read(groups.grid.send_and_receive(request.messages, timeout=1.0))
+    np.testing.assert_array_equal(whole.rows("js targets reward", "ABC"), [GOOD, GOOD / 2, GOOD / 3])
+    assert groups.request(ask).messages == []
+    assert groups.ask(history, history=True).groups == ("A",)
+    assert [len(node.asked) for node in nodes.values()] == [2, 3, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from appa_flwr.protocol import messages, refusals
     [
         ({1: replying("A", "B"), 2: replying("B")}, ("A", "B"), 1, "two nodes speak for group 'B'"),
         ({1: lambda message: None}, (), 1, "^groups: name the groups"),
-        ({}, ("A",), 1, r"0 groups joined \(none\); run\.min-groups = 1; missing: A$"),
-        ({1: replying("C"), 2: replying("A")}, ("C", "B", "A"), 3, r"2 groups .*\(C, A\).* = 3; missing: B$"),
+        ({}, ("A",), 1, r"0 groups joined \(none\), and at least 1 must.*; missing: A$"),
+        ({1: replying("C"), 2: replying("A")}, ("C", "B", "A"), 3, r"2 groups .*\(C, A\).* at least 3 .*; missing: B$"),
         ({1: replying("Kenya"), 2: replying("Pero")}, ("Kenya", "Peru"), 2, "missing: Peru; .*`groups`: Pero$"),
     ],
 )

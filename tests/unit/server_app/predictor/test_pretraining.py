@@ -18,7 +18,8 @@ from appa_flwr.protocol.asks import UPDATE, VALIDATION
 from appa_flwr.protocol.messages import join_weights, split_weights
 from pluralllm.residual import SHARES_KEY
 from server_app import flower_quiet
-from server_app.predictor.pretraining import PROXIMAL_MU, distances, pretrain
+from server_app.predictor.pretraining import PROXIMAL_MU, pretrain
+from server_app.predictor.updates import Updates
 
 CATALOGUE = catalogue_of([2] * 150, train=[True] * 100 + [False] * 50)  # more than all answers here
 STEPS = [[0.25, -0.5], [-0.75, 0.125]]  # each group's change of the weights, the same in every round
@@ -45,13 +46,14 @@ def record(**arrays):
 
 
 def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, **changes):
-    """What weights at 0 become, the mean losses of the rounds, and the groups' requests."""
+    """What weights at 0 become, the mean losses of the rounds, and what the first group is asked; it answers last."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in {"rounds": 2, **changes}.items()}
     config = Config.load(keys)
-    node = training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
+    together = training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
+    nodes = {9 - g: FakeGroups(name, together.numbers) for g, name in enumerate(together.names)}
     start = start or record(w=np.zeros(len(steps_G[0])))
-    weights, losses, _ = pretrain(federated({1: node}, CATALOGUE), config, start, progress=lambda *_: None)
-    return weights, losses, node.asked
+    weights, losses, _ = pretrain(federated(nodes, CATALOGUE), config, start, progress=lambda *_: None)
+    return weights, losses, nodes[9].asked
 
 
 def test_groups_weigh_as_many_answers_as_they_trained_on():
@@ -123,16 +125,19 @@ def test_one_group_s_long_step_is_cut_and_named(steps_G, mean, named, caplog):
     assert [message.partition(":")[0] for message in caplog.messages] == [f"group {name}" for name in named]
 
 
-def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_each_round():
+def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_each_round(tmp_path):
     # A (3, 0) to (0, 4): 5 / 4; B and C (0, 4) to (1.5, 2): 2.5 / 2.5
     node = training([(3, 0), (0, 4), (0, 4)], (10, 20, 0), [(0, ())] * 3)  # C has no answers to train on
     config = Config.load({"pluralllm.rounds": 2, "pluralllm.architecture": "attention"})
     *_, rounds = pretrain(federated({1: node}, CATALOGUE), config, record(w=[0, 0]), progress=lambda *_: None)
     assert rounds == [{"A": 5 / 4, "B": 5 / 3}] * 2
-    np.testing.assert_allclose(distances(np.array([(3, 0), (0, 4), (0, 4)])), [5 / 4, 1, 1])
-    # nobody else moves, or there is nobody
-    np.testing.assert_array_equal(distances(np.array([(3, 4), (0, 0), (0, 0)])), [np.nan, 1, 1])
-    np.testing.assert_array_equal(distances(np.array([(3, 4)])), [np.nan])
+    # of the first group: nobody else moves, or there is nobody
+    for steps_G, distance in (([(3, 4), (0, 0), (0, 0)], np.nan), ([(0, 0), (3, 4)], 1), ([(3, 4)], np.nan)):
+        with Updates(tmp_path, size=2) as updates:
+            for g, step_P in enumerate(steps_G):
+                updates.put("ABC"[g], np.array(step_P), count=1.0, loss=0.0)
+            updates.order("ABC")
+            np.testing.assert_array_equal(updates.distances()[0], distance)
 
 
 def test_how_much_a_view_counts_is_no_group_s_to_change():

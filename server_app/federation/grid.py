@@ -54,6 +54,7 @@ class OverlapGrid(Grid):
         self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
         self.most_bytes = MOST_BYTES  # of a reply to the messages that are sent next, set by the caller
         self._limit: dict[str, int] = {}  # id of a message without a reply -> most bytes of it
+        self._size: dict[str, int] = {}  # id of a message whose reply has been pulled -> bytes of the reply
         self.traffic = Counter[str]()  # messages and bytes of their records, added up until the caller clears it
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
@@ -99,6 +100,7 @@ class OverlapGrid(Grid):
         for node, (key, _) in list(self._late.items()):
             for reply in self._pull([key], {key: node}).values():
                 self._note_answer(node, reply)
+                self._size.pop(key, None)
         now = time.monotonic()
         return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
 
@@ -109,7 +111,11 @@ class OverlapGrid(Grid):
         of arrival. Each is rebuilt as a reply to the message that was sent, since the node itself writes the sender.
         """
         sent = list(messages)
-        self._count("sent", [message.content for message in sent])
+        size_of: dict[int, int] = {}  # equal messages are one object
+        for message in sent:
+            key = id(message.content)
+            size_of[key] = size = size_of.get(key) or num_bytes(message.content)
+            self._count("sent", size)
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
         self._limit |= dict.fromkeys(silent, self.most_bytes)
@@ -136,8 +142,8 @@ class OverlapGrid(Grid):
             time.sleep(pause)
             now = time.monotonic()
         self.seconds_waited += time.monotonic() - idle_from
-        self._count("received", replies.values())
         for key, reply in replies.items():
+            self._count("received", self._size.pop(key, 0))
             self._note_answer(sent[key].metadata.dst_node_id, reply)
         for key, node in silent.items() if not self.simulated else ():
             if node not in self._late:
@@ -146,11 +152,9 @@ class OverlapGrid(Grid):
         for key, reply in replies.items():
             yield Message(reply, reply_to=sent[key])
 
-    def _count(self, way: str, contents: Iterable[RecordDict | Error]) -> None:
-        for content in contents:
-            self.traffic[f"messages_{way}"] += 1
-            if isinstance(content, RecordDict):
-                self.traffic[f"bytes_{way}"] += num_bytes(content)
+    def _count(self, way: str, size: int) -> None:
+        self.traffic[f"messages_{way}"] += 1
+        self.traffic[f"bytes_{way}"] += size
 
     def _note_answer(self, node: int, reply: RecordDict | Error) -> None:
         # Flower's own error for a missing reply is not a reply of the node.
@@ -183,7 +187,7 @@ class OverlapGrid(Grid):
                     if failed and self.simulated and failed.code == ErrorCode.UNKNOWN:  # Ray's: groups give others
                         cause = plain(str(reply.error.reason).rpartition("Worker exit type: ")[2])
                         raise WorkerLost(f"Ray lost a process in which groups compute: {cause}")
-                    replies[key] = failed or reply.content
+                    replies[key], self._size[key] = failed or reply.content, size
                     del silent[key]
         for key in replies:
             self._limit.pop(key, None)

@@ -84,13 +84,20 @@ def test_a_run_has_one_catalogue(tmp_path):
     assert node.take(node.cut(training=12, held_out=9)) == 0
 
 
-@pytest.mark.parametrize(("most", "more"), [(messages.MOST_BYTES, {"junk": ConfigRecord({"x": 1})}), (1000, {})])
+@pytest.mark.parametrize(
+    ("limit", "most", "more"),
+    [
+        ("MOST_BYTES", messages.MOST_BYTES, {"junk": ConfigRecord({"x": 1})}),
+        ("MOST_BYTES", 1000, {}),
+        ("MOST_FEATURES", 1000, {}),
+    ],
+)
 def test_a_catalogue_beyond_the_protocol_is_not_stored_and_the_log_says_what_it_cost(
-    most, more, tmp_path, monkeypatch, caplog
+    limit, most, more, tmp_path, monkeypatch, caplog
 ):
     node = Owned(tmp_path)
     content = RecordDict({**messages.pack_catalogue(node.cut(training=12, held_out=10)), **more})
-    monkeypatch.setattr(messages, "MOST_BYTES", most)
+    monkeypatch.setattr(messages, limit, most)
     assert refused(node.send(messages.CATALOGUE, content)) == refusals.FAILED
     assert len(node.memory) == 0
     assert "catalogue cost 0." in caplog.text

@@ -151,6 +151,19 @@ def test_a_node_that_lacks_what_an_action_needs_says_that_it_has_restarted():
         assert untargeted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
 
 
+def test_a_simulated_node_s_memory_is_of_one_run_and_lies_beside_the_survey():
+    node, catalogue = prepared_node()
+    survey = Path(survey_path(node.context))
+    assert dict(node.context.state["memory"]) == {"survey": str(survey)}
+    assert [path.name for path in survey.with_suffix(".memory").iterdir()] == [f"1-{node.context.node_id}.sqlite"]
+    asked = asked_of(asks.VOTES, catalogue, node.config)
+    for run_id, other in ((2, 0), (1, 1)):
+        own = node.context
+        stranger = Context(run_id, own.node_id + other, own.node_config, own.state, own.run_config)
+        assert Node(stranger).ask(asked).error.code == refusals.FORGOTTEN
+    assert node.ask(asked).has_content()
+
+
 def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file(tmp_path):
     """Flower's SuperNode shows a context to whoever takes one of the node's tasks; old runs' files go."""
     umask = os.umask(0o000)

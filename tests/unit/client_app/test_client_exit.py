@@ -99,6 +99,7 @@ def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_d
 BROKEN = {
     "run config": ("", {}, {"surprise": 1}),
     "owner's policy": ("this is = not toml [", {}, {}),
+    "no group": ("", {"group": ""}, {}),
     "no ledger": ("", {"data": ""}, {}),
     "no place for a ledger": ("", {"data": "no/such/folder/avaria.jsonl"}, {}),
 }

@@ -135,6 +135,14 @@ def test_a_request_of_another_catalogue_or_config_is_refused(tmp_path):
     assert refused(node.send(messages.ASK, messages.pack_ask(asks.Ask(asks.VOTES), digest))) == refusals.OTHER_WORLD
 
 
+def test_votes_and_rewards_need_neither_texts_nor_features(tmp_path):
+    node = Owned(tmp_path, "may-leave = ['votes', 'training', 'rewards', 'truth']").ready(training=20, held_out=10)
+    sides = (asks.TARGET_SIDE, asks.TRUTH_SIDE)
+    asked = [asked_of(kind, node.catalogue, node.config, sides=sides) for kind in asks.KINDS]
+    del node.memory["public"]
+    assert {ask.kind for ask in asked if node.ask(ask).has_content()} == {asks.VOTES, asks.REWARDS}
+
+
 def test_a_request_has_an_end(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
     for count, expected in ((asks.MOST_ANSWERS, 0), (asks.MOST_ANSWERS + 1, refusals.FAILED)):

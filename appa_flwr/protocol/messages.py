@@ -116,7 +116,7 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         if not MIN_OPTIONS <= size_S.min() <= size_S.max() <= MAX_OPTIONS:
             raise ValueError("a question has too few or too many options")
         scale_Q, option_SK = (
-            _places(arrays, "scale", len(texts), len(scales)),
+            _places(arrays, "scale", len(texts)),
             np.arange(size_S.max()) < size_S[:, None],
         )
         scales = [(tuple(options), None if ordinal is None else tuple(ordinal)) for options, ordinal in scales]
@@ -142,9 +142,9 @@ def _features(arrays: Ask, scale_Q: npt.NDArray[np.int32], option_SK: BoolArray)
         raise ValueError("there are no features, or too many")
     if not (np.isfinite(question_UF).all() and np.isfinite(option_UF).all()):
         raise ValueError("features are not finite")
-    question_Q = _places(arrays, "question", len(scale_Q), len(question_UF))
+    question_Q = _places(arrays, "question", len(scale_Q))
     of_option_SKF = np.zeros((*option_SK.shape, option_UF.shape[1]), dtype=np.float32)
-    of_option_SKF[option_SK] = option_UF[_places(arrays, "option", int(option_SK.sum()), len(option_UF))]
+    of_option_SKF[option_SK] = option_UF[_places(arrays, "option", int(option_SK.sum()))]
     value_QKE = np.empty((len(scale_Q), option_SK.shape[1], width), dtype=np.float32)
     value_QKE[..., : question_UF.shape[1]] = question_UF[question_Q][:, None]
     value_QKE[..., question_UF.shape[1] :] = of_option_SKF[scale_Q]
@@ -159,11 +159,11 @@ def _distinct(values: Sequence[Any]) -> tuple[IntArray, npt.NDArray[np.int32]]:
     return np.unique(place_N, return_index=True)[1], place_N
 
 
-def _places(arrays: Ask, name: str, count: int, of: int) -> npt.NDArray[np.int32]:
-    """So many places in a list of length `of`."""
+def _places(arrays: Ask, name: str, count: int) -> npt.NDArray[np.int32]:
+    """So many places in an array; those past its end raise an IndexError where they are used."""
     place_N = arrays.array(name, np.int32, axes=1)
-    if place_N.shape != (count,) or not ((place_N >= 0) & (place_N < of)).all():
-        raise ValueError(f"{name} must hold {count} places below {of}")
+    if place_N.shape != (count,) or (place_N < 0).any():
+        raise ValueError(f"{name} must hold {count} places")
     return place_N
 
 

@@ -73,7 +73,7 @@ def numbers(ask: Ask, request: str, party: Party) -> Leaving:
         raise Refused(refusals.MAY_NOT_LEAVE[word])
     if request != asks.request_digest(ask, party.world):
         raise Refused(refusals.OTHER_WORLD)
-    shapes = asks.layouts_of(ask, party.public)
+    shapes = asks.layouts_of(ask, party.masks)
     row_of = {group.name: asks.flatten(make(group, ask), shapes) for group in party.groups}
     if asks.TRUTH_SIDE in ask.settings.get("sides", ()) and party.policy.may(asks.TRUTH_SIDE):  # type: ignore[operator]
         word += f", {asks.TRUTH_SIDE}"

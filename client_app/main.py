@@ -3,8 +3,10 @@
 Axis letters: Q public questions, K options.
 """
 
+import hashlib
 import logging
 
+import numpy as np
 from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
@@ -14,7 +16,7 @@ from appa_flwr.protocol.refusals import Refused
 from appa_flwr.survey.types import answer_table
 from client_app import leave
 from client_app.leave import Leaving
-from client_app.memory import keep_array
+from client_app.memory import keep_array, keep_survey_path
 from client_app.party import Party
 
 log = logging.getLogger("appa.client")
@@ -29,7 +31,7 @@ def hello(content: RecordDict, party: Party) -> Leaving:
     """Reply with the groups of this node; a simulated node stores the path of the run's survey."""
     survey = messages.unpack_hello(content)
     if party.ledger is None:
-        party.memory["survey"] = survey.encode()
+        keep_survey_path(party.context, survey)
     return Leaving(messages.pack_reply(party.hosted))
 
 
@@ -39,8 +41,11 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
     """Store the public questions, and the groups' private answers to these questions; a run has one catalogue."""
     leave.check_run(party)
     public, data = messages.unpack_catalogue(content), messages.to_bytes(content)
-    if party.memory.setdefault("catalogue", data) != data:
+    digest = hashlib.sha256(data).hexdigest().encode()
+    if party.memory.setdefault("catalogue", digest) != digest:
         raise Refused(refusals.OTHER_CATALOGUE)
+    party.memory["public"] = data
+    keep_array(party.memory, "masks", np.column_stack([public.train_Q, public.option_QK]))
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     asked = [q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered]
     answered: dict[str, int] = {}

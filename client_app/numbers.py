@@ -43,10 +43,10 @@ def score(request: ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> d
 
 
 def _votes(group: Group, ask: Ask) -> Numbers:
-    public, truth_QK = group.party.public, group.truth_QK
-    own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None] & (ask.kind != asks.PREDICTIONS)
+    masks, truth_QK = group.party.masks, group.truth_QK
+    own_Q1 = (masks.train_Q & ~np.isnan(truth_QK).any(1))[:, None] & (ask.kind != asks.PREDICTIONS)
     opinion_QK = np.where(own_Q1, truth_QK, group.targets())
-    return {"votes": votes.cast(opinion_QK, public.option_QK, kind=asks.ballot_of(ask, group.party.config.task))}
+    return {"votes": votes.cast(opinion_QK, masks.option_QK, kind=asks.ballot_of(ask, group.party.config.task))}
 
 
 def _update(group: Group, ask: Ask) -> Numbers:
@@ -76,12 +76,14 @@ def _scores(group: Group, ask: Ask) -> Numbers:
 
 
 def _rewards(group: Group, ask: Ask) -> Numbers:
-    request, option_QK = ScoreRequest.of(ask), group.party.public.option_QK
+    request, option_QK = ScoreRequest.of(ask), group.party.masks.option_QK
     numbers: dict[str, FloatArray] = {}
     for side in request.sides:
         for metric, reward_J in score(request, group.side(side, request.draw), option_QK).items():
-            numbers[f"{metric} {side} reward"] = np.nan_to_num(reward_J)
-            numbers[f"{metric} {side} known"] = (~np.isnan(reward_J)).astype(np.float64)
+            if side == asks.TRUTH_SIDE:
+                numbers[f"{metric} {side} known"] = (~np.isnan(reward_J)).astype(np.float64)
+                reward_J = np.nan_to_num(reward_J)
+            numbers[f"{metric} {side} reward"] = reward_J
     return numbers
 
 

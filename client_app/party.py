@@ -3,7 +3,6 @@
 Axis letters: Q public questions, K options.
 """
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.asks import Catalogue, Masks
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.survey import store
 from appa_flwr.survey.split import LEAST_HELD_OUT
 from appa_flwr.survey.types import Question, Survey
-from client_app.memory import Memory, memory_of, read_array
+from client_app.memory import Memory, memory_of, read_array, survey_path
 from pluralllm.data import GroupData, known_answers
 
 Answers = Mapping[str, FloatArray]
@@ -36,7 +35,7 @@ log = logging.getLogger("appa.client")
 class Party:
     """A node; `ledger` is None in a simulation, which has no owners."""
 
-    node: Mapping[str, object]
+    context: Context
     config: Config
     policy: OwnerPolicy
     ledger: Ledger | None
@@ -46,24 +45,26 @@ class Party:
     def of(cls, context: Context) -> "Party":
         """The node that receives a message; UserError if its config, its owner's policy or the run's cannot be used."""
         config, node = Config.load(context.run_config), context.node_config
-        return cls(node, config, owner_policy_of(node), ledger_of(node), memory_of(context))
+        ledger = ledger_of(node)
+        if ledger is None and "partition-id" not in node:
+            raise UserError(
+                'node-config lacks `group`: start the SuperNode with --node-config \'group="..." data="..."\''
+            )
+        return cls(context, config, owner_policy_of(node), ledger, memory_of(context))
 
     # --- its survey -------------------------------------------------------------------------------------------------
 
     @property
     def hosted(self) -> tuple[str, ...]:
-        """The groups this node speaks for; UserError if there are none.
+        """The groups this node speaks for.
 
         In a simulation node `partition-id` of `num-partitions` hosts every `num-partitions`-th group of the run's
         survey; deployed, the node's own config names its group (`group = "Kenya"`).
         """
+        node = self.context.node_config
         if self.ledger is not None:
-            return (str(self.node["group"]).strip(),)
-        if "partition-id" not in self.node:
-            raise UserError(
-                'node-config lacks `group`: start the SuperNode with --node-config \'group="..." data="..."\''
-            )
-        return self.survey.groups[int(str(self.node["partition-id"])) :: int(str(self.node["num-partitions"]))]
+            return (str(node["group"]).strip(),)
+        return self.survey.groups[int(str(node["partition-id"])) :: int(str(node["num-partitions"]))]
 
     @cached_property
     def survey(self) -> Survey:
@@ -73,7 +74,9 @@ class Party:
             UserError: the file cannot be read.
             Refused: a simulated node has not been greeted.
         """
-        path = self.remembered("survey").decode() if self.ledger is None else str(self.node["data"])
+        path = survey_path(self.context) if self.ledger is None else str(self.context.node_config["data"])
+        if not path:
+            raise Refused(refusals.FORGOTTEN)
         try:
             return _read(path, Path(path).stat().st_mtime_ns)
         except OSError as error:
@@ -107,7 +110,13 @@ class Party:
     @cached_property
     def public(self) -> Catalogue:
         """The public questions; Refused where the server has sent none."""
-        return messages.unpack_catalogue(messages.from_bytes(self.remembered("catalogue")))
+        return messages.unpack_catalogue(messages.from_bytes(self.remembered("public")))
+
+    @cached_property
+    def masks(self) -> Masks:
+        """The masks of the public questions, without their texts and features, which scoring does not need."""
+        mask_QN = read_array(self.remembered("masks"))
+        return Masks(mask_QN[:, 0], mask_QN[:, 1:])
 
     @property
     def groups(self) -> list["Group"]:
@@ -117,7 +126,7 @@ class Party:
     @property
     def world(self) -> str:
         """See `appa_flwr.protocol.asks.world_of`."""
-        catalogue = hashlib.sha256(self.remembered("catalogue")).hexdigest()
+        catalogue = self.remembered("catalogue").decode()
         return asks.world_of(self.config, catalogue, self.memory.get("targets", b"").decode())
 
 
@@ -131,17 +140,17 @@ class Group:
     @cached_property
     def truth_QK(self) -> FloatArray:
         """All of the group's own answers, rows of NaN where it has none."""
-        return read_array(self.party.memory, f"truth {self.name}")
+        return read_array(self.party.remembered(f"truth {self.name}"))
 
     @property
     def data(self) -> GroupData:
         """The group's training answers, the only answers that become context."""
-        return known_answers(self.name, self.truth_QK).only(self.party.public.train_Q)
+        return known_answers(self.name, self.truth_QK).only(self.party.masks.train_Q)
 
     @property
     def held_out(self) -> GroupData:
         """The group's answers to held-out questions; none on a deployed node that has fewer than `LEAST_HELD_OUT`."""
-        answers = known_answers(self.name, self.truth_QK).only(~self.party.public.train_Q)
+        answers = known_answers(self.name, self.truth_QK).only(~self.party.masks.train_Q)
         return answers if self.party.ledger is None or len(answers) >= LEAST_HELD_OUT else answers.first(0)
 
     def targets(self, draw: int = 0) -> FloatArray:
@@ -154,7 +163,7 @@ class Group:
         party = self.party
         party.remembered("targets")
         if not draw:
-            return read_array(party.memory, f"targets {self.name}")
+            return read_array(party.remembered(f"targets {self.name}"))
         if not party.config.pluralllm.fresh_contexts:
             raise ValueError("the run scores all answers against one table")
         from client_app import predictor
@@ -167,11 +176,11 @@ class Group:
         """Distributions that answers are compared with, (Q, K); rows of NaN where there is none."""
         if side == asks.TARGET_SIDE:
             return self.targets(draw)
-        public = self.party.public
+        masks = self.party.masks
         if not self.party.policy.may(asks.TRUTH_SIDE):
-            return np.full(public.option_QK.shape, np.nan)
+            return np.full(masks.option_QK.shape, np.nan)
         # Answers are compared only with held-out answers: training answers are D_g, and enough rewards tell them.
-        return np.where(public.train_Q[:, None], np.nan, self.truth_QK)
+        return np.where(masks.train_Q[:, None], np.nan, self.truth_QK)
 
 
 @lru_cache(maxsize=2)

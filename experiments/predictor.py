@@ -117,10 +117,10 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
 
 def problem_of(survey: Survey, groups: Mapping[str, Sequence[str]], *, encoder: str, seed: int) -> Problem:
     """Split a survey's questions by this seed, and embed them."""
-    features = embed_questions(survey.questions, encoder=encoder)
+    value_QKE, option_QK = embed_questions(survey.questions, encoder=encoder)
     split = split_questions(survey.questions, seed=seed)
     train_Q = np.array([question.question_id in split.train for question in survey.questions])
-    public = Catalogue(survey.questions, train_Q, *features, unanswered_Q=np.zeros_like(train_Q))
+    public = Catalogue(train_Q, option_QK, survey.questions, value_QKE, unanswered_Q=np.zeros_like(train_Q))
 
     def data(name: str, ids: Collection[str]) -> GroupData:
         return group_data(name, {key: row for key, row in survey.answers[name].items() if key in ids}, public=public)

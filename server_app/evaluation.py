@@ -116,7 +116,8 @@ def scores(
     result = {}
     for metric, side in request.keys:
         reward_GJ = replies.rows(f"{metric} {side} reward", names)
-        reward_GJ = np.where(replies.rows(f"{metric} {side} known", names) == 1.0, reward_GJ, np.nan)
+        if side == TRUTH_SIDE:
+            reward_GJ = np.where(replies.rows(f"{metric} {side} known", names) == 1.0, reward_GJ, np.nan)
         result[metric, side] = _record(reward_GJ, request.readable_J, names), reward_GJ
     return result
 

@@ -70,8 +70,8 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    features = embed_questions(questions, encoder=config.pluralllm.encoder, progress=progress)
-    return Catalogue(questions, train_Q, *features, unanswered_Q)
+    value_QKE, option_QK = embed_questions(questions, encoder=config.pluralllm.encoder, progress=progress)
+    return Catalogue(train_Q, option_QK, questions, value_QKE, unanswered_Q)
 
 
 def fitting_questions(

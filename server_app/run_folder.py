@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,9 +12,10 @@ from typing import Any, Self, TypeVar
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, read_file, recover, replace_file, sync, writing
+from appa_flwr.owner.ledger import MEMORY_SUFFIX
 from appa_flwr.run import records, run_files
 from appa_flwr.run.resume import claim
-from appa_flwr.run.run_files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, TOKEN_FILE, JsonFile, LineFile
+from appa_flwr.run.run_files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, SURVEY_FILE, TOKEN_FILE, JsonFile, LineFile
 
 log = logging.getLogger("appa.server")
 
@@ -40,6 +42,7 @@ class RunFolder:
         self._tracker: Any = None  # starts with the first iteration
         self._started = time.monotonic()
         self._lock = claim(config)
+        self._forget_nodes()  # of a killed run
         with writing(self.path):
             recover(self.path)
             served = (run_files.SERVED.name,) if config.run.phases == "serve" else ()
@@ -56,9 +59,14 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         log.removeHandler(self._messages)
         log.setLevel(self._level)
+        self._forget_nodes()
         self._lock.release()
         if self._tracker is not None:
             self._tracker.finish()
+
+    def _forget_nodes(self) -> None:
+        """Remove what simulated nodes have stored beside the run's survey."""
+        shutil.rmtree((self.path / SURVEY_FILE).with_suffix(MEMORY_SUFFIX), ignore_errors=True)
 
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from appa_flwr.survey.generate import generate
 from client_app.main import app
-from client_app.memory import Memory, memory_of, read_array
+from client_app.memory import Memory, keep_survey_path, memory_of, read_array, survey_path
 from client_app.party import Group, Party
 from pluralllm.data import GroupData
 from pluralllm.residual import SHARES, SHARES_KEY
@@ -69,10 +71,10 @@ class Node:
         return Party.of(self.context).public
 
     def targets(self, group: str) -> np.ndarray:
-        return read_array(self.memory, f"targets {group}")
+        return read_array(self.memory[f"targets {group}"])
 
     def truth(self, group: str) -> np.ndarray:
-        return read_array(self.memory, f"truth {group}")
+        return read_array(self.memory[f"truth {group}"])
 
     def context_of(self, group: str) -> GroupData:
         """Its training answers."""
@@ -132,7 +134,10 @@ def _prepared(**changes: object) -> tuple[Context, Catalogue]:
 def prepared_node(**changes: object) -> tuple[Node, Catalogue]:
     """Such a node with its target tables, and the catalogue."""
     context, catalogue = _prepared(**changes)
-    return Node(copy.deepcopy(context)), catalogue
+    own, survey = copy.deepcopy(context), Path(survey_path(context))
+    folder = shutil.copytree(survey.parent, Path(tempfile.mkdtemp()) / "run")
+    keep_survey_path(own, str(folder / survey.name))
+    return Node(own), catalogue
 
 
 CATALOGUES: dict[str, Catalogue] = {}
@@ -172,8 +177,8 @@ class Owned(Node):
         rows = np.flatnonzero(kept)
         questions = tuple(self.public.questions[row] for row in rows)
         public = self.public
-        arrays = (public.train_Q, public.embedding_QKE, public.option_QK, public.unanswered_Q)
-        return Catalogue(questions, *(array[rows] for array in arrays))
+        names = ("train_Q", "option_QK", "embedding_QKE", "unanswered_Q")
+        return Catalogue(questions=questions, **{name: getattr(public, name)[rows] for name in names})
 
     def take(self, catalogue):
         """Code of the refusal; 0 for an answer."""

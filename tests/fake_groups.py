@@ -85,8 +85,10 @@ def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Layout]) ->
 
 def rewards_of(key: tuple[str, str], reward_J: np.ndarray) -> dict[str, np.ndarray]:
     """The numbers of a request for rewards; NaN where there is nothing to compare with."""
-    known_J, name = ~np.isnan(reward_J), " ".join(key)
-    return {f"{name} reward": np.nan_to_num(reward_J), f"{name} known": known_J.astype(float)}
+    name = " ".join(key)
+    if key[1] == asks.TARGET_SIDE:
+        return {f"{name} reward": reward_J}
+    return {f"{name} reward": np.nan_to_num(reward_J), f"{name} known": (~np.isnan(reward_J)).astype(float)}
 
 
 def replying(*names: str, rewards: Mapping[tuple[str, str], np.ndarray] | None = None) -> FakeGroups:

@@ -55,7 +55,7 @@ def catalogue_of(
     option_QK = np.arange(max(num_options))[None] < np.array(num_options)[:, None]
     train_Q = np.ones(len(questions), bool) if train is None else np.array(train)
     value_QKE = np.zeros((*option_QK.shape, 2)) if embedding_QKE is None else embedding_QKE
-    return asks.Catalogue(questions, train_Q, value_QKE.astype(np.float32), option_QK, np.zeros(len(questions), bool))
+    return asks.Catalogue(train_Q, option_QK, questions, value_QKE.astype(np.float32), np.zeros(len(questions), bool))
 
 
 def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Survey
 from client_app.main import app
-from client_app.memory import memory_of
+from client_app.memory import keep_survey_path
 
 RUN_ID = 1
 Node = Callable[[Message], Message | None]
@@ -91,7 +91,7 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     path = Path(tempfile.mkdtemp()) / SURVEY_FILE
     store.write(run_survey(config), path)
     for context in contexts.values():
-        memory_of(context)["survey"] = str(path).encode()
+        keep_survey_path(context, str(path))
     return contexts
 
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sysconfig
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -33,6 +33,7 @@ from appa_flwr.launch.checks import check_server, read_survey
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import HOME
 from appa_flwr.launch.terminal import RunFailed, Stopped
+from appa_flwr.owner.ledger import MEMORY_SUFFIX
 from appa_flwr.run import run_files as files
 from appa_flwr.run.resume import claim
 from appa_flwr.survey import store
@@ -67,7 +68,9 @@ def launch(config: Config) -> Path:
     again = f"appa {'serve' if config.run.phases == 'serve' else 'run'} --resume {folder}"
     if not config.run.resume:
         store.write(survey, folder / files.SURVEY_FILE)
-    with flower_home() as home:
+    with ExitStack() as after, flower_home() as home:
+        # of a stopped run, whose processes have ended by then
+        after.callback(shutil.rmtree, (folder / files.SURVEY_FILE).with_suffix(MEMORY_SUFFIX), ignore_errors=True)
         flower = Flower(home, port := free_port(), folder=home)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", LOOPBACK, "--port", str(port)]

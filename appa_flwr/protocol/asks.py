@@ -55,7 +55,15 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
-class Catalogue:
+class Masks:
+    """What bounds a group's numbers: the training questions, and each question's options."""
+
+    train_Q: BoolArray
+    option_QK: BoolArray  # True where a question has that option
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue(Masks):
     """The public questions, which the server sends to every group once; later messages refer to them by position.
 
     Groups' answers to training questions are PluralLLM's context. With unanswered questions the policy is trained on
@@ -63,9 +71,7 @@ class Catalogue:
     """
 
     questions: tuple[Question, ...]
-    train_Q: BoolArray
     embedding_QKE: npt.NDArray[np.float32]  # features of every option, 0 on padding
-    option_QK: BoolArray  # True where a question has that option
     unanswered_Q: BoolArray
 
     @property
@@ -166,8 +172,10 @@ class Layout:
     most: float
 
 
-def layouts_of(ask: Ask, catalogue: Catalogue) -> dict[str, Layout]:
+def layouts_of(ask: Ask, catalogue: Masks) -> dict[str, Layout]:
     """Layout of the arrays in a reply, by name; both sides derive it from the request and the catalogue.
+
+    Whether a reward is known is told of survey answers alone: every answer has a target.
 
     Raises:
         ValueError: the request does not fit its kind.
@@ -185,10 +193,11 @@ def layouts_of(ask: Ask, catalogue: Catalogue) -> dict[str, Layout]:
     if ask.kind in (VALIDATION, SCORES):
         size = ask.count("size", least=1, most=MOST_MEASURES)
         if ask.kind == SCORES:
-            return {"scores": Layout((size,), 0.0, len(catalogue.questions))}
+            return {"scores": Layout((size,), 0.0, len(catalogue.train_Q))}
         return {"answers": Layout((1,), 0.0, training), "error": Layout((size,), 0.0, LARGEST_ERROR * training)}
     request = ScoreRequest.of(ask)
-    names = [f"{metric} {side} {what}" for metric, side in request.keys for what in ("reward", "known")]
+    told = {TARGET_SIDE: ("reward",), TRUTH_SIDE: ("reward", "known")}
+    names = [f"{metric} {side} {what}" for metric, side in request.keys for what in told[side]]
     return dict.fromkeys(names, Layout((len(request.question_J),), 0.0, 1.0))
 
 
@@ -232,7 +241,7 @@ def ballot_of(ask: Ask, task: str) -> str:
     return votes.BALLOTS[task] if ask.kind == VOTES else votes.DISTRIBUTION
 
 
-def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue, *, task: str) -> str | None:
+def fault(ask: Ask, row_N: FloatArray, catalogue: Masks, *, task: str) -> str | None:
     """Fault in a group's row of numbers (N,), in words; None if the row can be used."""
     numbers, option_QK = layouts_of(ask, catalogue), catalogue.option_QK
     try:
@@ -252,10 +261,9 @@ def fault(ask: Ask, row_N: FloatArray, catalogue: Catalogue, *, task: str) -> st
         return None
     request = ScoreRequest.of(ask)
     for metric, side in request.keys:
-        reward_J, known_J = own[f"{metric} {side} reward"], own[f"{metric} {side} known"]
-        if (reward_J[~request.readable_J] > 0).any():
+        if (own[f"{metric} {side} reward"][~request.readable_J] > 0).any():
             return f"{metric} rewards above 0 for answers that nobody can read"
-        if not np.isin(known_J, (0.0, 1.0)).all() or (side == TARGET_SIDE and not known_J.all()):
+        if side == TRUTH_SIDE and not np.isin(own[f"{metric} {side} known"], (0.0, 1.0)).all():
             return f"{metric} rewards that are not known"
     return None
 

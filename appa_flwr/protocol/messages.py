@@ -27,6 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
+from appa_flwr.core.arrays import BoolArray, IntArray
 from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, typed
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 
@@ -37,8 +38,12 @@ LONGEST_ID = 1000
 """Most characters of a question's id, which a group writes to its ledger."""
 
 MOST_BYTES = 64 << 20
-"""Size of the largest message to a group: a catalogue of 4,000 questions with `MAX_OPTIONS` options each."""
+"""Size of the largest message to a group."""
 
+MOST_FEATURES = 64 << 20
+"""Most numbers in a catalogue's features: of 17,000 questions with `MAX_OPTIONS` options each."""
+
+_CATALOGUE_ARRAYS = ("train", "unanswered", "scale", "question", "question_features", "option", "option_features")
 _HEAD, _SETTINGS, _ARRAYS, _NUMBERS, _WEIGHTS = "head", "settings", "arrays", "numbers", "weights"
 
 
@@ -70,41 +75,96 @@ def unpack_hello(content: RecordDict) -> str:
 
 
 def pack_catalogue(catalogue: Catalogue) -> RecordDict:
-    """Catalogue -> records."""
-    questions = [[q.question_id, q.text, list(q.options), q.ordinal] for q in catalogue.questions]
-    arrays = {
+    """Catalogue -> records.
+
+    Each list of options is sent once (`scales`), and so is each vector: the first features are the same for all options
+    of a question, as those of its text are, and the rest belongs to the option.
+    """
+    value_QKE, option_QK = np.asarray(catalogue.embedding_QKE, dtype=np.float32), catalogue.option_QK
+    bits_QKE = value_QKE.view(np.int32)
+    of_question_E = ((bits_QKE == bits_QKE[:, :1]) | ~option_QK[..., None]).all(axis=(0, 1))
+    width = int(np.argmin(np.append(of_question_E, False)))
+    of_option_QKF = value_QKE[..., width:]
+    keys = [(q.options, q.ordinal, row.tobytes()) for q, row in zip(catalogue.questions, of_option_QKF, strict=True)]
+    first_S, scale_Q = _distinct(keys)
+    vectors = {"question": value_QKE[:, 0, :width], "option": of_option_QKF[first_S][option_QK[first_S]]}
+    arrays: dict[str, npt.NDArray[Any]] = {
         "train": np.asarray(catalogue.train_Q, dtype=np.bool_),
-        "embedding": np.asarray(catalogue.embedding_QKE, dtype=np.float32),
         "unanswered": np.asarray(catalogue.unanswered_Q, dtype=np.bool_),
+        "scale": scale_Q,
     }
-    return RecordDict({_ARRAYS: arrays_record(arrays), _HEAD: ConfigRecord({"questions": json.dumps(questions)})})
+    for name, value_NF in vectors.items():
+        first_U, arrays[name] = _distinct([row.tobytes() for row in value_NF])
+        arrays[f"{name}_features"] = value_NF[first_U]
+    questions = json.dumps([[question.question_id, question.text] for question in catalogue.questions])
+    scales = json.dumps([[list(q.options), q.ordinal] for q in (catalogue.questions[row] for row in first_S)])
+    head = ConfigRecord({"questions": questions, "scales": scales})
+    return RecordDict({_ARRAYS: arrays_record(arrays), _HEAD: head})
 
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
     """Records -> catalogue."""
-    with _checked("a catalogue", content, head=["questions"], arrays=["train", "embedding", "unanswered"]):
+    with _checked("a catalogue", content, head=["questions", "scales"], arrays=_CATALOGUE_ARRAYS):
         arrays = _arrays(content)
         train_Q, unanswered_Q = (arrays.array(name, np.bool_, axes=1) for name in ("train", "unanswered"))
-        embedding_QKE = arrays.array("embedding", np.float32, axes=3)
-        questions = tuple(
-            Question(str(key), str(text), tuple(options), None if ordinal is None else tuple(ordinal))
-            for key, text, options, ordinal in json.loads(str(content.config_records[_HEAD]["questions"]))
-        )
-        if {train_Q.shape, unanswered_Q.shape, embedding_QKE.shape[:1]} != {(len(questions),)}:
-            raise ValueError("questions and arrays differ in length")
-        # Ids must be unique and the mask of options is computed here. Otherwise a server could ask for means that hold
+        texts, scales = (json.loads(str(content.config_records[_HEAD][name])) for name in ("questions", "scales"))
+        if not {train_Q.shape, unanswered_Q.shape} == {(len(texts),)} or len(scales) > len(texts):
+            raise ValueError("questions, scales and arrays differ in length")
+        size_S = np.array([len(options) for options, _ in scales])
+        # The mask of options is computed here, and ids must be unique. Otherwise a server could ask for means that hold
         # one answer only: one question at many positions, or several options in one question only.
+        if not MIN_OPTIONS <= size_S.min() <= size_S.max() <= MAX_OPTIONS:
+            raise ValueError("a question has too few or too many options")
+        scale_Q, option_SK = (
+            _places(arrays, "scale", len(texts)),
+            np.arange(size_S.max()) < size_S[:, None],
+        )
+        scales = [(tuple(options), None if ordinal is None else tuple(ordinal)) for options, ordinal in scales]
+        questions = tuple(
+            Question(str(key), str(text), *scales[place]) for (key, text), place in zip(texts, scale_Q, strict=True)
+        )
         if len({question.question_id for question in questions}) < len(questions):
             raise ValueError("a question appears twice")
-        size_Q = np.array([len(question.options) for question in questions])
-        if not MIN_OPTIONS <= size_Q.min() <= size_Q.max() <= embedding_QKE.shape[1] <= MAX_OPTIONS:
-            raise ValueError("a question or the embedding has too few or too many options")
-        option_QK = np.arange(embedding_QKE.shape[1]) < size_Q[:, None]
         if (train_Q & unanswered_Q).any():
             raise ValueError("a training question is marked as unanswered")
         if not all(q.question_id.isprintable() and len(q.question_id) <= LONGEST_ID for q in questions):
             raise ValueError("an id has control characters or is too long")
-        return Catalogue(questions, train_Q, embedding_QKE, option_QK, unanswered_Q)
+        embedding_QKE = _features(arrays, scale_Q, option_SK)
+        return Catalogue(train_Q, option_SK[scale_Q], questions, embedding_QKE, unanswered_Q)
+
+
+def _features(arrays: Ask, scale_Q: npt.NDArray[np.int32], option_SK: BoolArray) -> npt.NDArray[np.float32]:
+    """Features of every option (Q, K, E), 0 on padding, from a catalogue's vectors."""
+    question_UF, option_UF = (arrays.array(f"{name}_features", np.float32, axes=2) for name in ("question", "option"))
+    width = question_UF.shape[1] + option_UF.shape[1]
+    # A few bytes could describe features that fill the memory of each group.
+    if not 0 < width * len(scale_Q) * option_SK.shape[1] <= MOST_FEATURES:
+        raise ValueError("there are no features, or too many")
+    if not (np.isfinite(question_UF).all() and np.isfinite(option_UF).all()):
+        raise ValueError("features are not finite")
+    question_Q = _places(arrays, "question", len(scale_Q))
+    of_option_SKF = np.zeros((*option_SK.shape, option_UF.shape[1]), dtype=np.float32)
+    of_option_SKF[option_SK] = option_UF[_places(arrays, "option", int(option_SK.sum()))]
+    value_QKE = np.empty((len(scale_Q), option_SK.shape[1], width), dtype=np.float32)
+    value_QKE[..., : question_UF.shape[1]] = question_UF[question_Q][:, None]
+    value_QKE[..., question_UF.shape[1] :] = of_option_SKF[scale_Q]
+    value_QKE[~option_SK[scale_Q]] = 0.0
+    return value_QKE
+
+
+def _distinct(values: Sequence[Any]) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    """The first position of each distinct value, and the place of each value among the distinct ones."""
+    place_of: dict[Any, int] = {}
+    place_N = np.array([place_of.setdefault(value, len(place_of)) for value in values], dtype=np.int32)
+    return np.unique(place_N, return_index=True)[1], place_N
+
+
+def _places(arrays: Ask, name: str, count: int) -> npt.NDArray[np.int32]:
+    """So many places in an array; those past its end raise an IndexError where they are used."""
+    place_N = arrays.array(name, np.int32, axes=1)
+    if place_N.shape != (count,) or (place_N < 0).any():
+        raise ValueError(f"{name} must hold {count} places")
+    return place_N
 
 
 def pack_weights(weights: ArrayRecord) -> RecordDict:

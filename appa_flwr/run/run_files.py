@@ -2,6 +2,7 @@
 
 config.json            schema version of the folder, and every key of the run
 survey.jsonl           the survey as the run uses it (`appa_flwr.survey.store`)
+survey.memory/         what simulated nodes store until the run ends
 progress.jsonl         one line per step, for the launcher
 run.log                the same for people; its lock marks a folder in use
 replies/               the groups' numbers, by the hash of the request

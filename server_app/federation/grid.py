@@ -101,7 +101,7 @@ class OverlapGrid(Grid):
     def late(self) -> frozenset[int]:
         """Late nodes that still have a message to answer, and must not get another."""
         for node, (key, _) in list(self._late.items()):
-            self._note_answer(node, self._pull(key))
+            self._note_answer(node, self._pull(key)[0])
         now = time.monotonic()
         return frozenset(node for node, (_, ends) in self._late.items() if now < ends)
 
@@ -112,7 +112,11 @@ class OverlapGrid(Grid):
         Each reply is rebuilt as a reply to the message that was sent, since the node itself writes the sender.
         """
         sent = list(messages)
-        self._count("sent", [message.content for message in sent])
+        size_of: dict[int, int] = {}  # equal messages are one object
+        for message in sent:
+            key = id(message.content)
+            size_of[key] = size = size_of.get(key) or num_bytes(message.content)
+            self._count("sent", size)
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
         self._limit |= dict.fromkeys(silent, self.most_bytes)
@@ -131,10 +135,11 @@ class OverlapGrid(Grid):
             # One pull per turn, as each is a request. Nodes take equally long, so after one reply all are pulled.
             turn = next(key for key in turns if key in silent)
             for key in [turn, *(key for key in silent if key != turn)]:
-                if (reply := self._pull(key)) is not None:
+                reply, size = self._pull(key)
+                if reply is not None:
                     new, message = True, silent.pop(key)
                     self._note_answer(node_of[key], reply)
-                    self._count("received", [reply])
+                    self._count("received", size)
                     self.seconds_waited += time.monotonic() - idle_from
                     yield Message(reply, reply_to=message)
                     idle_from = time.monotonic()
@@ -154,19 +159,17 @@ class OverlapGrid(Grid):
                 log.warning("node %s has not answered for %.0f s; until it does, others go on", node, now - started)
             self._late[node] = key, started + LATE_TTL
 
-    def _count(self, way: str, contents: Iterable[RecordDict | Error]) -> None:
-        for content in contents:
-            self.traffic[f"messages_{way}"] += 1
-            if isinstance(content, RecordDict):
-                self.traffic[f"bytes_{way}"] += num_bytes(content)
+    def _count(self, way: str, size: int) -> None:
+        self.traffic[f"messages_{way}"] += 1
+        self.traffic[f"bytes_{way}"] += size
 
     def _note_answer(self, node: int, reply: RecordDict | Error | None) -> None:
         # Flower's own error for a missing reply is not a reply of the node.
         if reply is not None and (not isinstance(reply, Error) or reply.code >= FAILED):
             self._late.pop(node, None)
 
-    def _pull(self, key: str) -> RecordDict | Error | None:
-        """Pull the reply to a message; None if it has not arrived.
+    def _pull(self, key: str) -> tuple[RecordDict | Error | None, int]:
+        """Pull the reply to a message and its bytes; None if it has not arrived.
 
         Replies are pulled one by one: the SuperLink knows which node answers a message, while the node itself writes
         the sender and the message id in its reply.
@@ -182,16 +185,16 @@ class OverlapGrid(Grid):
             fault = f"{size} bytes, where {limit} are enough"
         replies = [reply for reply in pulled if reply.metadata.reply_to_message_id == key]
         if not replies and not fault:
-            return None
+            return None, 0
         self._limit.pop(key, None)
         if fault:
-            return Error(FAILED, f"its reply cannot be read ({fault})")
+            return Error(FAILED, f"its reply cannot be read ({fault})"), 0
         if not (reply := replies[0]).has_error():
-            return reply.content
+            return reply.content, size
         if self.simulated and reply.error.code == ErrorCode.UNKNOWN:  # Ray's: groups give others
             cause = plain(str(reply.error.reason).rpartition("Worker exit type: ")[2])
             raise WorkerLost(f"Ray lost a process in which groups compute: {cause}")
-        return Error(reply.error.code, plain(reply.error.reason or ""))
+        return Error(reply.error.code, plain(reply.error.reason or "")), 0
 
 
 @contextmanager

@@ -102,6 +102,7 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
     assert finished.code == 0, finished.err + finished.out[-3000:]
     assert all(line.startswith("WARNING: this machine is busy") for line in finished.err.splitlines())
     assert not (finished.folder / "error.txt").exists()
+    assert not (finished.folder / "survey.memory").exists()
     assert finished.out.splitlines()[-1] == f"report: {finished.folder / 'report.html'}"
     ends = {line["phase"]: (line["step"], line["of"]) for line in finished.lines("progress.jsonl")}
     assert [phase for phase, (step, of) in ends.items() if step != of] == []

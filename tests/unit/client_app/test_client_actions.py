@@ -30,7 +30,7 @@ from in_process import flower_task, simulated
 from appa_flwr.protocol import asks, messages, refusals
 from appa_flwr.protocol.asks import Ask, Catalogue
 from appa_flwr.survey.types import Survey
-from client_app.memory import KEPT_SECONDS
+from client_app.memory import KEPT_SECONDS, survey_path
 from client_app.party import Party
 from server_app.questions import run_survey
 
@@ -51,7 +51,7 @@ def test_letters_that_stdout_lacks_end_no_action(monkeypatch):
 
 
 def groups_of(node, survey=""):
-    return list(node.hello(survey or node.memory["survey"].decode()).groups)
+    return list(node.hello(survey or survey_path(node.context)).groups)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 7])
@@ -89,7 +89,7 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     features = np.zeros((*option_QK.shape, 8), dtype=np.float32)
     train_Q, unanswered_Q = catalogue.train_Q.copy(), catalogue.unanswered_Q.copy()
     train_Q[unasked], unanswered_Q[unasked] = False, True  # nobody is said to have answered it
-    public = Catalogue(tuple(questions), train_Q, features, option_QK, unanswered_Q)
+    public = Catalogue(train_Q, option_QK, tuple(questions), features, unanswered_Q)
     reply = node.send(messages.CATALOGUE, messages.pack_catalogue(public))
     joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,), noise=(float,))
     assert joined.fields["noise"] == []
@@ -149,6 +149,19 @@ def test_a_node_that_lacks_what_an_action_needs_says_that_it_has_restarted():
     assert restarted.send(messages.TARGETS, messages.pack_weights(weights(config))).error.code == refusals.FORGOTTEN
     for kind in (asks.VOTES, asks.REWARDS):
         assert untargeted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
+
+
+def test_a_simulated_node_s_memory_is_of_one_run_and_lies_beside_the_survey():
+    node, catalogue = prepared_node()
+    survey = Path(survey_path(node.context))
+    assert dict(node.context.state["memory"]) == {"survey": str(survey)}
+    assert [path.name for path in survey.with_suffix(".memory").iterdir()] == [f"1-{node.context.node_id}.sqlite"]
+    asked = asked_of(asks.VOTES, catalogue, node.config)
+    for run_id, other in ((2, 0), (1, 1)):
+        own = node.context
+        stranger = Context(run_id, own.node_id + other, own.node_config, own.state, own.run_config)
+        assert Node(stranger).ask(asked).error.code == refusals.FORGOTTEN
+    assert node.ask(asked).has_content()
 
 
 def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file(tmp_path):

@@ -42,8 +42,7 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
         messages.TARGETS: messages.pack_weights(weights(node.config)),
     }
     if kind == messages.TARGETS:
-        record = node.context.state.config_records["memory"]
-        del record["targets"], record["weights"]  # tables are made once
+        del node.memory["targets"], node.memory["weights"]  # tables are made once
     if kind not in contents:
         asked = asked_of(kind, catalogue, node.config)
         request_digest = asks.request_digest(asked, Party.of(node.context).world)
@@ -100,6 +99,7 @@ def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_d
 BROKEN = {
     "run config": ("", {}, {"surprise": 1}),
     "owner's policy": ("this is = not toml [", {}, {}),
+    "no group": ("", {"group": ""}, {}),
     "no ledger": ("", {"data": ""}, {}),
     "no place for a ledger": ("", {"data": "no/such/folder/avaria.jsonl"}, {}),
 }

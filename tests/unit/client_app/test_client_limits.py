@@ -84,13 +84,20 @@ def test_a_run_has_one_catalogue(tmp_path):
     assert node.take(node.cut(training=12, held_out=9)) == 0
 
 
-@pytest.mark.parametrize(("most", "more"), [(messages.MOST_BYTES, {"junk": ConfigRecord({"x": 1})}), (1000, {})])
+@pytest.mark.parametrize(
+    ("limit", "most", "more"),
+    [
+        ("MOST_BYTES", messages.MOST_BYTES, {"junk": ConfigRecord({"x": 1})}),
+        ("MOST_BYTES", 1000, {}),
+        ("MOST_FEATURES", 1000, {}),
+    ],
+)
 def test_a_catalogue_beyond_the_protocol_is_not_stored_and_the_log_says_what_it_cost(
-    most, more, tmp_path, monkeypatch, caplog
+    limit, most, more, tmp_path, monkeypatch, caplog
 ):
     node = Owned(tmp_path)
     content = RecordDict({**messages.pack_catalogue(node.cut(training=12, held_out=10)), **more})
-    monkeypatch.setattr(messages, "MOST_BYTES", most)
+    monkeypatch.setattr(messages, limit, most)
     assert refused(node.send(messages.CATALOGUE, content)) == refusals.FAILED
     assert len(node.memory) == 0
     assert "catalogue cost 0." in caplog.text
@@ -126,6 +133,14 @@ def test_a_request_of_another_catalogue_or_config_is_refused(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
     digest = asks.request_digest(asks.Ask(asks.VOTES), "another world")
     assert refused(node.send(messages.ASK, messages.pack_ask(asks.Ask(asks.VOTES), digest))) == refusals.OTHER_WORLD
+
+
+def test_votes_and_rewards_need_neither_texts_nor_features(tmp_path):
+    node = Owned(tmp_path, "may-leave = ['votes', 'training', 'rewards', 'truth']").ready(training=20, held_out=10)
+    sides = (asks.TARGET_SIDE, asks.TRUTH_SIDE)
+    asked = [asked_of(kind, node.catalogue, node.config, sides=sides) for kind in asks.KINDS]
+    del node.memory["public"]
+    assert {ask.kind for ask in asked if node.ask(ask).has_content()} == {asks.VOTES, asks.REWARDS}
 
 
 def test_a_request_has_an_end(tmp_path):

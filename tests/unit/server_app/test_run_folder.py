@@ -47,6 +47,16 @@ def test_the_steps_of_phases_reach_the_launcher_with_the_time_left(tmp_path, clo
     assert capsys.readouterr().out == log
 
 
+def test_what_simulated_nodes_store_goes_with_the_run_and_before_another_begins(tmp_path):
+    config = config_in(tmp_path)
+    (stored := config.run_folder / "survey.memory").mkdir(parents=True)  # of a killed run
+    (stored / "1-2.sqlite").touch()
+    with RunFolder(config):
+        assert not stored.exists()
+        stored.mkdir()
+    assert not stored.exists()
+
+
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
     with RunFolder(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")

@@ -73,11 +73,16 @@ def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, m
     progressed(tmp_path, "ppo")
     assert not flower._stop_serving(tmp_path, None, None)  # it is not asked for more than its end
 
-    monkeypatch.setattr(flower, "followed", raising(Stopped(signal.SIGTERM)))
+    def followed(config, *_, **__):
+        (config.run_folder / "survey.memory").mkdir()
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(flower, "followed", followed)
     monkeypatch.setattr(flower.Flower, "start_superlink", lambda *_, **__: None)
     keys = {"run.output-dir": tmp_path, "run-name": "r", "data.num-questions": 20, "data.num-groups": 3}
     said = appa("run", *(f"{key}={value}" for key, value in keys.items()), code=128 + signal.SIGTERM)
     assert "stopped by SIGTERM" in said
+    assert not (tmp_path / "r" / "survey.memory").exists()
     assert f"appa run --resume {tmp_path / 'r'} continues" in said
     monkeypatch.setattr(flower, "followed", raising(RunFailed("it broke")))
     said = appa("serve", *(f"{key}={value}" for key, value in (keys | {"run-name": "s"}).items()), code=1)

@@ -3,6 +3,7 @@
 Axis letters: Q questions, J answers, K options, N numbers.
 """
 
+import dataclasses
 import io
 import json
 
@@ -17,17 +18,46 @@ from in_process import cross_records
 from appa_flwr.config import Config
 from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Layout, ScoreRequest
+from appa_flwr.survey.types import MAX_OPTIONS
 
-PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False])
+# Two features of each question's text, and two of each option's; the first and the last question have the same text.
+FEATURES = np.zeros((3, 3, 4))
+FEATURES[..., :2] = np.array([[0.5, -0.0], [1 / 3, 2], [0.5, -0.0]])[:, None]
+FEATURES[..., 2:] = np.array([[1, 0.0], [-0.0, 3], [-1, 4]])
+FEATURES[0, 2] = 0
+PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False], embedding_QKE=FEATURES)
 ANSWERS = ScoreRequest(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
 NO_PROTOCOL = "does not follow the protocol"
 
 
-def test_a_catalogue_arrives_as_it_was_sent():
-    got = messages.unpack_catalogue(cross_records(messages.pack_catalogue(PUBLIC)))
-    assert got.questions == PUBLIC.questions
-    for name in ("train_Q", "embedding_QKE", "option_QK", "unanswered_Q", "held_out_Q"):
-        np.testing.assert_array_equal(getattr(got, name), getattr(PUBLIC, name))
+DRAWN = np.where(PUBLIC.option_QK[..., None], np.random.default_rng(0).normal(size=(3, 3, 4)), 0.0)
+ONE_DIFFERS = np.ones((3, 3, 1)) * PUBLIC.option_QK[..., None]
+ONE_DIFFERS[2, 1] += 1
+BY_SIGN = np.zeros((3, 3, 1))
+BY_SIGN[1, 1] = -0.0
+
+
+@pytest.mark.parametrize(
+    ("value_QKE", "questions", "options"),
+    [
+        (FEATURES, (2, 2), (3, 2)),  # one vector for each text
+        (DRAWN, (1, 0), (8, 4)),
+        (ONE_DIFFERS, (1, 0), (2, 1)),
+        (BY_SIGN, (1, 0), (2, 1)),
+        (np.zeros((3, 3, 4)), (1, 4), (1, 0)),
+    ],
+    ids=["by text", "nothing in common", "the last question's options differ", "a zero's sign", "all the same"],
+)
+def test_a_catalogue_arrives_as_it_was_sent_each_vector_once(value_QKE, questions, options):
+    public = catalogue_of([2, 3, 3], train=[True, True, False], embedding_QKE=value_QKE)
+    records = cross_records(messages.pack_catalogue(public))
+    got = messages.unpack_catalogue(records)
+    assert got.questions == public.questions
+    for name in ("train_Q", "option_QK", "unanswered_Q", "held_out_Q"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(public, name))
+    np.testing.assert_array_equal(got.embedding_QKE.view(np.int32), public.embedding_QKE.view(np.int32))
+    sent = records.array_records["arrays"]
+    assert (sent["question_features"].shape, sent["option_features"].shape) == (questions, options)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +135,9 @@ def test_names_shapes_and_bounds_follow_from_the_request():
     update = asks.layouts_of(Ask(asks.UPDATE, weights), PUBLIC)
     assert (update["step"], update["answers"]) == (Layout((5,), -32.0, 32.0), Layout((1,), 0.0, 2))
     assert asks.layouts_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Layout((8,), 0.0, 3.0)}
-    assert asks.layouts_of(ANSWERS.ask(), PUBLIC)["cosine targets known"] == Layout((3,), 0.0, 1.0)
+    both = dataclasses.replace(ANSWERS, metrics=("js",), sides=(asks.TARGET_SIDE, asks.TRUTH_SIDE))
+    names = ("js targets reward", "js truth reward", "js truth known")  # all answers have targets
+    assert asks.layouts_of(both.ask(), PUBLIC) == dict.fromkeys(names, Layout((3,), 0.0, 1.0))
     for bad in (Ask(asks.UPDATE), Ask(asks.SCORES, {}, {"size": 10**9}), Ask(asks.REWARDS)):
         with pytest.raises(ValueError, match="must be"):
             asks.layouts_of(bad, PUBLIC)
@@ -185,27 +217,39 @@ def test_a_reply_that_breaks_the_protocol_is_a_value_error_that_quotes_nothing(k
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+def places(*place_N: int) -> Array:
+    return Array(np.array(place_N, dtype=np.int32))
+
+
 CATALOGUE = (messages.unpack_catalogue, lambda: messages.pack_catalogue(PUBLIC))
 REQUEST = (messages.unpack_ask, lambda: messages.pack_ask(ANSWERS.ask(), "ab"))
+BAD_FEATURES = [Array(np.full((3, 2), bad, dtype=np.float32)) for bad in (np.nan, np.inf)] + [
+    Array(np.ones((3, 2))),  # float64
+    Array(np.ones((3, 3, 2), dtype=np.float32)),
+]
 
 
 @pytest.mark.parametrize(
     ("message", "record", "name", "value"),
     [
-        *((CATALOGUE, "arrays", name, None) for name in ("train", "embedding")),
+        *((CATALOGUE, "arrays", name, None) for name in ("train", "scale", "question_features")),
         (CATALOGUE, "head", "junk", "x"),
+        (CATALOGUE, "head", "scales", None),
         # where all questions but one have a single option, mean scores are those of one answer
         (CATALOGUE, "arrays", "option", Array(np.eye(3, dtype=bool))),
         (REQUEST, "head", "junk", "x"),
         (CATALOGUE, "arrays", "train", Array(np.ones(4, dtype=bool))),  # four questions, elsewhere three
         (CATALOGUE, "arrays", "train", Array(np.ones(3))),
-        (CATALOGUE, "arrays", "embedding", Array(np.ones((3, 2, 2), dtype=np.float32))),  # two options, elsewhere three
-        # a few bytes for which each group would fill its memory
-        (CATALOGUE, "arrays", "embedding", Array(np.ones((3, 10**6, 0), dtype=np.float32))),
+        # three questions of two vectors, on two scales of two and three options, which have three vectors
+        *((CATALOGUE, "arrays", "question", places(*bad)) for bad in ([0], [0, 1, 2], [0, 1, -1])),
+        *((CATALOGUE, "arrays", "option", places(*bad)) for bad in ([0], [0, 1, 2, 3, 0], [0, 1, 2, -1, 0])),
+        *((CATALOGUE, "arrays", "scale", places(*bad)) for bad in ([0, 1], [0, 1, 2], [0, -1, 1])),
+        (CATALOGUE, "arrays", "scale", Array(np.array([0, 1, 1]))),  # int64
+        *((CATALOGUE, "arrays", f"{name}_features", bad) for name in ("question", "option") for bad in BAD_FEATURES),
         (CATALOGUE, "arrays", "unanswered", Array(np.ones(3, dtype=bool))),  # of a training question too
-        *((CATALOGUE, "head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", ["c"], null]]', "{}")),
+        *((CATALOGUE, "head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", 0]]', "{}")),
         # a mean over them would be one answer's
-        (CATALOGUE, "head", "questions", json.dumps([["Q0", "Twice?", ["a", "b"], None]] * 3)),
+        (CATALOGUE, "head", "questions", json.dumps([["Q0", "Twice?"]] * 3)),
         *((REQUEST, "head", name, 0.5) for name in ("kind", "request")),
         (REQUEST, "head", "kind", "diary"),
         (REQUEST, "arrays", "question", raw(b"junk")),
@@ -219,6 +263,15 @@ def test_a_broken_catalogue_or_request_is_a_value_error(message, record, name, v
         content[record][name] = value
     with pytest.raises(ValueError, match=NO_PROTOCOL):
         unpack(content)
+
+
+@pytest.mark.parametrize("sizes", [(1, 3), (2, MAX_OPTIONS + 1), (2, 3, 2, 2)], ids=["few", "many", "unused"])
+def test_a_scale_of_too_few_or_many_options_or_more_scales_than_questions_are_a_value_error(sizes):
+    content = messages.pack_catalogue(PUBLIC)
+    content["head"]["scales"] = json.dumps([[[str(k) for k in range(size)], None] for size in sizes])
+    content["arrays"]["option"] = places(*[0] * sum(sizes))
+    with pytest.raises(ValueError, match=NO_PROTOCOL):
+        messages.unpack_catalogue(content)
 
 
 @pytest.mark.parametrize(

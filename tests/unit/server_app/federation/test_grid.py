@@ -65,6 +65,28 @@ def test_a_reply_is_of_the_node_that_was_asked_and_to_its_message_whatever_it_sa
     assert dict(zip(replies, names(replies), strict=True)) == expected
 
 
+def test_traffic_counts_equal_messages_once_each_though_they_are_sized_once(monkeypatch):
+    sized = []
+    monkeypatch.setattr(grids, "num_bytes", lambda content: sized.append(content) or messages.num_bytes(content))
+    grid, content = OverlapGrid(FakeGrid({1: named("A"), 2: named("longer"), 3: GONE})), messages.pack_hello("x")
+    replies = {
+        r.metadata.src_node_id: r
+        for r in grid.send_and_receive(
+            [
+                *(grid.create_message(content, messages.HELLO, node) for node in (1, 2)),
+                grid.create_message(messages.pack_hello("another"), messages.HELLO, 3),
+            ]
+        )
+    }
+    assert len(sized) == 2 + 2
+    assert dict(grid.traffic) == {
+        "messages_sent": 3,
+        "bytes_sent": 2 * messages.num_bytes(content) + messages.num_bytes(messages.pack_hello("another")),
+        "messages_received": 3,
+        "bytes_received": sum(messages.num_bytes(replies[node].content) for node in (1, 2)),
+    }
+
+
 def test_replies_to_a_server_that_computed_beyond_the_timeout_are_returned_too():
     grid = OverlapGrid(FakeGrid({1: named("A"), 2: named("B")}))
     replies = send(grid, [1, 2], timeout=0.001, meanwhile=lambda: time.sleep(0.02))

@@ -40,13 +40,13 @@ def rewards(groups, request=REQUEST, key=KEY):
 
 def rows_of(*names, row=None, **more):
     """A reply with these rows, and more records."""
-    size = 6  # two arrays of three answers
+    size = 3  # answers
     filled = np.full((len(names), size), 0.5) if row is None else np.tile(row, (len(names), 1))
     return lambda message: Message(RecordDict({**messages.pack_reply(names, filled), **more}), reply_to=message)
 
 
 BAD_NODES = {
-    "too few": answering("B", rows_of("B", row=np.ones(5))),
+    "too few": answering("B", rows_of("B", row=np.ones(2))),
     "none": answering("B", lambda message: Message(messages.pack_reply(["B"]), reply_to=message)),
     "NaN": scorer("B", [0.5, np.inf, 0.5]),
     "unknown": scorer("B", [0.5, np.nan, 0.5]),  # by its predictions a group knows every reward
@@ -58,9 +58,9 @@ BAD_NODES = {
     "another protocol": answering(
         "B", lambda message: Message(RecordDict({"x": ConfigRecord({"y": 1})}), reply_to=message)
     ),
-    "a record more": answering("B", rows_of("B", row=[1] * 6, more=ConfigRecord({"x": 1}))),
+    "a record more": answering("B", rows_of("B", row=[1] * 3, more=ConfigRecord({"x": 1}))),
     "100,000 numbers more": answering(
-        "B", rows_of("B", row=[1] * 6, more=messages.arrays_record({"x": np.ones(10**5)}))
+        "B", rows_of("B", row=[1] * 3, more=messages.arrays_record({"x": np.ones(10**5)}))
     ),
     "twice in one reply": answering("B", rows_of("B", "B")),
 }
@@ -85,6 +85,8 @@ def test_on_the_truth_side_an_unknown_answer_is_no_fault():
     groups = three(scorer("B", [0.5, np.nan, 1.0], TRUTH_KEY), min_groups=1)
     answer = groups.ask(request.ask())
     assert answer.rows("js truth known", groups.names)[1].tolist() == [1, 0, 1]
+    half = FakeGroups(["B"], lambda ask, name: {"js truth known": np.full(3, 0.5)})
+    assert np.isnan(three(half, min_groups=1).ask(request.ask()).rows("js truth known", groups.names)[1]).all()
 
 
 def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():

@@ -7,17 +7,19 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.config import TASK_METRICS
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
+from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
-from server_app.evaluation import given_answers, score
+from server_app.evaluation import given_answers, scored
 from server_app.inputs import RunInputs
 
 DIGITS = 9
@@ -99,24 +101,29 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     predictions leave. `js-distance` has no ceilings.
     """
     option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
+    rows: list[SummaryRow] = []
+    pairs: list[pd.DataFrame] = []
 
-    def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> list[SummaryRow]:
-        return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)
+    def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> None:
+        means, single = scored(run, method, given_answers(question_J, answer_JK), metrics=metrics)
+        rows.extend(means)
+        pairs.append(single)
 
-    trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
-    rows = [row for name, answer_JK in trivial_JK.items() for row in scores(name, answer_JK)]
-    if _no_ceilings(run) is not None:
-        return rows
-    target_GJK = _rounded(run.groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
-    rows += scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
-    for name, objective in CEILINGS.items():
-        for metric in filter(SOLVED_METRICS.__contains__, metrics):
-            try:
-                best_JK = shared_answer(target_GJK, option_JK, metric=metric, objective=objective)
-            except NotSolved as error:
-                log.warning("there is no row %s by %s: %s", name, metric, error)
-                continue
-            rows += scores(name, best_JK, [metric])
+    scores("uniform", option_JK / option_JK.sum(1, keepdims=True))
+    for name, answer_JK in known_JK.items():
+        scores(name, answer_JK)
+    if _no_ceilings(run) is None:
+        target_GJK = _rounded(run.groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
+        scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
+        for name, objective in CEILINGS.items():
+            for metric in filter(SOLVED_METRICS.__contains__, metrics):
+                try:
+                    best_JK = shared_answer(target_GJK, option_JK, metric=metric, objective=objective)
+                except NotSolved as error:
+                    log.warning("there is no row %s by %s: %s", name, metric, error)
+                    continue
+                scores(name, best_JK, [metric])
+    put(run.folder.path, pd.concat(pairs))
     return rows
 
 

@@ -150,19 +150,32 @@ def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) 
 
 
 def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]) -> list[SummaryRow]:
-    """Let the groups score one method's answers to the held-out questions; return a row for each metric and target.
+    """Let the groups score a method's answers as `scored` does, and add the single scores to the run's scores.parquet.
 
-    There are none against survey answers if no group gives such scores. The single scores behind the rows' means are
-    added to the run's scores.parquet.
+    The whole file is written again, so that whoever scores several methods adds them at once.
+    """
+    rows, pairs = scored(run, method, answers, metrics=metrics)
+    put(run.folder.path, pairs)
+    return rows
+
+
+def scored(
+    run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]
+) -> tuple[list[SummaryRow], pd.DataFrame]:
+    """Let the groups score one method's answers to held-out questions.
+
+    Returns:
+        A row for each metric and target, none against survey answers if no group gives such scores; and the single
+        scores behind the rows' means.
     """
     request = answers.request(metrics, sides=tuple(SIDES))
-    scored = scores(run.groups.ask(request.ask()), request, run.groups.names)
+    record_of = scores(run.groups.ask(request.ask()), request, run.groups.names)
     written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
     pairs, rows = [], []
     for metric in metrics:
         for side, against in SIDES.items():
-            record, reward_GJ = scored[metric, side]
+            record, reward_GJ = record_of[metric, side]
             pairs.append(as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions))
             if against == SURVEY and math.isnan(record.avg_as):
                 continue
@@ -175,5 +188,4 @@ def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[
                 readable=float(request.readable_J.mean()),
             )
             rows.append(row)
-    put(run.folder.path, pd.concat(pairs))
-    return rows
+    return rows, pd.concat(pairs)

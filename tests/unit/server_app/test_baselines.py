@@ -5,6 +5,7 @@ Axis letters: G groups, Q questions, K options, J answers.
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from small import config_in
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.protocol import asks, messages, rewards
+from appa_flwr.run import pair_scores
 from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
 from appa_flwr.survey.types import Question
@@ -44,7 +46,12 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(tmp_path):
-    rows = [row for row in baselines(tmp_path) if row.against == PREDICTIONS]
+    with patch.object(pair_scores, "replace_hashed", wraps=pair_scores.replace_hashed) as written:
+        rows = [row for row in baselines(tmp_path) if row.against == PREDICTIONS]
+    assert written.call_count == 1  # of scores.parquet, for which all of it is read and written
+    single = pair_scores.read(tmp_path).query("against == @PREDICTIONS")
+    means = single.groupby(["method", "metric", "group"])["reward"].mean()
+    assert means.to_dict() == pytest.approx({(r.method, r.metric, g): r.per_group[g] for r in rows for g in GROUPS})
     found = {(row.method, row.metric): row for row in rows}
     metrics = TASK_METRICS["dpa"]
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]

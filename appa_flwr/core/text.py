@@ -1,9 +1,11 @@
-"""Decoding of files, TOML among them, normalisation of names, and durations as text."""
+"""Decoding of files, TOML among them, normalisation and lists of names, and durations as text."""
 
 import html
 import re
 import tomllib
 import unicodedata
+from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,3 +65,9 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def listed(names: Collection[str], most: int = 10) -> str:
+    """The first names, separated by commas, and the number of the others."""
+    few = ", ".join(islice(names, most))
+    return few if len(names) <= most else f"{few} and {len(names) - most:,} more"

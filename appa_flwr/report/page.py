@@ -28,6 +28,10 @@ DIFFERENCES_NOTE = (
     "95 % intervals of paired differences, over questions; bold where the interval excludes 0. They do not cover how "
     "far runs with other seeds differ."
 )
+SAMPLE_NOTE = (
+    " Ceilings are of a sample of the questions, as many as named: estimates, beside scores of all questions. "
+    "Differences are over the same questions."
+)
 
 Picture = tuple[bytes, str]
 """PNG, and alternative text."""
@@ -56,12 +60,13 @@ def _sections(
 ) -> Iterator[tuple[str, list[Markup]]]:
     rule, summary = run.config.rule, run.summary
     if not summary.empty:
-        levels = html(frames.methods(intervals, summary, rule=rule), caption=METHODS_NOTE, css="wide")
+        note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
+        levels = html(frames.methods(intervals, summary, rule=rule), caption=note, css="wide")
         every = _folded("All metrics", html(frames.all_metrics(run), css="wide"))
         yield "Scores", [*drawn.get("worst_group", ()), levels, every]
         few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
-        differences = frames.differences(intervals, rule=rule)
+        differences = frames.differences(intervals, summary, rule=rule)
         yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
     yield "Groups", [html(frames.groups(run), css="wide")]
     yield "Training", [_folded("Curves of training", picture) for picture in drawn.get("training", ())]

@@ -26,7 +26,11 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     base = _HUB_IDS.get(config.model, None if os.path.exists(config.model) else config.model)
     front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=base, tags=["appa-flwr"])
     scores = [
-        [row.method, row.against, *("-" if score is None else f"{score:.4f}" for score in columns)]
+        [
+            row.method + (f", {row.sampled} questions" if row.sampled else ""),
+            row.against,
+            *("-" if score is None else f"{score:.4f}" for score in columns),
+        ]
         for row in rows
         for columns in ((row.avg_as, row.min_as, row.fi, row.format_score),)
         if row.metric == config.reward_metric

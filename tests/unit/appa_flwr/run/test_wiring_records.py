@@ -15,6 +15,7 @@ from small import SMALLEST, cases
 from whole_loop import looped, read_every_answer
 
 from appa_flwr import load_run
+from appa_flwr.analysis import ceilings
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import REWARDS
 from appa_flwr.protocol.refusals import FAILED
@@ -45,7 +46,7 @@ def note(value: object, seen: Mapping[str, list[object]]) -> None:
 def folder(tmp_path_factory):
     """A run's folder, in which the group of the second node gives no rewards, and rounds of two answers were served."""
     root = tmp_path_factory.mktemp("runs")
-    config = Config.load({**SMALLEST, **KEYS, "run.output-dir": str(root), "run-name": "r"})
+    config = Config.load({**SMALLEST, **KEYS, "eval.ceilings": True, "run.output-dir": str(root), "run-name": "r"})
     grid = SimulatedGrid(simulated(config, 2))
     last = max(grid.nodes)
     answer = grid.nodes[last]
@@ -54,6 +55,7 @@ def folder(tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patched:
         read_every_answer(patched)
+        patched.setattr(ceilings, "MOST_SHARES", 20)  # of three held-out questions
         looped(config, grid)
     served = Served(config.run_folder, "mix")
 

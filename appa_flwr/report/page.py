@@ -111,6 +111,8 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:
             yield "Iterations", f"{last['iteration']} of {last['num_iterations']} were made"
+    if run.by_mean:
+        yield "Predicted by the mean of all groups", f"{run.by_mean}: their own answers could not be used"
     if run.pluralllm is None:
         yield "PluralLLM", f"no {run_files.CARD.name}"
 

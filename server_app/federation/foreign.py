@@ -16,6 +16,6 @@ def plain(text: str) -> str:
     return cut if len(text) <= LENGTH else cut[: LENGTH - 3] + "..."
 
 
-def listed(texts: Collection[str]) -> str:
-    """The first `FEW` texts, and the number of further texts."""
-    return names_listed([plain(text) for text in texts], FEW)
+def listed(texts: Collection[str], most: int = FEW) -> str:
+    """The first texts, and the number of further texts."""
+    return names_listed([plain(text) for text in texts], most)

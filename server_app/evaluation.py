@@ -15,6 +15,7 @@ from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
+from appa_flwr.core.text import listed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import CurvePoint, RuleRound, ScoreRecord, SummaryRow
@@ -86,7 +87,7 @@ def in_words(rows: Sequence[SummaryRow]) -> str:
     for row in [row for row in rows if row.metric == rows[0].metric]:
         words = [f"{row.against}: Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
         if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
-            words.append(f"WITHOUT {', '.join(missing)}")
+            words.append(f"WITHOUT {listed(missing)}")
         if row.readable < 1:
             words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
         parts.append(", ".join(words))
@@ -102,7 +103,7 @@ def round_in_words(line: RuleRound, *more: str) -> str:
     if rewards := [reward for reward in line.rewards.values() if reward is not None]:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
-    return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
+    return ", ".join(words) + (f"; MISSING: {listed(line.missing_groups)}" if line.missing_groups else "")
 
 
 def scores(

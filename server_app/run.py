@@ -16,6 +16,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import torch
 
 from appa_flwr import report
@@ -23,6 +24,7 @@ from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
+from appa_flwr.core.text import NAMES, listed
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
 from appa_flwr.run.run_files import (
@@ -118,8 +120,11 @@ def join(run: RunInputs, expected: Sequence[str]) -> dict[str, int]:
     questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
     if others := int(catalogue.unanswered_Q.sum()):
         questions += f", {others} that nobody answered"
-    answers = ", ".join(f"{name} {count}" for name, count in answered.items())
-    if withheld := ", ".join(groups.members.without("truth")):
+    answers = listed([f"{name} {count}" for name, count in answered.items()])
+    if len(answered) > NAMES:
+        least, middle, most = np.quantile([*answered.values()], (0.0, 0.5, 1.0))
+        answers += f"; least {least:.0f}, median {middle:.0f}, most {most:.0f}"
+    if withheld := listed(groups.members.without("truth")):
         answers += f"; no scores against survey answers from {withheld}"
     phase.step(1, 1, f"{questions}; answers by group: {answers}")
     note_claims(run)

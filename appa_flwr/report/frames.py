@@ -27,6 +27,9 @@ FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
+MOST_GROUPS, FIRST = 30, 10
+"""Most groups of which each has a row in tables, and rows of more groups."""
+QUANTILES = {"Least": 0.0, "5 %": 0.05, "Median": 0.5, "95 %": 0.95, "Most": 1.0}
 METHOD_NAMES: Mapping[str, str] = {
     "base": "Base",
     "sft": "SFT",
@@ -157,6 +160,15 @@ def groups(run: RunFiles) -> pd.DataFrame:
     ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
     named = ordered.rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
     return named.rename_axis("Group").reset_index()
+
+
+def in_short(groups: pd.DataFrame) -> pd.DataFrame:
+    """A frame with a row a group, in its first column; of more than `MOST_GROUPS` quantiles, and the first `FIRST`."""
+    if len(groups) <= MOST_GROUPS:
+        return groups
+    numbers = groups.iloc[:, 1:].select_dtypes("number").astype(float).quantile([*QUANTILES.values()])
+    numbers.insert(0, groups.columns[0], [f"{name} of {len(groups):,} groups" for name in QUANTILES])
+    return pd.concat([numbers.reindex(columns=groups.columns), groups.head(FIRST)])
 
 
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from appa_flwr.core.text import duration
+from appa_flwr.core.text import duration, listed
 from appa_flwr.report import frames, opening, predictor, template
 from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
@@ -68,14 +68,14 @@ def _sections(
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
         differences = frames.differences(intervals, summary, rule=rule)
         yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
-    yield "Groups", [html(frames.groups(run), css="wide")]
+    yield "Groups", [html(frames.in_short(frames.groups(run)), css="wide")]
     yield "Training", [_folded("Curves of training", picture) for picture in drawn.get("training", ())]
     for name, rounds in run.served.items():
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ())]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
-        by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
-        steps = html(predictor.steps(run.pluralllm), caption=predictor.STEPS_CAPTION)
+        by_group = _folded("JS by group, held-out questions", html(frames.in_short(predictor.by_group(run.pluralllm))))
+        steps = html(frames.in_short(predictor.steps(run.pluralllm)), caption=predictor.STEPS_CAPTION)
         yield "PluralLLM", [scores, by_group, _folded("Steps by group", steps), *drawn.get("pluralllm", ())]
     counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
     questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
@@ -103,7 +103,7 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
     lacking: dict[str, list[str]] = {}
     for _, row in run.summary[run.summary["metric"] == run.metric].iterrows():
         scores = row.filter(regex=f"^{GROUP}")
-        if away := ", ".join(name.removeprefix(GROUP) for name in scores.index[scores.isna()]):
+        if away := listed([name.removeprefix(GROUP) for name in scores.index[scores.isna()]]):
             methods = lacking.setdefault(f"Not scored against {row['against']} by {away}", [])
             methods.append(frames.method_name(row["method"]))
     yield from ((what, ", ".join(methods)) for what, methods in lacking.items())

@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
+from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue
 from server_app.federation.foreign import listed, plain
@@ -87,7 +88,7 @@ class Groups:
         before = self.members.hosts().items()
         self.members.prepare()
         if back := sorted(name for name, _ in self.members.hosts().items() - before):
-            log.warning("back: %s", ", ".join(back))
+            log.warning("back: %s", listed(back, NAMES))
         nodes = {*self.members.hosts().values()}
         numbers = sum(math.prod(layout.shape) for layout in asks.layouts_of(ask, self._catalogue).values())
         sent = self.members.messages(messages.ASK, messages.pack_ask(ask, digest), nodes, numbers=numbers)

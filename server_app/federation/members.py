@@ -15,6 +15,7 @@ from flwr.app import Message, RecordDict
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.survey.types import noise_sentence
@@ -28,7 +29,6 @@ JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every th
 LONGEST_PAUSE = 8  # of a node whose set-up fails, as a power of two, in requests
 HEAD_BYTES, NAME_BYTES, NUMBER_BYTES = 1 << 16, 256, 8  # of a reply: in all, for a group's name, for each number
 
-MOST_NAMES = 10  # in a text
 MOST_NOISE = 1e12  # of what a node may claim; weights can be large
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -109,13 +109,13 @@ class Members:
     def noise(self) -> str:
         """What the owners say of noise in their answers, which nobody can check; empty if none says anything."""
         claims = {group: self._nodes[self._node_of[group]].noise for group in self.present}
-        return "; ".join(f"{group}: {noise_sentence(*claim)}" for group, claim in claims.items() if claim)
+        return listed([f"{group}: {noise_sentence(*claim)}" for group, claim in claims.items() if claim], NAMES)
 
     def by_mean(self) -> str:
         """The groups whose answers PluralLLM cannot be conditioned on; empty if there are none."""
         counts = {group: self._nodes[self._node_of[group]].by_mean.get(group, 0) for group in self.present}
         known = [f"{group} ({count} of {self.num_questions} questions)" for group, count in counts.items() if count]
-        return listed(known, MOST_NAMES)
+        return listed(known, NAMES)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Members:
                 + (f"; joined, but not in `groups`: {listed(others)}" if others else "")
             )
         if missing:
-            log.warning("groups that did not join: %s", ", ".join(missing))
+            log.warning("groups that did not join: %s", listed(missing, NAMES))
 
     def _meet(self, *, timeout: float) -> None:
         """Greet nodes that may host missing groups, and nodes that must be set up again.
@@ -308,6 +308,6 @@ class Members:
             f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]
         )
         raise TooFew(
-            f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}; "
+            f"only {len(there)} of {len(self.names)} groups ({listed(there, NAMES) or 'none'}) could {what}; "
             f"at least {least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
         )

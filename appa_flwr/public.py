@@ -75,7 +75,9 @@ class Run(RunFiles):
         return predictor
 
     def policy(self) -> Policy:
-        """The trained policy, in float32. Loads torch and Transformers.
+        """The trained policy, in float32; by `policy.tuning = "qlora"` on its base in four bits, as it was scored.
+
+        Loads torch and Transformers.
 
         Raises:
             UserError: the run has no policy, or its base model is missing.

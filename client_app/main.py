@@ -16,7 +16,7 @@ from appa_flwr.protocol.refusals import Refused
 from appa_flwr.survey.types import answer_table
 from client_app import leave
 from client_app.leave import Leaving
-from client_app.memory import keep_array, keep_survey_path
+from client_app.memory import keep_array, keep_survey_path, read_array
 from client_app.party import Party
 
 log = logging.getLogger("appa.client")
@@ -80,6 +80,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
     """Write every group's target table from the final PluralLLM; scoring is then a look-up and a metric.
 
     The tables are written once per run, and later weights change nothing, so that all rewards of a run are comparable.
+    The reply counts each group's questions that are predicted by the mean of all, as its answers cannot be solved for.
     """
     from client_app import predictor
 
@@ -89,8 +90,10 @@ def targets(content: RecordDict, party: Party) -> Leaving:
         if party.memory.setdefault("weights", data) == data:  # of two messages at once, the first one counts
             for group in groups:
                 keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
+            keep_array(party.memory, "by mean", np.array([ours.by_mean.get(group.name, 0) for group in groups]))
             party.memory["targets"] = messages.digest(content).encode()
-    return Leaving(messages.pack_reply([group.name for group in groups]))
+    by_mean = read_array(party.memory, "by mean").tolist()
+    return Leaving(messages.pack_reply([group.name for group in groups], by_mean=by_mean))
 
 
 @app.query("ask")

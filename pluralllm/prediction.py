@@ -10,7 +10,7 @@ V choices of the views' shares.
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class Predictor:
     """Most context questions; with none, or a single one for "residual", the mean is predicted."""
     seed: int
     """Of the run; with the group's name it fixes the contexts."""
+    by_mean: dict[str, int] = field(default_factory=dict)
+    """Groups predicted so far whose answers cannot be solved for -> number of questions that get the mean of all."""
 
     def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.
@@ -145,6 +147,7 @@ class Predictor:
             conditioned = model.condition(context, view)
             if len(own_N) and not conditioned.known:
                 log.warning("group %s: %s", data.group, NOT_SOLVED)
+                self.by_mean[data.group] = max(self.by_mean.get(data.group, 0), int(counts_R.sum()))
             view_RK = np.zeros(answer_VRK.shape[1:])
             view_RK[counts_R] = conditioned.predict(self._questions(rows[counts_R][None]))
             own = np.isin(own_N, rows[counts_R])

@@ -4,20 +4,25 @@ Axis letters: G groups, Q questions, J answers, K options.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
+import pandas as pd
 
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, sample, shared_answer
 from appa_flwr.config import TASK_METRICS
-from appa_flwr.core.arrays import FloatArray, IntArray
+from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.core.text import listed
 from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
+from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
-from server_app.evaluation import given_answers, score
+from server_app.evaluation import given_answers, scored
 from server_app.inputs import RunInputs
 
 DIGITS = 9
@@ -41,18 +46,29 @@ def score_baselines(
         known_JK |= look_ups(mean_QK, run.catalogue, test_J)
     rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
     run.folder.write(SUMMARY, tuple(rows))
-    lacking = _no_ceilings(run)
-    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + (", ceilings" if lacking is None else lacking))
+    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _ceilings_in_words(run, test_J))
     return rows
 
 
-def _no_ceilings(run: RunInputs) -> str | None:
-    """Text for the log: why there are no ceilings; None if there are."""
+def _ceilings_in_words(run: RunInputs, test_J: IntArray) -> str:
+    """Text for the log: whether there are ceilings, and on which part of the questions."""
     if not run.config.eval.ceilings:
         return ""
-    if withheld := ", ".join(run.groups.members.without("predictions")):
+    if withheld := listed(run.groups.members.without("predictions")):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
-    return None
+    solved = len(_solvable(run, test_J))
+    if solved == len(test_J):
+        return ", ceilings"
+    many = f"{len(run.groups.names)} groups are many for the solver"
+    if not solved:
+        return f"; NO CEILINGS: {many}"
+    return f", ceilings ON A SAMPLE of {solved} of {len(test_J)} questions, as {many}"
+
+
+def _solvable(run: RunInputs, question_J: IntArray) -> IntArray:
+    """Places in `question_J` of the questions with ceilings."""
+    seed = child_seed(run.config.seed, "ceilings")
+    return sample(run.catalogue.option_QK[question_J], groups=len(run.groups.names), seed=seed)
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
@@ -96,28 +112,45 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     """Score trivial baselines, the uniform answer and `known_JK` (name -> answers), and ceilings.
 
     Ceilings need each group's predictions. There are none with `eval.ceilings = false`, or if an owner lets no
-    predictions leave. `js-distance` has no ceilings.
+    predictions leave. `js-distance` has no ceilings. With many groups they are of a `sample` of the questions.
     """
     option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
+    rows: list[SummaryRow] = []
+    pairs: list[pd.DataFrame] = []
+    solved = _solvable(run, question_J)
 
-    def scores(method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics) -> list[SummaryRow]:
-        return score(run, method, given_answers(question_J, answer_JK), metrics=metrics)
+    def scores(
+        method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics, at: slice | IntArray = np.s_[:]
+    ) -> None:
+        means, single = scored(run, method, given_answers(question_J[at], answer_JK), metrics=metrics)
+        rows.extend(means)
+        pairs.append(single)
 
-    trivial_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
-    rows = [row for name, answer_JK in trivial_JK.items() for row in scores(name, answer_JK)]
-    if _no_ceilings(run) is not None:
+    scores("uniform", option_JK / option_JK.sum(1, keepdims=True))
+    for name, answer_JK in known_JK.items():
+        scores(name, answer_JK)
+    if run.config.eval.ceilings and not run.groups.members.without("predictions"):
+        target_GJK = _rounded(run.groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
+        scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
+        for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
+            scores(name, answer_JK, [metric], solved)
+    put(run.folder.path, pd.concat(pairs))
+    if len(solved) == len(question_J):
         return rows
-    target_GJK = _rounded(run.groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
-    rows += scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
-    for name, objective in CEILINGS.items():
-        for metric in filter(SOLVED_METRICS.__contains__, metrics):
-            try:
-                best_JK = shared_answer(target_GJK, option_JK, metric=metric, objective=objective)
-            except NotSolved as error:
-                log.warning("there is no row %s by %s: %s", name, metric, error)
-                continue
-            rows += scores(name, best_JK, [metric])
-    return rows
+    return [row.model_copy(update={"sampled": len(solved)}) if row.method in CEILINGS else row for row in rows]
+
+
+def _ceilings(
+    target_GJK: FloatArray, option_JK: BoolArray, metrics: Sequence[str]
+) -> Iterator[tuple[str, str, FloatArray]]:
+    """Yield method, metric and best answers (J, K) of each ceiling that is found."""
+    if not len(option_JK):
+        return
+    for (name, objective), metric in product(CEILINGS.items(), filter(SOLVED_METRICS.__contains__, metrics)):
+        try:
+            yield name, metric, shared_answer(target_GJK, option_JK, metric=metric, objective=objective)
+        except NotSolved as error:
+            log.warning("there is no row %s by %s: %s", name, metric, error)
 
 
 def _rounded(table_GJK: FloatArray) -> FloatArray:

@@ -15,6 +15,7 @@ from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
+from appa_flwr.core.text import listed
 from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import CurvePoint, RuleRound, ScoreRecord, SummaryRow
@@ -86,7 +87,7 @@ def in_words(rows: Sequence[SummaryRow]) -> str:
     for row in [row for row in rows if row.metric == rows[0].metric]:
         words = [f"{row.against}: Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
         if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
-            words.append(f"WITHOUT {', '.join(missing)}")
+            words.append(f"WITHOUT {listed(missing)}")
         if row.readable < 1:
             words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
         parts.append(", ".join(words))
@@ -102,7 +103,7 @@ def round_in_words(line: RuleRound, *more: str) -> str:
     if rewards := [reward for reward in line.rewards.values() if reward is not None]:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
-    return ", ".join(words) + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
+    return ", ".join(words) + (f"; MISSING: {listed(line.missing_groups)}" if line.missing_groups else "")
 
 
 def scores(
@@ -151,19 +152,32 @@ def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) 
 
 
 def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]) -> list[SummaryRow]:
-    """Let the groups score one method's answers to the held-out questions; return a row for each metric and target.
+    """Let the groups score a method's answers as `scored` does, and add the single scores to the run's scores.parquet.
 
-    There are none against survey answers if no group gives such scores. The single scores behind the rows' means are
-    added to the run's scores.parquet.
+    The whole file is written again, so that whoever scores several methods adds them at once.
+    """
+    rows, pairs = scored(run, method, answers, metrics=metrics)
+    put(run.folder.path, pairs)
+    return rows
+
+
+def scored(
+    run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]
+) -> tuple[list[SummaryRow], pd.DataFrame]:
+    """Let the groups score one method's answers to held-out questions.
+
+    Returns:
+        A row for each metric and target, none against survey answers if no group gives such scores; and the single
+        scores behind the rows' means.
     """
     request = answers.request(metrics, sides=tuple(SIDES))
-    scored = scores(run.groups.ask(request.ask()), request, run.groups.names)
+    record_of = scores(run.groups.ask(request.ask()), request, run.groups.names)
     written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
     pairs, rows = [], []
     for metric in metrics:
         for side, against in SIDES.items():
-            record, reward_GJ = scored[metric, side]
+            record, reward_GJ = record_of[metric, side]
             pairs.append(as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions))
             if against == SURVEY and math.isnan(record.avg_as):
                 continue
@@ -176,5 +190,4 @@ def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[
                 readable=float(request.readable_J.mean()),
             )
             rows.append(row)
-    put(run.folder.path, pd.concat(pairs))
-    return rows
+    return rows, pd.concat(pairs)

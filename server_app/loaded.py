@@ -25,6 +25,7 @@ from pluralllm.prediction import Predictor
 from pluralllm.training import build
 from server_app.evaluation import decode
 from server_app.policy.base import load_model, prepare
+from server_app.policy.lora_product import round_once
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -35,26 +36,31 @@ SUM_TOLERANCE = 0.01  # for shares that were rounded by hand
 
 
 class LocalModel:
-    """A local model in float32, prompted like a run's own policy, with the model's chat template.
+    """A local model, prompted like a run's own policy, with the model's chat template.
 
     Args:
-        source: folder or hub id of a Qwen3, Llama or Gemma-2, or folder of an adapter, which is merged into its base.
+        source: folder or hub id of a Qwen3, Llama or Gemma-2, or folder of an adapter.
+        packed: number format in which an adapter is computed over its base in four bits, as a run by
+            `policy.tuning = "qlora"` does. If empty, the model is in float32, with the adapter merged.
 
     Raises:
         UserError: the model, or the base model that its adapter names, cannot be loaded.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, packed: str = "") -> None:
         adapter = Path(source) / "adapter_config.json"
         whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
         # Without training no step size is checked. The length of each prompt is checked when it is answered.
-        config = Config.load({"run.phases": "serve", "model": whole, "policy.max-sequence-length": 1})
+        bits = {"policy.tuning": "qlora", "policy.compute-dtype": packed} if packed else {}
+        config = Config.load({"run.phases": "serve", "model": whole, "policy.max-sequence-length": 1, **bits})
         self._base = prepare(config, [])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # from Transformers, about PEFT
-            self._model = load_model(config, self._base.source, quantized=False)
+            self._model = load_model(config, self._base.source, quantized=bool(packed))
             if adapter.exists():
-                self._model = PeftModel.from_pretrained(self._model, source).merge_and_unload()
+                adapted = PeftModel.from_pretrained(self._model, source)
+                round_once(adapted)  # as the policy was scored
+                self._model = adapted.get_base_model() if packed else adapted.merge_and_unload()
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
@@ -71,7 +77,8 @@ class LoadedPolicy:
         folder = run_folder / POLICY
         if not folder.is_dir():
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has finished PPO leaves one")
-        self._config, self._model = config, LocalModel(str(folder))
+        packed = config.policy.compute_dtype if config.policy.tuning == "qlora" else ""
+        self._config, self._model = config, LocalModel(str(folder), packed=packed)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
         """See `appa_flwr.public.Policy`."""

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
 from appa_flwr.run.records import Card, PredictorScores
-from appa_flwr.run.run_files import WEIGHTS_FILE
+from appa_flwr.run.run_files import BY_MEAN, WEIGHTS_FILE
 from pluralllm.scores import MEASURES, PREDICTORS, SUMS
 from server_app.federation.groups import Groups
 from server_app.federation.replies import TooFew
@@ -54,6 +54,8 @@ def train(
         save(path, weights, card)
     phase = run.folder.phase("targets")
     run.groups.send_targets(weights)
+    if by_mean := run.groups.members.by_mean():
+        run.folder.progress(BY_MEAN, 1, 1, by_mean, None)
     try:
         agreement = scores(run.groups, run.catalogue)
     except TooFew:

@@ -16,6 +16,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import torch
 
 from appa_flwr import report
@@ -23,9 +24,19 @@ from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
+from appa_flwr.core.text import NAMES, listed
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
-from appa_flwr.run.run_files import MACHINE, NOISE, REPLIES_FOLDER, RULE_VALUES, SFT_MODEL, SUMMARY, SURVEY_FILE
+from appa_flwr.run.run_files import (
+    BY_MEAN,
+    MACHINE,
+    NOISE,
+    REPLIES_FOLDER,
+    RULE_VALUES,
+    SFT_MODEL,
+    SUMMARY,
+    SURVEY_FILE,
+)
 from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
@@ -95,7 +106,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         from server_app.serve import app  # imports a web server, which other runs do not need
 
         app.serve(run)
-    note_noise(run)  # of groups that joined late, too
+    note_claims(run)  # of groups that joined late, too
     with writing(folder.path):
         path = report.build(folder.path)
     folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # a serving run can be resumed
@@ -110,18 +121,23 @@ def join(run: RunInputs, expected: Sequence[str]) -> dict[str, int]:
     questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
     if others := int(catalogue.unanswered_Q.sum()):
         questions += f", {others} that nobody answered"
-    answers = ", ".join(f"{name} {count}" for name, count in answered.items())
-    if withheld := ", ".join(groups.members.without("truth")):
+    answers = listed([f"{name} {count}" for name, count in answered.items()])
+    if len(answered) > NAMES:
+        least, middle, most = np.quantile([*answered.values()], (0.0, 0.5, 1.0))
+        answers += f"; least {least:.0f}, median {middle:.0f}, most {most:.0f}"
+    if withheld := listed(groups.members.without("truth")):
         answers += f"; no scores against survey answers from {withheld}"
     phase.step(1, 1, f"{questions}; answers by group: {answers}")
-    note_noise(run)
+    note_claims(run)
     return answered
 
 
-def note_noise(run: RunInputs) -> None:
-    """Write for log and report what the owners say of noise in their answers."""
-    if noise := run.groups.members.noise():
-        run.folder.progress(NOISE, 1, 1, noise, None)
+def note_claims(run: RunInputs) -> None:
+    """Write for log and report what the owners say of noise in their answers, and who is predicted by the mean."""
+    members = run.groups.members
+    for phase, said in ((NOISE, members.noise()), (BY_MEAN, members.by_mean())):
+        if said:
+            run.folder.progress(phase, 1, 1, said, None)
 
 
 def prepare_base(run: RunInputs, stop: Event) -> Base:

@@ -53,7 +53,7 @@ class FakeGroups:
             self.catalogue = messages.unpack_catalogue(message.content)
             return self._reply(message, answered=[2] * len(self.names), may=self.may, noise=[])
         if kind == messages.TARGETS:
-            return self._reply(message)
+            return self._reply(message, by_mean=[0] * len(self.names))
         if self.catalogue is None:
             return failing(refusals.FORGOTTEN)(message)
         ask, _ = messages.unpack_ask(message.content)

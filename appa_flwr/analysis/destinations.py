@@ -7,6 +7,7 @@ language model may not reach them. `diagnose` uses them to tell whether rules ca
 Axis letters: G groups, Q questions, K options, J answers.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import pandas as pd
 from scipy.special import softmax
 
 from appa_flwr.analysis import alignment
-from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.analysis.rule_choice import configured
 from appa_flwr.analysis.rules import RULES, Rule
@@ -36,6 +37,8 @@ MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Most pairs of a group and a question in `diagnose`, but no fewer questions than this: a rule takes 1 to 2 seconds."""
 LEAST_GAIN = 0.005
 """With less to win in Min AS, rules cannot differ on a survey."""
+
+log = logging.getLogger("appa")
 
 
 def rules(config: Config) -> dict[str, Rule]:
@@ -113,9 +116,10 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     questions on which rules were tried, drawn with the seed.
 
     The second table has a row for each rule: Avg AS and Min AS of its destination, Min AS minus that of `average` as
-    an `Interval`, and the share of plain means (see `Destination`). If the metric has ceilings, rows "ceiling-average"
-    and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is the most that a
-    rule can win. Free answers are fitted to the very questions that score them (see `Interval.uncorrected`).
+    an `Interval`, and the share of plain means (see `Destination`). If the metric has ceilings that are found, rows
+    "ceiling-average" and "ceiling-min" are the best shared answers. Min AS of `ceiling-min` minus that of `average` is
+    the most that a rule can win. Free answers are fitted to the very questions that score them (see
+    `Interval.uncorrected`).
 
     Raises:
         UserError: no question was answered by two groups.
@@ -129,7 +133,11 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     target_GQK, option_QK = target_GQK[:, drawn], option_QK[drawn]
     ends = {name: destination(rule, target_GQK, option_QK, metric=metric, seed=seed) for name, rule in rules.items()}
     for objective in OBJECTIVES if metric in SOLVED_METRICS else ():
-        best_QK = shared_answer(target_GQK, option_QK, metric=metric, objective=objective)
+        try:
+            best_QK = shared_answer(target_GQK, option_QK, metric=metric, objective=objective)
+        except NotSolved as error:
+            log.warning("there is no row ceiling-%s: %s", objective, error)
+            continue
         ends[f"ceiling-{objective}"] = Destination(best_QK, None)
     rewards = {
         name: alignment.shared_rewards(end.answer_QK, target_GQK, option_QK, metric=metric)

@@ -1,13 +1,18 @@
-"""Decoding of files, TOML among them, normalisation of names, and durations as text."""
+"""Decoding of files, TOML among them, normalisation and lists of names, and durations as text."""
 
 import html
 import re
 import tomllib
 import unicodedata
+from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from appa_flwr.core.errors import UserError
+
+NAMES = 10
+"""Most names in a sentence."""
 
 _INVISIBLE: Final = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
@@ -63,3 +68,9 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def listed(names: Collection[str], most: int = NAMES) -> str:
+    """The first names, separated by commas, and the number of the others."""
+    few = ", ".join(islice(names, most))
+    return few if len(names) <= most else f"{few} and {len(names) - most:,} more"

@@ -5,7 +5,7 @@ target (`against`) and measure, with the numbers of an `Interval`, a 95 % bootst
 folder has no single scores, values are from summary.json, without bounds.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
+MOST_GROUPS, FIRST = 30, 10
+"""Most groups of which each has a row in tables, and rows of more groups."""
+QUANTILES = {"Least": 0.0, "5 %": 0.05, "Median": 0.5, "95 %": 0.95, "Most": 1.0}
 METHOD_NAMES: Mapping[str, str] = {
     "base": "Base",
     "sft": "SFT",
@@ -91,6 +94,16 @@ def method_name(method: str, rule: str = "") -> str:
     return METHOD_NAMES.get(method) or method.removeprefix(MODEL)
 
 
+def _namer(summary: pd.DataFrame, rule: str) -> Callable[[str], str]:
+    """Function that names a method, and says of how many questions its scores are if these are a sample."""
+    sampled = {} if "sampled" not in summary else summary.set_index("method")["sampled"].dropna().astype(int).to_dict()
+
+    def name(method: str) -> str:
+        return method_name(method, rule) + (f", {sampled[method]} questions" if method in sampled else "")
+
+    return name
+
+
 def spans(intervals: pd.DataFrame, index: list[str], columns: Sequence[str] = ("against", "measure")) -> pd.DataFrame:
     """`Interval`s with one row and one column per value of these columns, in their order."""
     cells: list[Any] = [Interval(*row) for row in intervals[[*NUMBERS]].astype(float).to_numpy()]
@@ -105,13 +118,13 @@ def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -
     own = summary[summary["metric"].isin(intervals["metric"])].drop_duplicates("method").set_index("method")
     for column in ("format_score", "readable"):
         shown["", column.partition("_")[0].capitalize()] = own[column].reindex(shown.index).astype(float)
-    return shown.rename(index=lambda method: method_name(method, rule)).rename_axis(METHOD).reset_index()
+    return shown.rename(index=_namer(summary, rule)).rename_axis(METHOD).reset_index()
 
 
-def differences(intervals: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataFrame]:
+def differences(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataFrame]:
     """Yield, for PPO and each model of `appa eval`, a frame of its scores minus those of every other method."""
     for method, of_method in intervals[intervals["less"] != ""].groupby("method", sort=False):
-        wide = spans(of_method, ["less"]).rename(index=lambda less: method_name(less, rule))
+        wide = spans(of_method, ["less"]).rename(index=_namer(summary, rule))
         yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
 
 
@@ -123,7 +136,7 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
     wide = rows.pivot(index=["against", "method"], columns="metric", values=[*FIELDS]).astype(float)
     columns = [(measure, metric) for measure in FIELDS for metric in order if (measure, metric) in wide]
     shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["against", "method"]].drop_duplicates()), columns=columns)
-    shown = shown.rename(index=lambda method: method_name(method, run.config.rule), level="method")
+    shown = shown.rename(index=_namer(run.summary, run.config.rule), level="method")
     shown = shown.rename(columns=METRICS)
     return shown.rename_axis(index=["Against", METHOD]).reset_index()
 
@@ -147,6 +160,15 @@ def groups(run: RunFiles) -> pd.DataFrame:
     ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
     named = ordered.rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
     return named.rename_axis("Group").reset_index()
+
+
+def in_short(groups: pd.DataFrame) -> pd.DataFrame:
+    """A frame with a row a group, in its first column; of more than `MOST_GROUPS` quantiles, and the first `FIRST`."""
+    if len(groups) <= MOST_GROUPS:
+        return groups
+    numbers = groups.iloc[:, 1:].select_dtypes("number").astype(float).quantile([*QUANTILES.values()])
+    numbers.insert(0, groups.columns[0], [f"{name} of {len(groups):,} groups" for name in QUANTILES])
+    return pd.concat([numbers.reindex(columns=groups.columns), groups.head(FIRST)])
 
 
 def served_facts(rounds: pd.DataFrame) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from appa_flwr.core.text import duration
+from appa_flwr.core.text import duration, listed
 from appa_flwr.report import frames, opening, predictor, template
 from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
@@ -27,6 +27,10 @@ METHODS_NOTE = (
 DIFFERENCES_NOTE = (
     "95 % intervals of paired differences, over questions; bold where the interval excludes 0. They do not cover how "
     "far runs with other seeds differ."
+)
+SAMPLE_NOTE = (
+    " Ceilings are of a sample of the questions, as many as named: estimates, beside scores of all questions. "
+    "Differences are over the same questions."
 )
 
 Picture = tuple[bytes, str]
@@ -56,21 +60,22 @@ def _sections(
 ) -> Iterator[tuple[str, list[Markup]]]:
     rule, summary = run.config.rule, run.summary
     if not summary.empty:
-        levels = html(frames.methods(intervals, summary, rule=rule), caption=METHODS_NOTE, css="wide")
+        note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
+        levels = html(frames.methods(intervals, summary, rule=rule), caption=note, css="wide")
         every = _folded("All metrics", html(frames.all_metrics(run), css="wide"))
         yield "Scores", [*drawn.get("worst_group", ()), levels, every]
         few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
         note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
-        differences = frames.differences(intervals, rule=rule)
+        differences = frames.differences(intervals, summary, rule=rule)
         yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
-    yield "Groups", [html(frames.groups(run), css="wide")]
+    yield "Groups", [html(frames.in_short(frames.groups(run)), css="wide")]
     yield "Training", [_folded("Curves of training", picture) for picture in drawn.get("training", ())]
     for name, rounds in run.served.items():
         yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ())]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
-        by_group = _folded("JS by group, held-out questions", html(predictor.by_group(run.pluralllm)))
-        steps = html(predictor.steps(run.pluralllm), caption=predictor.STEPS_CAPTION)
+        by_group = _folded("JS by group, held-out questions", html(frames.in_short(predictor.by_group(run.pluralllm))))
+        steps = html(frames.in_short(predictor.steps(run.pluralllm)), caption=predictor.STEPS_CAPTION)
         yield "PluralLLM", [scores, by_group, _folded("Steps by group", steps), *drawn.get("pluralllm", ())]
     counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
     questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
@@ -98,7 +103,7 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
     lacking: dict[str, list[str]] = {}
     for _, row in run.summary[run.summary["metric"] == run.metric].iterrows():
         scores = row.filter(regex=f"^{GROUP}")
-        if away := ", ".join(name.removeprefix(GROUP) for name in scores.index[scores.isna()]):
+        if away := listed([name.removeprefix(GROUP) for name in scores.index[scores.isna()]]):
             methods = lacking.setdefault(f"Not scored against {row['against']} by {away}", [])
             methods.append(frames.method_name(row["method"]))
     yield from ((what, ", ".join(methods)) for what, methods in lacking.items())
@@ -106,6 +111,8 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
         last = run.iterations.iloc[-1]
         if last["iteration"] < last["num_iterations"]:
             yield "Iterations", f"{last['iteration']} of {last['num_iterations']} were made"
+    if run.by_mean:
+        yield "Predicted by the mean of all groups", f"{run.by_mean}: their own answers could not be used"
     if run.pluralllm is None:
         yield "PluralLLM", f"no {run_files.CARD.name}"
 

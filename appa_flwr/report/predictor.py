@@ -36,7 +36,7 @@ def steps(card: Card) -> pd.DataFrame:
     frame = pd.DataFrame(card.distances, index=range(1, len(card.distances) + 1)).dropna(axis=1, how="all")
     out = frame.gt(STANDS_OUT * frame.median(axis=1), axis=0)
     rounds = {name: ", ".join(map(str, frame.index[column])) for name, column in out.items()}
-    wide = pd.DataFrame({"Median": frame.median(), "Largest": frame.max(), "In round": frame.idxmax()})
+    wide = pd.DataFrame({"Median": frame.median(), "Largest": frame.max(), "In round": frame.idxmax().astype(str)})
     wide["Stands out in rounds"] = pd.Series(rounds, dtype=object)
     return wide.rename_axis("Group").sort_values("Largest", ascending=False, kind="stable").reset_index()
 

@@ -38,6 +38,7 @@ class RunFiles:
         served: trainer's run -> one row per round that was served to it.
         made_by: version and machine; empty if the run has not written them.
         noise: what groups' owners say of noise in their answers; empty if they say nothing.
+        by_mean: groups that PluralLLM predicts by the mean of all, since their answers cannot be solved for.
         survey: origin of the survey, and how it was read.
         seconds: time that the run took so far, in all its sessions.
     """
@@ -52,6 +53,7 @@ class RunFiles:
     questions: records.QuestionCounts | None
     made_by: str
     noise: str
+    by_mean: str
     survey: str
     seconds: float
 
@@ -100,6 +102,7 @@ def read_run(folder: Path) -> RunFiles:
         questions=run_files.QUESTIONS.read(folder),
         made_by=last.get(run_files.MACHINE, ""),
         noise=last.get(run_files.NOISE, ""),
+        by_mean=last.get(run_files.BY_MEAN, ""),
         survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
         seconds=progress[-1].seconds if progress else 0.0,
     )

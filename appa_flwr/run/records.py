@@ -3,9 +3,9 @@
 Fields have the same order and names as in the files.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from appa_flwr.config import Scalar
 
@@ -30,7 +30,7 @@ PredictorScores = dict[str, Means]
 class Record(BaseModel):
     """A JSON object in a run's file; measures may be NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Progress(Record):
@@ -217,10 +217,18 @@ class SummaryRow(ScoreRecord, _Evaluated):
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
         readable: share of answers in [0, 1] that give a prediction.
+        sampled: number of questions if they are a sample of the held-out ones, as ceilings of many groups are; else the
+            file has no such key.
     """
 
     format_score: float | None
     readable: float
+    sampled: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        row: dict[str, Any] = fields(self)
+        return row if self.sampled else {key: value for key, value in row.items() if key != "sampled"}
 
 
 class QuestionCounts(Record):

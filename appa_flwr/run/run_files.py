@@ -98,8 +98,9 @@ class LineFile(Generic[T]):
         return records, position + sum(len(line) + 1 for line in lines)
 
 
-MACHINE, NOISE = "machine", "noise, by the owners' word"
-"""Phases of the lines in progress.jsonl that state version and machine of the run, and noise in groups' answers."""
+MACHINE, NOISE, BY_MEAN = "machine", "noise, by the owners' word", "predicted by the mean of all groups"
+"""Phases of the lines in progress.jsonl that state version and machine of the run, noise in groups' answers, and groups
+whose answers cannot be solved for."""
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
+from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Catalogue, Layout
 from server_app.federation.foreign import listed, plain
@@ -99,7 +100,7 @@ class Groups:
             before = self.members.hosts().items()
             self.members.prepare()
             if back := sorted(name for name, _ in self.members.hosts().items() - before):
-                log.warning("back: %s", ", ".join(back))
+                log.warning("back: %s", listed(back, NAMES))
             request.messages = request.to(missing)
         return request
 

@@ -15,6 +15,7 @@ from flwr.app import Message, RecordDict
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.survey.types import noise_sentence
@@ -31,7 +32,10 @@ HEAD_BYTES, NAME_BYTES, NUMBER_BYTES = 1 << 16, 256, 8  # of a reply: in all, fo
 
 MOST_NOISE = 1e12  # of what a node may claim; weights can be large
 
-FIELDS: Mapping[str, Mapping[str, Any]] = {messages.CATALOGUE: {"answered": (int,), "may": (str,), "noise": (float,)}}
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    messages.CATALOGUE: {"answered": (int,), "may": (str,), "noise": (float,)},
+    messages.TARGETS: {"by_mean": (int,)},
+}
 """Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""
 
 log = logging.getLogger("appa.server")
@@ -60,6 +64,7 @@ class Node:
     answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
     noise: tuple[float, ...] = ()  # epsilon and standard deviation, as its owner claims; empty for exact answers
+    by_mean: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> questions predicted by the mean
     failures: int = 0  # failed setup messages since the node was last set up completely
     pause: int = 0  # requests until it is set up again
     error: int = 0  # code of its error reply to the last message; 0 if there was none
@@ -110,7 +115,13 @@ class Members:
     def noise(self) -> str:
         """What the owners say of noise in their answers, which nobody can check; empty if none says anything."""
         claims = {group: self._nodes[self._node_of[group]].noise for group in self.present}
-        return "; ".join(f"{group}: {noise_sentence(*claim)}" for group, claim in claims.items() if claim)
+        return listed([f"{group}: {noise_sentence(*claim)}" for group, claim in claims.items() if claim], NAMES)
+
+    def by_mean(self) -> str:
+        """The groups whose answers PluralLLM cannot be conditioned on; empty if there are none."""
+        counts = {group: self._nodes[self._node_of[group]].by_mean.get(group, 0) for group in self.present}
+        known = [f"{group} ({count} of {self.num_questions} questions)" for group, count in counts.items() if count]
+        return listed(known, NAMES)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -143,7 +154,7 @@ class Members:
                 + (f"; joined, but not in `groups`: {listed(others)}" if others else "")
             )
         if missing:
-            log.warning("groups that did not join: %s", ", ".join(missing))
+            log.warning("groups that did not join: %s", listed(missing, NAMES))
 
     def _meet(self, *, timeout: float) -> None:
         """Greet nodes that may host missing groups, and nodes that must be set up again.
@@ -246,6 +257,8 @@ class Members:
             node.answered = {name: reply.fields["answered"][row] for row, name in own}
             node.may = frozenset(reply.fields["may"])
             node.noise = tuple(reply.fields["noise"])
+        elif kind == messages.TARGETS:
+            node.by_mean = {name: reply.fields["by_mean"][row] for row, name in own}
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -281,9 +294,10 @@ class Members:
 
     def _checked(self, content: RecordDict, kind: str) -> Reply:
         reply = messages.unpack_reply(content, numbers=kind == messages.ASK, **FIELDS.get(kind, {}))
-        counts, most = reply.fields.get("answered"), self.num_questions
-        if counts is not None and (len(counts) != len(reply.groups) or not all(0 <= n <= most for n in counts)):
-            raise ValueError(f"the reply does not count each group's answers, from 0 to {most}")
+        most = self.num_questions
+        for counts in (reply.fields[name] for name in ("answered", "by_mean") if name in reply.fields):
+            if len(counts) != len(reply.groups) or not all(0 <= n <= most for n in counts):
+                raise ValueError(f"the reply does not count for each group, from 0 to {most}")
         noise = reply.fields.get("noise", ())
         if len(noise) not in (0, 2) or not all(0.0 < value <= MOST_NOISE for value in noise):
             raise ValueError("the reply does not state epsilon and standard deviation of a noise")
@@ -329,6 +343,6 @@ class Members:
             f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]
         )
         raise TooFew(
-            f"only {len(there)} of {len(self.names)} groups ({', '.join(there) or 'none'}) could {what}; "
+            f"only {len(there)} of {len(self.names)} groups ({listed(there, NAMES) or 'none'}) could {what}; "
             f"at least {self.least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
         )

@@ -8,6 +8,7 @@ from huggingface_hub import ModelCardData
 
 from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.core import markdown
+from appa_flwr.core.text import listed
 from appa_flwr.run.records import SummaryRow
 
 # Hub ids of models that have a name of their own in the config; the tiny model is on no hub.
@@ -26,7 +27,11 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     base = _HUB_IDS.get(config.model, None if os.path.exists(config.model) else config.model)
     front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=base, tags=["appa-flwr"])
     scores = [
-        [row.method, row.against, *("-" if score is None else f"{score:.4f}" for score in columns)]
+        [
+            row.method + (f", {row.sampled} questions" if row.sampled else ""),
+            row.against,
+            *("-" if score is None else f"{score:.4f}" for score in columns),
+        ]
         for row in rows
         for columns in ((row.avg_as, row.min_as, row.fi, row.format_score),)
         if row.metric == config.reward_metric
@@ -41,7 +46,7 @@ Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey an
 `{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from
 `{base or Path(config.model).name}`.
 
-Groups: {", ".join(groups)}. Survey: {survey or config.survey}.
+Groups: {listed(groups)}. Survey: {survey or config.survey}.
 
 Scores on held-out questions, metric `{config.reward_metric}`, against the groups' survey answers and PluralLLM's
 predictions of them. FI of answers that cannot be read is 1, so read it beside `format`.

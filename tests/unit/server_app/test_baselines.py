@@ -5,6 +5,7 @@ Axis letters: G groups, Q questions, K options, J answers.
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
 from small import config_in
 
+from appa_flwr.analysis import ceilings
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.protocol import asks, messages, rewards
+from appa_flwr.run import pair_scores
 from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
+from appa_flwr.run.run_files import PROGRESS, SUMMARY
 from appa_flwr.survey.types import Question
 from server_app import baselines as server_baselines
 from server_app.baselines import look_ups
@@ -44,7 +48,12 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(tmp_path):
-    rows = [row for row in baselines(tmp_path) if row.against == PREDICTIONS]
+    with patch.object(pair_scores, "replace_hashed", wraps=pair_scores.replace_hashed) as written:
+        rows = [row for row in baselines(tmp_path) if row.against == PREDICTIONS]
+    assert written.call_count == 1  # of scores.parquet, for which all of it is read and written
+    single = pair_scores.read(tmp_path).query("against == @PREDICTIONS")
+    means = single.groupby(["method", "metric", "group"])["reward"].mean()
+    assert means.to_dict() == pytest.approx({(r.method, r.metric, g): r.per_group[g] for r in rows for g in GROUPS})
     found = {(row.method, row.metric): row for row in rows}
     metrics = TASK_METRICS["dpa"]
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
@@ -83,8 +92,30 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(tmp_p
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
 
 
+@pytest.mark.parametrize(("most", "solved"), [(len(GROUPS) * 9, 2), (0, 0)])
+def test_ceilings_of_many_groups_are_of_a_sample_and_every_row_says_so(tmp_path, monkeypatch, most, solved):
+    monkeypatch.setattr(ceilings, "MOST_SHARES", most)  # held-out questions have 3, 4 and 5 options
+    config, groups = config_in(tmp_path), federated(NODES, CATALOGUE)
+    groups.config = config
+    with RunFolder(config) as folder:
+        run = RunInputs(config, folder, groups, CATALOGUE)
+        server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
+    found = SUMMARY.read(folder.path)
+    assert {(row.method in CEILINGS, row.sampled) for row in found} == {
+        (False, None),
+        *([(True, solved)] if solved else []),
+    }
+    single = pair_scores.read(folder.path)
+    asked_of = single.groupby("method")["question"].nunique().to_dict()
+    assert {method: asked_of.get(method, 0) for method in (*CEILINGS, "uniform")} == dict.fromkeys(CEILINGS, solved) | {
+        "uniform": 3
+    }
+    (words,) = [line.message for line in PROGRESS.read(folder.path) if "uniform" in line.message]
+    assert (f"{solved} of 3" in words) == bool(solved)
+
+
 @pytest.mark.parametrize(
-    ("may", "ceilings", "methods"),
+    ("may", "wanted", "methods"),
     [
         (("rewards",), True, []),
         (("rewards", "answers"), True, [*LOOK_UPS]),
@@ -92,8 +123,8 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(tmp_p
         (("rewards", "predictions"), False, []),
     ],
 )
-def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, ceilings, methods):
-    config = config_in(tmp_path, **{"eval.ceilings": ceilings})
+def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, wanted, methods):
+    config = config_in(tmp_path, **{"eval.ceilings": wanted})
     groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, may=may)}, CATALOGUE)
     groups.config = config
     with RunFolder(config) as folder:

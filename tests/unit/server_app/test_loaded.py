@@ -26,6 +26,9 @@ from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
 from pluralllm.data import group_data
+from server_app.loaded import LocalModel
+from server_app.policy.base import prepare
+from server_app.policy.models import load_policy
 from server_app.predictor.checkpoint import new_card, save
 from server_app.predictor.pretraining import initial_weights
 from server_app.questions import build_catalogue
@@ -78,6 +81,31 @@ def test_a_policy_answers_as_its_weights_say(adapted, base, run):
     parsed = formats.parse("dpa", answer.text, 3)
     assert (answer.prediction is None) == (parsed.prediction is None)
     assert answer.format_score == parsed.format_score
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_on_four_bits_is_asked_as_it_was_scored(dtype, base, run):
+    keys = {"policy.tuning": "qlora", "policy.compute-dtype": dtype}
+    config = Config.load({**CHOSEN, "model": str(base), "ppo.response-length": 8, **keys})
+    write_config(run, config)
+    torch.manual_seed(1)
+    given = LoraConfig(r=4, target_modules=["q_proj", "o_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    whole = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), given)
+    whole.save_pretrained(run / "sft-model")
+    trained = load_policy(config, prepare(config, []), run / "sft-model")
+    for weight in trained.policy_parameters:
+        weight.add_(torch.randn_like(weight), alpha=0.1)
+    trained.save_policy(run / POLICY)
+    AutoTokenizer.from_pretrained(base).save_pretrained(run / POLICY)
+    policy = appa_flwr.load_run(run).policy()
+    assert policy.ask(QUESTION, OPTIONS).text
+    loaded = policy._model._model
+    merged = LocalModel(str(run / POLICY))._model
+    ids = torch.arange(5, 25)[None]
+    scored, found, other = (model(ids).logits.float() for model in (trained.policy, loaded, merged))
+    error = (found - scored).abs().max()
+    assert error <= (1e-5 if dtype == "float32" else 0.1 * (other - scored).abs().max())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from fake_groups import gathered, replying
 from fakes import catalogue_of
 from in_process import SimulatedGrid, simulated
 from small import SMALLEST, config_in
@@ -11,8 +12,9 @@ from whole_loop import run_server
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.run.run_files import PROGRESS
 from server_app import run
-from server_app.inputs import answer_tokens
+from server_app.inputs import RunInputs, answer_tokens
 from server_app.questions import fitting_questions
 from server_app.run_folder import RunFolder
 
@@ -53,6 +55,16 @@ def test_an_answer_s_tokens_with_its_end(task, tokens):
     # by characters: K numbers of four with K - 1 commas and an end; K letters, of which the 27th is "AA"
     base = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [*text]})
     assert {size: answer_tokens(base, task, size) for size in tokens} == tokens
+
+
+def test_of_many_groups_the_log_names_ten(tmp_path):
+    names = [f"G{number:03}" for number in range(40)]
+    groups = gathered({1: replying(*names)}, names)
+    with RunFolder(config_in(tmp_path)) as folder:
+        assert len(run.join(RunInputs(groups.config, folder, groups, CATALOGUE), names)) == 40
+    (line,) = [line.message for line in PROGRESS.read(folder.path) if "answers by group" in line.message]
+    assert [name in line for name in names] == [True] * 10 + [False] * 30
+    assert "median 2" in line
 
 
 def test_an_error_in_pluralllm_waits_for_no_base(tmp_path, monkeypatch):

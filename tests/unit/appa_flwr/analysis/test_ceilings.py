@@ -1,11 +1,13 @@
 """Ceilings: hand-worked answers, other answers, sparse groups and bad input."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
 from appa_flwr.analysis import ceilings
 from appa_flwr.analysis.alignment import alignment_scores, shared_rewards
-from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, sample, shared_answer
 from appa_flwr.core.errors import UserError
 
 each_metric = pytest.mark.parametrize("metric", SOLVED_METRICS)
@@ -111,6 +113,33 @@ def test_a_solver_that_fails_is_said(monkeypatch):
     monkeypatch.setitem(ceilings._CLARABEL, "max_iter", 1)
     with pytest.raises(ceilings.NotSolved, match="average"):
         shared_answer(*random_targets(1), metric="js", objective="average")
+
+
+def test_a_solver_that_fails_tries_shorter_steps():
+    solve, steps, asked = ceilings.cp.Problem.solve, [], {"metric": "js", "objective": "min"}
+
+    def fails_first(problem, **keys):
+        steps.append(keys["max_step_fraction"])
+        return solve(problem, **keys, max_iter=1 if len(steps) == 1 else 200)
+
+    with patch.object(ceilings.cp.Problem, "solve", fails_first):
+        best_QK = shared_answer(*random_targets(1), **asked)
+    assert steps[0] > steps[1]
+    np.testing.assert_allclose(best_QK, shared_answer(*random_targets(1), **asked), atol=2e-3)
+
+
+def test_a_sample_keeps_below_the_most_shares_and_few_questions_are_kept_whole(monkeypatch):
+    monkeypatch.setattr(ceilings, "MOST_SHARES", 60)
+    options_QK = np.arange(5) < np.array([2, 5, 3, 4, 2, 5, 3])[:, None]  # 24 options
+    assert sample(options_QK, groups=2, seed=0).tolist() == [*range(7)]
+    drawn = [sample(options_QK, groups=5, seed=seed).tolist() for seed in (0, 0, *range(1, 9))]
+    assert drawn[0] == drawn[1]
+    assert len({*map(tuple, drawn)}) > 1
+    for questions in drawn:
+        assert questions == sorted({*questions})
+        # the next question, of at most 5 options, does not fit
+        assert 60 - 5 * 5 < 5 * options_QK[questions].sum() <= 60
+    assert sample(options_QK, groups=61, seed=0).size == 0
 
 
 @pytest.mark.parametrize(

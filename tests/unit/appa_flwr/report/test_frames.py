@@ -1,5 +1,7 @@
 """The frames of a report: one row for each interval, whatever is known; and what is picked of them."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -66,6 +68,25 @@ def test_many_level_groups_have_the_sample_s_minimum_as_level_and_the_estimate_i
     gain = bootstrap([(rewards["ppo"], rewards["sft"])])["Min AS"]
     cell = made.cells(page.partition("<h2>Differences")[2], "SFT")[2]
     assert cell == f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+
+
+def test_a_ceiling_of_a_sample_is_named_so_and_compared_on_its_questions(tmp_path):
+    run = scored(tmp_path / "r")  # group a has .6 from even questions, .5 from others
+    reward_G3 = np.array([[0.9, 0.8, 0.9], [0.9, 0.9, 0.9]])
+    ceiling = made.row("ceiling-min", float(reward_G3.mean()), float(reward_G3.mean(1).min())) | {"sampled": 3}
+    (run / "summary.json").write_text(json.dumps([*json.loads((run / "summary.json").read_text()), ceiling]))
+    rows = pair_scores.as_rows(
+        "ceiling-min", "js", "predictions", reward_G3, groups=("a", "b"), questions=("q0", "q1", "q2")
+    )
+    pair_scores.put(run, rows)
+    found = frames.of_run(read_run(run))
+    value, low, high = bounds(found, "ppo", "ceiling-min", "predictions", "Avg AS")
+    assert value == pytest.approx((0.6 + 0.5 + 0.6 + 0.8 + 0.7 + 0.8) / 6 - reward_G3.mean())
+    assert low < value < high
+    page = build(run).read_text().replace("\xa0", " ")
+    for part in page.partition("<h2>Differences")[::2]:
+        assert made.cells(part, "Ceiling (worst group), 3 questions")
+    assert made.cells(page, "PPO by appa")
 
 
 def test_a_second_policy_that_is_not_finished_is_left_out_and_sft_stands_in(tmp_path):

@@ -1,5 +1,7 @@
 """The page of a report: the files give its numbers and pictures, what is missing is said, text cannot break it."""
 
+import json
+import math
 import re
 import shlex
 
@@ -36,6 +38,25 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path):
     assert made.cells(page, "b")[3] == "0.920"
     groups = page.partition("<h2>Groups")[2]
     assert groups.index(">a<") < groups.index(">b<")
+
+
+def test_of_many_groups_the_page_has_quantiles_and_the_worst_ten(tmp_path):
+    groups = tuple(f"g{number:03}" for number in range(101))
+    folder = made.fake_run(tmp_path / "r", groups=groups, iterations=2)
+    scored = json.loads((folder / "summary.json").read_text())
+    for row in scored:
+        row["per_group"] = {group: 0.4 + 0.005 * g for g, group in enumerate(groups)}
+        if row["method"] == "sft":
+            row["per_group"] |= dict.fromkeys(groups[20:60], math.nan)
+    card = made.predictor_card(groups, distances=[{group: 1.0 for group in groups}] * 2)
+    made.write_run(folder, summary=scored, pluralllm=card)
+    page = made.page_of(folder)
+    of_ppo = {name: made.cells(page, f"{name} of 101 groups")[3] for name in ("Least", "5 %", "Median", "95 %", "Most")}
+    assert of_ppo == {"Least": "0.400", "5 %": "0.425", "Median": "0.650", "95 %": "0.875", "Most": "0.900"}
+    table = page.partition("<h2>Groups")[2].partition("<h2>")[0]
+    assert [group in table for group in groups] == [True] * 10 + [False] * 91  # the lowest scores of PPO
+    assert sum(page.count(group) for group in groups) == 3 * 10 + 2 * 10  # tables, and who has no score of SFT's
+    assert "and 30 more" in page
 
 
 def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -15,11 +16,15 @@ from small import SMALLEST, cases
 from whole_loop import looped, read_every_answer
 
 from appa_flwr import load_run
+from appa_flwr.analysis import ceilings
 from appa_flwr.config import Config
 from appa_flwr.protocol.asks import REWARDS
 from appa_flwr.protocol.refusals import FAILED
+from appa_flwr.report.page import missing
 from appa_flwr.run import records, run_files
 from appa_flwr.run.pair_scores import SURVEY
+from pluralllm import residual
+from pluralllm.prediction import Predictor
 
 FILES = [file for file in vars(run_files).values() if isinstance(file, run_files.JsonFile | run_files.LineFile)]
 KEYS = cases("keys")["records"]
@@ -43,17 +48,28 @@ def note(value: object, seen: Mapping[str, list[object]]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run's folder, in which the group of the second node gives no rewards, and rounds of two answers were served."""
+    """A run's folder, in which rounds of two answers were served.
+
+    The group of the second node gives no rewards, and its answers cannot be solved for.
+    """
     root = tmp_path_factory.mktemp("runs")
-    config = Config.load({**SMALLEST, **KEYS, "run.output-dir": str(root), "run-name": "r"})
+    config = Config.load({**SMALLEST, **KEYS, "eval.ceilings": True, "run.output-dir": str(root), "run-name": "r"})
     grid = SimulatedGrid(simulated(config, 2))
     last = max(grid.nodes)
     answer = grid.nodes[last]
     grid.nodes[last] = lambda message: (
         failing(FAILED, "no")(message) if asked_for(cross(message)) == REWARDS else answer(message)
     )
+    predicted = Predictor.targets
+
+    def targets(ours, data):
+        with patch.object(residual, "JITTER", -1e6 if data.group == "Belmora" else residual.JITTER):
+            return predicted(ours, data)
+
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Predictor, "targets", targets)
         read_every_answer(patched)
+        patched.setattr(ceilings, "MOST_SHARES", 20)  # of three held-out questions
         looped(config, grid)
     served = Served(config.run_folder, "mix")
 
@@ -88,6 +104,8 @@ def test_every_field_of_an_opened_run_is_read(folder):
         == {*run.scores["method"]}
         >= {"base", "sft", "ppo", "ppo by appa_flwr.analysis.rules:Average"}
     )
+    assert run.by_mean.startswith("Belmora (")
+    assert run.by_mean in dict(missing(run))["Predicted by the mean of all groups"]
     summary = run.summary.set_index(["method", "metric", "against"])
     means = run.scores.groupby(["method", "metric", "against", "group"])["reward"].mean().unstack()
     for at, row in summary.iterrows():

@@ -100,21 +100,30 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
         assert np.isnan(reward_GJ[1]).all() == (lie > 0)
 
 
+@pytest.mark.parametrize("kind", [messages.CATALOGUE, messages.TARGETS])
 @pytest.mark.parametrize(
     ("counts", "fits"),
     [([1, 3], True), ([3], False), ([1, 3, 1], False), ([1, -5], False), ([1, 4], False), ([1, 1 << 62], False)],
 )
-def test_a_count_of_answers_is_that_of_its_own_group_and_of_no_more_questions_than_there_are(counts, fits, warnings):
+def test_a_count_is_that_of_its_own_group_and_of_no_more_questions_than_there_are(counts, fits, kind, warnings):
     def counting(names, counts):
+        healthy, fields = replying(names[-1]), {"may": [], "noise": []} if kind == messages.CATALOGUE else {}
+        counted = "answered" if kind == messages.CATALOGUE else "by_mean"
+
         def answer(message):
-            if message.metadata.message_type != messages.CATALOGUE:
-                return replying(names[-1])(message)
-            return Message(messages.pack_reply(names, answered=counts, may=[], noise=[]), reply_to=message)
+            if message.metadata.message_type != kind:
+                return healthy(message)
+            return Message(messages.pack_reply(names, **{counted: counts}, **fields), reply_to=message)
 
         return answer
 
     groups = gathered({1: counting(["A"], [2]), 2: counting(["A", "B"], counts)}, ("A", "B"))
-    assert groups.send_catalogue(CATALOGUE) == ({"A": 2, "B": 3} if fits else {"A": 2})
+    answered = groups.send_catalogue(CATALOGUE)
+    if kind == messages.CATALOGUE:
+        assert answered == ({"A": 2, "B": 3} if fits else {"A": 2})
+    else:
+        groups.send_targets(WEIGHTS)
+        assert groups.members.by_mean() == "A (2 of 3 questions)" + (", B (3 of 3 questions)" if fits else "")
     assert len(warnings()) == (1 if fits else 2)  # the second is on the next try
 
 

@@ -92,7 +92,7 @@ def targets(content: RecordDict, party: Party) -> Leaving:
                 keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
             keep_array(party.memory, "by mean", np.array([ours.by_mean.get(group.name, 0) for group in groups]))
             party.memory["targets"] = messages.digest(content).encode()
-    by_mean = read_array(party.memory, "by mean").tolist()
+    by_mean = read_array(party.remembered("by mean")).tolist()
     return Leaving(messages.pack_reply([group.name for group in groups], by_mean=by_mean))
 
 

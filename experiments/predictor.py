@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import Message
 
 from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
@@ -27,7 +27,7 @@ from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue, Layout, flatten
-from appa_flwr.protocol.messages import ASK, join_weights
+from appa_flwr.protocol.messages import join_weights
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
@@ -137,6 +137,7 @@ class LocalGroups:
 
     names: Sequence[str]
     numbers: Callable[[Ask, str], Mapping[str, Any]]
+    folder: None = None
 
     @property
     def grid(self) -> "LocalGroups":
@@ -152,9 +153,8 @@ class LocalGroups:
         rows = [self.numbers(ask, name) for name in self.names]
         shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
         replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))
-        metadata = Metadata(0, "", 0, 0, "", "", 0.0, 1.0, ASK)
-        sent: Any = Message(RecordDict(), metadata=metadata)  # type: ignore[call-overload]  # made outside a run
-        return SimpleNamespace(messages=[sent], read=lambda _: replies)
+        by_group = zip(self.names, replies.data_GN, strict=True)
+        return SimpleNamespace(messages=[], layouts=shapes, read=lambda _: replies, rows=lambda _: by_group)
 
 
 Numbers = dict[str, Any]

@@ -143,7 +143,7 @@ def do(folder: Path, part: str, groups: int) -> dict[str, float]:
     before, began = memory("VmRSS"), time.process_time()
     if part in NODE:
         reply = app(sent, context)
-        traffic = {"bytes to": len(received), "bytes from": messages.num_bytes(reply.content)}
+        traffic = {"bytes to": len(received), "bytes from": len(messages.to_bytes(reply.content))}
     elif part == GREETING:
         ours.members.gather(names, patience=0.0)
         ours.send_catalogue(public)

@@ -120,14 +120,14 @@ class OverlapGrid(Grid):
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
         self._limit |= dict.fromkeys(silent, self.most_bytes)
-        limit = float("inf") if timeout is None or self.simulated else timeout
-        return self._replies(silent, time.monotonic(), limit)
+        return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
 
     def _replies(self, silent: dict[str, Message], started: float, timeout: float) -> Iterator[Message]:
         """Pull until all replies have arrived or time is up; raises WorkerLost in a simulation."""
         node_of = {key: message.metadata.dst_node_id for key, message in silent.items()}
         idle_from = now = told = time.monotonic()
-        pause, ends, turns = FIRST_PAUSE, started + timeout, cycle(node_of)
+        pause, turns = FIRST_PAUSE, cycle(node_of)
+        ends = float("inf") if self.simulated else started + timeout
         while silent:
             if self._late.keys() >= {node_of[key] for key in silent}:
                 ends = min(ends, now + LATE_SECONDS)

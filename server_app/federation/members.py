@@ -339,10 +339,10 @@ class Members:
         if len(there) >= self.least:
             return
         codes = Counter(node.error for node in self._nodes.values())
-        refused = "; ".join(
-            f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]
-        )
+        reasons = [f"{codes[code]} nodes refused: {why}" for code, why in refusals.REFUSALS.items() if codes[code]]
+        if late := len(self.grid.late()):
+            reasons.append(f"{late} nodes have not answered in time (run.reply-timeout)")
         raise TooFew(
-            f"only {len(there)} of {len(self.names)} groups ({listed(there, NAMES) or 'none'}) could {what}; "
-            f"at least {self.least} must (run.min-groups). {refused or 'The logs of the groups give the reasons'}"
+            f"only {len(there)} of {len(self.names)} groups ({listed(there, NAMES) or 'none'}) could {what}; at least "
+            f"{self.least} must (run.min-groups). {'; '.join(reasons) or 'The logs of the groups give the reasons'}"
         )

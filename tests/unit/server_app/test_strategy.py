@@ -237,6 +237,7 @@ def test_a_round_that_too_few_groups_score_keeps_its_step(monkeypatch, caplog):
     run(strategy, groups, 1)
     assert [(line.iteration, line.held_out) for line in lines] == [(1, {})]
     assert "iteration 1 is not scored" in caplog.text
+    assert "2 nodes have not answered in time" in caplog.text
 
 
 def test_a_resumed_run_s_rounds_go_on_from_its_last_and_are_scored_by_that_number(monkeypatch):

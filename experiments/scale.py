@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -153,9 +154,8 @@ def do(folder: Path, part: str, groups: int) -> dict[str, float]:
         ours.ask(rewards(public))
     else:
         ids, reward_GQ = [str(q) for q in range(HELD_OUT)], np.random.default_rng(0).random((groups, HELD_OUT))
-        for method in map(str, range(METHODS)):
-            rows = pair_scores.as_rows(method, "js", "survey", reward_GQ, groups=names, questions=ids)
-            pair_scores.put(folder, rows)
+        as_rows = partial(pair_scores.as_rows, metric="js", against="survey", groups=names, questions=ids)
+        pair_scores.put(folder, pd.concat([as_rows(str(m), reward_GQ=reward_GQ) for m in range(METHODS)]))
     if part in (GREETING, ROUND, REWARDS):
         counted = ours.grid.traffic
         traffic = {"bytes to": counted["bytes_sent"] / groups, "bytes from": counted["bytes_received"] / groups}

@@ -25,7 +25,6 @@ import pandas as pd
 import typer
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from rich.progress import track
 
 from appa_flwr.config import Config
 from appa_flwr.core import markdown
@@ -38,6 +37,7 @@ from client_app.main import app
 from experiments import entry
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Groups
+from server_app.federation.members import FIELDS
 from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.questions import build_catalogue
 
@@ -46,6 +46,7 @@ NODE = {"node: catalogue": messages.CATALOGUE, "node: targets": messages.TARGETS
 CATALOGUE, TARGETS, ASK = NODE
 GREETING, ROUND, REWARDS, SCORES = (f"server: {part}" for part in ("greeting", "PluralLLM", "rewards", "scores"))
 METHODS, HELD_OUT = 8, 80  # of the file of scores
+COLUMNS = ("CPU s", "MiB", "bytes to", "bytes from")  # bytes a group
 
 
 def config_of(folder: Path) -> Config:
@@ -110,10 +111,14 @@ class Nodes:
     def _reply(self, sent: Message) -> RecordDict:
         node, kind, count = sent.metadata.dst_node_id, sent.metadata.message_type, float(self._public.train_Q.sum())
         names = [self.names[node - 1]]
-        if kind == messages.CATALOGUE:
-            return messages.pack_reply(names, answered=[int(count)], may=["training", "rewards"], noise=[])
         if kind != messages.ASK:
-            return messages.pack_reply(names)
+            told: dict[str, Any] = {
+                "answered": [int(count)],
+                "may": ["training", "rewards"],
+                "noise": [],
+                "by_mean": [0],
+            }
+            return messages.pack_reply(names, **{name: told[name] for name in FIELDS.get(kind, ())})
         layouts = asks.layouts_of(messages.unpack_ask(sent.content)[0], self._public)
         values: dict[str, Any] = {name: np.ones(layout.shape) for name, layout in layouts.items()}
         if "step" in layouts:
@@ -172,7 +177,7 @@ def main(
     beside: Annotated[Path | None, typer.Option(help="Another checkout of this repository.")] = None,
     only: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    """Measure all parts; print a Markdown table with the factor by which CPU time grows per doubling."""
+    """Measure all parts; print a Markdown table line by line."""
     if only:
         part, folder, size = json.loads(only)
         if not part:
@@ -181,29 +186,22 @@ def main(
             print(json.dumps(do(Path(folder), part, size)))
         return
     parts = [(q, part, g) for q in QUESTIONS for part, g in [("", q), *((part, 1) for part in NODE)]]
-    parts += [(q, part, g) for q in QUESTIONS for part in (GREETING, ROUND, REWARDS) for g in GROUPS]
-    parts += [(QUESTIONS[0], SCORES, g) for g in GROUPS]
-    here, rows = Path(__file__).parents[1], []
+    parts += [(q, part, g) for q in QUESTIONS for part in (GREETING, REWARDS) for g in GROUPS]
+    parts += [(QUESTIONS[0], part, g) for part in (ROUND, SCORES) for g in GROUPS]
+    roots = [Path(__file__).parents[1], *([beside.resolve()] if beside else [])]
+    print(markdown.table(["part", "questions", "groups", "code", *COLUMNS], []))
     with tempfile.TemporaryDirectory() as home:
-        for (questions, part, groups), root in track([*itertools.product(parts, filter(None, (here, beside)))]):
-            folder = Path(home, root.resolve().name, str(questions))
-            folder.mkdir(parents=True, exist_ok=True)
-            run = [sys.executable, __file__, "--only", json.dumps([part, str(folder), groups])]
-            told = subprocess.run(
-                run, env={**os.environ, "PYTHONPATH": str(root.resolve())}, capture_output=True, check=False
-            )
-            if told.returncode:
-                raise SystemExit(f"{root}: {part or 'prepare'}: {told.stderr.decode()}")
+        for (questions, part, groups), root in itertools.product(parts, roots):
+            (folder := Path(home, root.name, str(questions))).mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, __file__, "--only", json.dumps([part, str(folder), groups])]
+            run = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, check=False)
+            if run.returncode:
+                raise SystemExit(f"{root}: {part or 'prepare'}: {run.stderr.decode()}")
             if part:
-                at = {"part": part, "questions": questions, "groups": groups, "code": root.resolve().name}
-                rows.append({**at, **json.loads(told.stdout.splitlines()[-1])})
-    print(table(pd.DataFrame(rows)))
-
-
-def table(rows: pd.DataFrame) -> str:
-    """Markdown of the parts, one row for each size."""
-    shown = rows.round({"CPU s": 2, "MiB": 0, "bytes to": 0, "bytes from": 0}).fillna("")
-    return markdown.table([*shown], shown.astype(str).to_numpy())
+                numbers = json.loads(run.stdout.splitlines()[-1])
+                digits = {"CPU s": 2}
+                shown = [f"{numbers[name]:,.{digits.get(name, 0)}f}" if name in numbers else "" for name in COLUMNS]
+                print(markdown.line([part, f"{questions:,}", f"{groups:,}", root.name, *shown]), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from appa_flwr.config import sections
 from appa_flwr.config.keys import Scalar as Scalar
 from appa_flwr.config.keys import to_toml, valid
-from appa_flwr.config.sections import Section, kebab, key, path_or
+from appa_flwr.config.sections import Section, key, path_or
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean

@@ -8,7 +8,7 @@ tokens, L tokens of a row in one pass, S scored tokens of all rows, B scored tok
 size, N key heads, D head size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -175,8 +175,8 @@ def response_logprobs(
         logits_BV = logits(model, hidden_BH)
         scaled_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
         scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature
-        logprob_B: Tensor = _Logprob.apply(scaled_BV, token_B)
-        return logprob_B
+        of_tokens: Callable[..., Tensor] = _Logprob.apply
+        return of_tokens(scaled_BV, token_B)
 
     size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
     blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))

@@ -53,8 +53,8 @@ def _share_of_rate(step: int, settings: PPOSection, num_iterations: int) -> floa
 class PPOEngine:
     """Models, optimizer and random generators; `rollout`, `reference_pass` and `update` make an iteration.
 
-    The learning rate falls linearly to 0 over `num_iterations`, after a warm-up. `stop_ids` are the tokens that end an answer; `seed` is
-    of sampling and of the order within an update.
+    The learning rate falls linearly to 0 over `num_iterations`, after a warm-up. `stop_ids` are the tokens that end an
+    answer; `seed` is of sampling and of the order within an update.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ left), T response tokens (padded right), L tokens of a row in one pass.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,6 @@ from appa_flwr.core.errors import UserError
 
 MOST_PADDED = 1.25  # largest ratio of all tokens of a pass, padding included, to the real tokens
 MIN_TOKENS = 8  # shortest shared prefix: for a shorter one, a separate pass costs more than it saves
-
-_EMPTY = (-1, 0, 0, 0, 0, 0)  # a chunk without rows, see `_with_row`
 
 
 @dataclass(frozen=True)
@@ -93,28 +92,40 @@ def _padded_right(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return ids.gather(1, order), real.gather(1, order)
 
 
+class _Chunk(NamedTuple):
+    """Rows of a pass, those of one prompt in turn; numbers of tokens."""
+
+    prompt: int = -1  # of the last row
+    prompts: int = 0
+    rows: int = 0
+    widest: int = 0  # prompt
+    longest: int = 0  # rest of a row
+    real: int = 0
+
+    @property
+    def padded(self) -> int:
+        return self.prompts * self.widest + self.rows * self.longest
+
+    def with_row(self, prompt: int, own: int, more: int) -> "_Chunk":
+        new = prompt != self.prompt
+        widest, longest = max(self.widest, own), max(self.longest, more)
+        return _Chunk(prompt, self.prompts + new, self.rows + 1, widest, longest, self.real + more + new * own)
+
+
 def _chunks(rows: Tensor, prompt_J: Tensor, own_J: Tensor, more_J: Tensor, *, tokens: int) -> list[Tensor]:
-    """Split rows of these prompts, which have `own_J` tokens, once for all rows of a chunk, and `more_J` in each row."""
+    """Split rows of these prompts, which have `own_J` tokens, once in a chunk; each row has `more_J` further ones."""
     longest_Q = torch.zeros_like(more_J).scatter_reduce(0, prompt_J, more_J, "amax")
     keys = torch.stack([-longest_Q[prompt_J], -own_J, prompt_J, -more_J], 1).tolist()
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    chunks, held = [0], _EMPTY
+    chunks, held = [0], _Chunk()
     for place, j in enumerate(order):
         _, own, prompt, more = keys[j]
-        grown = _with_row(held, prompt, -own, -more)
-        _, prompts, number, widest, longest, real = grown
-        if number > 1 and prompts * widest + number * longest > min(tokens, MOST_PADDED * real):
+        grown = held.with_row(prompt, -own, -more)
+        if grown.rows > 1 and grown.padded > min(tokens, MOST_PADDED * grown.real):
             chunks.append(place)
-            grown = _with_row(_EMPTY, prompt, -own, -more)
+            grown = _Chunk().with_row(prompt, -own, -more)
         held = grown
     return list(rows[torch.tensor(order, device=rows.device)].tensor_split(chunks[1:]))
-
-
-def _with_row(held: tuple[int, ...], prompt: int, own: int, more: int) -> tuple[int, ...]:
-    """Last prompt of a chunk; number of its prompts and rows; their largest widths; all real tokens."""
-    last, prompts, number, widest, longest, real = held
-    new = prompt != last
-    return prompt, prompts + new, number + 1, max(widest, own), max(longest, more), real + more + new * own
 
 
 def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:

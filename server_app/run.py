@@ -25,7 +25,7 @@ from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
-from appa_flwr.run.run_files import MACHINE, NOISE, REPLIES_FOLDER, RULE_VALUES, SFT_MODEL, SUMMARY, SURVEY_FILE
+from appa_flwr.run.run_files import NOISE, REPLIES_FOLDER, RULE_VALUES, SFT_MODEL, SUMMARY, SURVEY_FILE
 from server_app import ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
@@ -39,7 +39,7 @@ from server_app.policy.base import Base
 from server_app.policy.models import load_policy
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
-from server_app.preflight import WITHOUT_POLICY, check, machine
+from server_app.preflight import WITHOUT_POLICY, check
 from server_app.questions import build_catalogue, keep_survey
 from server_app.run_folder import RunFolder
 
@@ -55,7 +55,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         survey=str(survey_file),
         replies=folder.path / REPLIES_FOLDER,
     )
-    folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if config.run.phases != "pluralllm":
         folder.write(RULE_VALUES, values := rule_values(config, rules))

@@ -65,12 +65,12 @@ def launch(config: Config) -> Path:
     again = f"appa {'serve' if config.run.phases == 'serve' else 'run'} --resume {folder}"
     if not config.run.resume:
         store.write(survey, folder / files.SURVEY_FILE)
+    print(f"run folder: {folder}", flush=True)
     with flower_home() as home:
         flower = Flower(home, port := free_port(), folder=home)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / files.SUPERLINK_LOG)
-        print(f"run folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         # By default a client needs two CPUs: it could not run on one CPU, and only one client would run on two.

@@ -202,7 +202,7 @@ class PPOSection(Section):
         4, "optimizer steps in an epoch, each on all answers to a share of the questions (PPO table: 8)", ge=1
     )
     epochs: int = key(1, "passes over an iteration's answers (PPO table: 2)", ge=1)
-    micro_batch_tokens: int = key(4096, "most tokens in a pass, with padding; halved when memory runs out", ge=1)
+    micro_batch_tokens: int = key(2048, "most tokens in a pass, with padding; halved when memory runs out", ge=1)
     learning_rate: float = key(6e-4, "learning rate of AdamW (PPO table: 1e-5)", gt=0)
     warmup_steps: int = key(4, "optimizer steps over which the learning rate rises (PPO table: none)", ge=0)
     kl_coefficient: float = key(0.05, "weight of the KL penalty to the SFT policy (PPO table)", ge=0)

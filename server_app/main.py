@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
+from appa_flwr.run.run_files import MACHINE
 from server_app import quiet
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
@@ -35,6 +36,9 @@ def main(grid: Grid, context: Context) -> None:
     with RunFolder(config) as folder, _last_words(folder):
         try:
             # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
+            from server_app.machine import machine
+
+            folder.progress(MACHINE, 1, 1, machine(folder.path), None)
             quiet()
             from server_app.run import run_phases
 

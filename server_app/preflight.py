@@ -1,30 +1,22 @@
-"""Describe the machine, and check a run before its first phase, also in a process that the launcher starts first.
+"""Check a run before its first phase, also in a process that the launcher starts first.
 
 With this process the launcher itself needs no torch. The process reads the config as JSON from standard input; a user's
 mistake gives a line on standard output and exit code 2.
 """
 
 import json
-import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
-import psutil
 import torch
 
-from appa_flwr import __version__
 from appa_flwr.config import TINY_MODEL, Config
-from appa_flwr.core.code_version import code_version
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache
-from appa_flwr.run.run_files import MACHINE, PROGRESS
 from server_app import quiet, tracking
 from server_app.policy import base
 
-GIBIBYTE = 2**30
 WITHOUT_POLICY = ("pluralllm", "serve")
 """Values of `run.phases` with which a run trains no policy."""
 LARGEST_FULL_STEP = 1e-4
@@ -41,21 +33,6 @@ def check(config: Config, *, say: Callable[[str], None]) -> None:
     if config.run.phases not in WITHOUT_POLICY:
         check_cache()
         base.check(config, say=say)
-
-
-def machine(folder: Path) -> str:
-    """Text about version, cores and their load, free memory, free disk under `folder`, and GPUs (the first is used).
-
-    If another version of appa-flwr or torch began the run in `folder`, the text says so.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
-    free = f"{memory / GIBIBYTE:.1f} GiB of memory and {disk / GIBIBYTE:.1f} GiB of disk free"
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    version = f"appa-flwr {__version__} (code {code_version()}), torch {torch.__version__}, "
-    first = next((line.message for line in PROGRESS.read(folder) if line.phase == MACHINE), version)
-    other = "" if first.startswith(version) else f"; ANOTHER VERSION BEGAN THE RUN: {first}"
-    return f"{version}{cores} cores (load {psutil.getloadavg()[0]:.1f}), {free}, {', '.join(gpus) or 'no GPU'}{other}"
 
 
 def main() -> None:

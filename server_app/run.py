@@ -29,7 +29,6 @@ from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
 from appa_flwr.run.run_files import (
     BY_MEAN,
-    MACHINE,
     NOISE,
     REPLIES_FOLDER,
     RULE_VALUES,
@@ -50,7 +49,7 @@ from server_app.policy.base import Base
 from server_app.policy.models import load_policy
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
-from server_app.preflight import WITHOUT_POLICY, check, machine
+from server_app.preflight import WITHOUT_POLICY, check
 from server_app.questions import build_catalogue, keep_survey
 from server_app.run_folder import RunFolder
 
@@ -67,7 +66,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         replies=folder.path / REPLIES_FOLDER,
     )
     grid.progress = lambda heard, of, left: folder.progress("replies", heard, of, "nodes have answered", left)
-    folder.progress(MACHINE, 1, 1, machine(folder.path), None)
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if config.run.phases != "pluralllm":
         folder.write(RULE_VALUES, values := rule_values(config, rules))

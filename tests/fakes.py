@@ -184,11 +184,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> Path:
 
 def joined(sequences: Sequences) -> Sequences:
     """The same rows with the prefix back in each prompt, so that nothing is shared."""
-    rows, shared = len(sequences.prompt_JP), len(sequences.prefix_C)
-    return Sequences(
-        sequences.prefix_C[:0],
-        torch.cat([sequences.prefix_C.expand(rows, -1), sequences.prompt_JP], 1),
-        torch.nn.functional.pad(sequences.prompt_mask_JP, (shared, 0), value=True),
-        sequences.response_JT,
-        sequences.mask_JT,
-    )
+    rows = zip(sequences.prompt_JP, sequences.prompt_mask_JP, strict=True)
+    prompts = [[*sequences.prefix_C.tolist(), *ids[real].tolist()] for ids, real in rows]
+    ids = pad(prompts, device=sequences.prefix_C.device, left=True)
+    return Sequences(sequences.prefix_C[:0], *ids, sequences.response_JT, sequences.mask_JT)

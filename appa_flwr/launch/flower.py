@@ -68,6 +68,7 @@ def launch(config: Config) -> Path:
     again = f"appa {'serve' if config.run.phases == 'serve' else 'run'} --resume {folder}"
     if not config.run.resume:
         store.write(survey, folder / files.SURVEY_FILE)
+    print(f"run folder: {folder}", flush=True)
     with ExitStack() as after, flower_home() as home:
         # of a stopped run, whose processes have ended by then
         after.callback(shutil.rmtree, (folder / files.SURVEY_FILE).with_suffix(MEMORY_SUFFIX), ignore_errors=True)
@@ -75,7 +76,6 @@ def launch(config: Config) -> Path:
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / files.SUPERLINK_LOG)
-        print(f"run folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         nodes = processes * ceil(len(survey.groups) / (processes * MOST_GROUPS))  # equally many for each process

@@ -1,13 +1,14 @@
 """Log-probabilities and values of response tokens: one forward for reference, value, policy and training passes.
 
 A survey prompt is one long fixed instruction before one short question. So the common prefix of all prompts runs once,
-and all rows share its keys and values; in a batch of rows with one prompt, the rows share the whole prompt.
+and all rows share its keys and values; in a batch of rows with few prompts, the rows of a prompt share it as a whole.
 
-Axis letters: C tokens that all prompts begin with, J rollouts, T response tokens, L tokens of a row in one pass,
-S scored tokens of all rows, B scored tokens of a block, V vocabulary, H hidden size, N key heads, D head size.
+Axis letters: C tokens that all prompts begin with, J rollouts, Q different prompts, P further prompt tokens, T response
+tokens, L tokens of a row in one pass, S scored tokens of all rows, B scored tokens of a block, V vocabulary, H hidden
+size, N key heads, D head size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -64,10 +65,7 @@ def shared_prefix(trunk: nn.Module, prefix_C: Tensor) -> Iterator[Layers]:
         yield ()
         return
     cache = DynamicCache(config=trunk.config)
-    with computing_only(trunk, torch.zeros_like(prefix_C[None], dtype=torch.bool)):
-        trunk(input_ids=prefix_C[None], past_key_values=cache, use_cache=True)
-    if cache.get_seq_length() != len(prefix_C):
-        raise ValueError(f"{type(trunk).__name__} keeps no keys and values; is gradient checkpointing on?")
+    _into_cache(trunk, prefix_C[None], cache, read=torch.zeros_like(prefix_C[None], dtype=torch.bool))
     computed = [(layer.keys, layer.values) for layer in cache.layers]
     shared = [
         (k.detach().requires_grad_(k.requires_grad), v.detach().requires_grad_(v.requires_grad)) for k, v in computed
@@ -88,14 +86,11 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
     length = prefix[0][0].shape[-2] if prefix else 0
     if length != len(sequences.prefix_C):
         raise ValueError(f"the rows have a common prefix of {len(sequences.prefix_C)} tokens, `prefix` has {length}")
+    if sequences.repeated:
+        return _states_by_prompt(trunk, sequences, prefix)
     cache = None
     if prefix:
         cache = DynamicCache(prefix, config=trunk.config)
-        if tokens := sequences.num_shared_prompt_tokens:
-            prompt_1P = sequences.prompt_JP[:1, :tokens]
-            with computing_only(trunk, torch.zeros_like(prompt_1P, dtype=torch.bool)):
-                trunk(input_ids=prompt_1P, past_key_values=cache, use_cache=True)
-            sequences = sequences.after(tokens)
         cache.batch_repeat_interleave(len(sequences.mask_JT))
     ids_JL, predicts_JL = sequences.packed()
     with computing_only(trunk, predicts_JL):
@@ -104,11 +99,63 @@ def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> 
     return hidden_SH
 
 
+def _states_by_prompt(trunk: nn.Module, sequences: Sequences, prefix: Layers) -> Tensor:
+    """As `_response_states`, each prompt once: its last state predicts the first token of all its answers."""
+    prompt_QP, real_QP, prompt_J = sequences.prompts
+    cache = DynamicCache(prefix, config=trunk.config)
+    cache.batch_repeat_interleave(len(prompt_QP))
+    last_QP = torch.arange(real_QP.shape[1], device=real_QP.device) == real_QP.sum(1, keepdim=True) - 1
+    first_J1H = _into_cache(trunk, prompt_QP, cache, read=last_QP)[last_QP][prompt_J, None]
+    if sequences.mask_JT.shape[1] == 1:
+        return first_J1H[:, 0]
+    cache.reorder_cache(prompt_J)
+    # The answers follow prompts with padding, which takes part in no attention and moves no position.
+    before_J, read_JT = len(sequences.prefix_C) + real_QP.sum(1)[prompt_J], sequences.mask_JT[:, 1:]
+    seen_JL = nn.functional.pad(real_QP[prompt_J], (len(sequences.prefix_C), read_JT.shape[1]), value=True)
+    position_JT = before_J[:, None] + torch.arange(read_JT.shape[1], device=before_J.device)
+    with computing_only(trunk, read_JT):
+        later_JTH = trunk(
+            input_ids=sequences.response_JT[:, :-1],
+            attention_mask=seen_JL,
+            position_ids=position_JT,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+    hidden_SH: Tensor = torch.cat([first_J1H, later_JTH], 1)[sequences.mask_JT]
+    return hidden_SH
+
+
+def _into_cache(trunk: Any, ids_JL: Tensor, cache: DynamicCache, *, read: Tensor) -> Tensor:
+    """Run rows whose keys and values the cache keeps; their last hidden states, (J, L, H), correct where `read` is."""
+    length = cache.get_seq_length() + ids_JL.shape[1]
+    with computing_only(trunk, read):
+        hidden_JLH: Tensor = trunk(input_ids=ids_JL, past_key_values=cache, use_cache=True).last_hidden_state
+    if cache.get_seq_length() != length:
+        raise ValueError(f"{type(trunk).__name__} keeps no keys and values; is gradient checkpointing on?")
+    return hidden_JLH
+
+
 def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
     """Logits (S, V) from the last hidden states, as the model's own forward computes them."""
     logits_SV: Tensor = model.get_output_embeddings()(hidden_SH)
     cap = getattr(model.config, "final_logit_softcapping", None)  # Gemma
     return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)
+
+
+class _Logprob(torch.autograd.Function):
+    """Log-probability of each row's token; the backward pass makes one tensor of the logits' size instead of five."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_BV: Tensor, token_B: Tensor) -> Tensor:
+        total_B1, token_B1 = logits_BV.logsumexp(-1, keepdim=True), token_B[:, None]
+        ctx.save_for_backward(logits_BV, total_B1, token_B1)
+        return (logits_BV.gather(-1, token_B1) - total_B1)[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        logits_BV, total_B1, token_B1 = ctx.saved_tensors
+        grad_B1 = gradients[0][:, None]
+        return (logits_BV - total_B1).exp_().mul_(-grad_B1).scatter_add_(-1, token_B1, grad_B1), None
 
 
 def response_logprobs(
@@ -126,8 +173,10 @@ def response_logprobs(
 
     def block(hidden_BH: Tensor, token_B: Tensor) -> Tensor:
         logits_BV = logits(model, hidden_BH)
-        scaled_BV = (logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()) / temperature
-        return scaled_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1) - scaled_BV.logsumexp(-1)
+        scaled_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+        scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature
+        of_tokens: Callable[..., Tensor] = _Logprob.apply
+        return of_tokens(scaled_BV, token_B)
 
     size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
     blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))

@@ -43,11 +43,18 @@ class _Targets(NamedTuple):
     return_JT: Tensor
 
 
+def _share_of_rate(step: int, settings: PPOSection, num_iterations: int) -> float:
+    """Share of the learning rate at an optimizer step, counted from 0: a warm-up, then one share an iteration."""
+    # Adam begins without moments, so its first steps move every weight by the whole rate, wherever the loss is flat.
+    iteration = step // (settings.epochs * settings.num_mini_batches)
+    return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * max(0.0, 1.0 - iteration / num_iterations)
+
+
 class PPOEngine:
     """Models, optimizer and random generators; `rollout`, `reference_pass` and `update` make an iteration.
 
-    The learning rate falls linearly to 0 over `num_iterations`. `stop_ids` are the tokens that end an answer; `seed` is
-    of sampling and of the order within an update.
+    The learning rate falls linearly to 0 over `num_iterations`, after a warm-up. `stop_ids` are the tokens that end an
+    answer; `seed` is of sampling and of the order within an update.
     """
 
     def __init__(
@@ -66,7 +73,9 @@ class PPOEngine:
             weight_decay=0.0,  # PPO table
             foreach=True,
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda i: max(0.0, 1.0 - i / num_iterations))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: _share_of_rate(step, settings, num_iterations)
+        )
 
     def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
         """Sample one answer per prompt at the training temperature."""
@@ -94,7 +103,8 @@ class PPOEngine:
         def passes(tokens: int) -> Tensor:
             score_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
             with shared_prefix(trunk, sequences.prefix_C) as prefix:
-                for rows in self._micro_batches(sequences, torch.arange(len(score_JT), device=score_JT.device), tokens):
+                every = torch.arange(len(score_JT), device=score_JT.device)
+                for rows in sequences.micro_batches(every, tokens=tokens):
                     part_JT = score(sequences.rows(rows), prefix=prefix)
                     score_JT[rows, : part_JT.shape[1]] = part_JT.to(score_JT.dtype)
             return score_JT
@@ -118,15 +128,17 @@ class PPOEngine:
             raise ValueError(f"expected one score per rollout, {len(mask_JT)}, got shape {tuple(score_J.shape)}")
         targets = self._targets(rollout, reference, score_J)
         sums = torch.zeros(4, dtype=torch.float64, device=mask_JT.device)
+        by_question = torch.arange(len(mask_JT), device=mask_JT.device).view(-1, self.settings.answers_per_question)
         for _ in range(self.settings.epochs):
-            order = torch.from_numpy(self.shuffle.permutation(len(mask_JT))).to(mask_JT.device)
-            for mini_batch in order.tensor_split(min(self.settings.num_mini_batches, len(order))):
+            order = torch.from_numpy(self.shuffle.permutation(len(by_question))).to(mask_JT.device)
+            for questions in order.tensor_split(self.settings.num_mini_batches):
+                mini_batch = by_question[questions].flatten()  # all answers to a question, whose prompt they share
                 sums += self.budget.run(partial(self._gradients, batch, targets, mini_batch))
                 for group in self.optimizer.param_groups:
                     torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
                 self.optimizer.step()
+                self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()
         means = (sums / (self.settings.epochs * mask_JT.sum())).tolist()
         names = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl")
         stats = dict(zip(names, means, strict=True)) | {
@@ -168,7 +180,7 @@ class PPOEngine:
         self.optimizer.zero_grad(set_to_none=True)
         count = int(batch.mask_JT[mini_batch].sum())
         parts = []
-        for rows in self._micro_batches(batch, mini_batch, tokens):
+        for rows in batch.micro_batches(mini_batch, tokens=tokens):
             part = batch.rows(rows)
             width = part.mask_JT.shape[1]
             parts.append((part, _Targets(*(value_JT[rows, :width] for value_JT in targets))))
@@ -191,8 +203,3 @@ class PPOEngine:
                 losses.full_loss(value=value, num_tokens=count).backward()
                 sums[1] += value.detach()
         return sums
-
-    def _micro_batches(self, sequences: Sequences, rows: Tensor, tokens: int) -> list[Tensor]:
-        # On a CPU the cost of a pass grows with its tokens, so rows share their prompt. A GPU is faster with more rows.
-        by_prompt = self.settings.answers_per_question > 1 and rows.device.type == "cpu"
-        return sequences.micro_batches(rows, tokens=tokens, by_prompt=by_prompt)

@@ -1,11 +1,13 @@
 """The padded batch of prompts and responses that every pass works on.
 
-Axis letters: C tokens that all prompts begin with, J rollouts, P further prompt tokens (padded left), T response tokens
-(padded right), L tokens of a row in one pass.
+Axis letters: C tokens that all prompts begin with, J rollouts, Q different prompts, P further prompt tokens (padded
+left), T response tokens (padded right), L tokens of a row in one pass.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,42 +46,30 @@ class Sequences:
             mask[:, :response],
         )
 
+    @cached_property
+    def prompts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The different prompts, ids and mask (Q, P), padded right; and the number of each row's prompt (J,)."""
+        marked_JP = self.prompt_JP.masked_fill(~self.prompt_mask_JP, -1)
+        marked_QP, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
+        return *_padded_right(marked_QP.clamp(min=0), marked_QP >= 0), prompt_J
+
     @property
-    def num_shared_prompt_tokens(self) -> int:
-        """Number of prompt tokens after the prefix that one pass can serve for all rows; 0 if that does not pay.
+    def repeated(self) -> bool:
+        """True if the rows have so few different prompts that a separate pass over these pays."""
+        return 2 * len(self.prompts[0]) <= len(self.prompt_JP)
 
-        The last token of the prompt is not shared: its hidden state predicts each row's first response token.
-        """
-        own = self.prompt_JP.shape[1]
-        if len(self.prompt_JP) == 1 or own <= MIN_TOKENS or not len(self.prefix_C):
-            return 0
-        return own - 1 if self.prompt_mask_JP.all() and (self.prompt_JP == self.prompt_JP[0]).all() else 0
-
-    def after(self, tokens: int) -> "Sequences":
-        """The same rows without the first `tokens` tokens of their common prompt."""
-        rest = self.prompt_JP[:, tokens:], self.prompt_mask_JP[:, tokens:]
-        return Sequences(self.prefix_C, *rest, self.response_JT, self.mask_JT)
-
-    def micro_batches(self, rows: Tensor, *, tokens: int, by_prompt: bool = False) -> list[Tensor]:
+    def micro_batches(self, rows: Tensor, *, tokens: int) -> list[Tensor]:
         """Sort rows by length and split them into chunks of at most `tokens` tokens, padding included.
 
-        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is its own chunk. With `by_prompt`,
-        rows that can share their prompt are in chunks of one prompt, and the shared tokens do not count.
+        At most a fifth of a chunk is padding; a row of more than `tokens` tokens is its own chunk. If prompts are
+        `repeated`, rows of one prompt stand together, and the prompt counts once in a chunk.
         """
-        if not by_prompt:
-            return _chunks(rows, self.length_J[rows], tokens=tokens)
-        marked_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
-        _, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
-        mixed, chunks = [rows[:0]], []
-        for prompt in range(int(prompt_J.max()) + 1):
-            members = rows[prompt_J == prompt]
-            if common := self.rows(members).num_shared_prompt_tokens:
-                chunks += _chunks(members, self.length_J[members] - common, tokens=tokens)
-            else:
-                mixed.append(members)
-        if len(others := torch.cat(mixed)):
-            chunks += _chunks(others, self.length_J[others], tokens=tokens)
-        return chunks
+        chosen = self.rows(rows)
+        if chosen.repeated:
+            own_J, more_J = chosen.prompt_mask_JP.sum(1), chosen.mask_JT.sum(1) - 1
+            return _chunks(rows, chosen.prompts[2], own_J, more_J, tokens=tokens)
+        length_J = chosen.length_J
+        return _chunks(rows, torch.arange(len(rows), device=rows.device), 0 * length_J, length_J, tokens=tokens)
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """Join prompt and response of each row for one pass, with all padding on the right.
@@ -87,26 +77,55 @@ class Sequences:
         Returns token ids (J, L), without the last token of the longest row, which predicts nothing; and a mask (J, L),
         True at the positions that predict a response token.
         """
-        ids_JL = torch.cat([self.prompt_JP, self.response_JT], 1)
         real_JL = torch.cat([self.prompt_mask_JP, self.mask_JT], 1)
-        order_JL = (~real_JL).int().argsort(dim=1, stable=True)
+        ids_JL, _ = _padded_right(torch.cat([self.prompt_JP, self.response_JT], 1), real_JL)
         width = int(self.length_J.max()) - 1
         first_J1 = self.prompt_mask_JP.sum(1, keepdim=True) - 1
         column_L = torch.arange(width, device=first_J1.device)
         predicts_JL = (column_L >= first_J1) & (column_L < first_J1 + self.mask_JT.sum(1, keepdim=True))
-        return ids_JL.gather(1, order_JL)[:, :width], predicts_JL
+        return ids_JL[:, :width], predicts_JL
 
 
-def _chunks(rows: Tensor, length: Tensor, *, tokens: int) -> list[Tensor]:
-    order = length.argsort(stable=True, descending=True)
-    chunks, widest, real = [0], 0, 0
-    for place, own in enumerate(length[order].tolist()):
-        widest, real = widest or own, real + own
-        padded = (place + 1 - chunks[-1]) * widest
-        if place > chunks[-1] and padded > min(tokens, MOST_PADDED * real):
+def _padded_right(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and mask (rows, width) with the real tokens of each row first."""
+    order = (~real).int().argsort(dim=1, stable=True)
+    return ids.gather(1, order), real.gather(1, order)
+
+
+class _Chunk(NamedTuple):
+    """Rows of a pass, those of one prompt in turn; numbers of tokens."""
+
+    prompt: int = -1  # of the last row
+    prompts: int = 0
+    rows: int = 0
+    widest: int = 0  # prompt
+    longest: int = 0  # rest of a row
+    real: int = 0
+
+    @property
+    def padded(self) -> int:
+        return self.prompts * self.widest + self.rows * self.longest
+
+    def with_row(self, prompt: int, own: int, more: int) -> "_Chunk":
+        new = prompt != self.prompt
+        widest, longest = max(self.widest, own), max(self.longest, more)
+        return _Chunk(prompt, self.prompts + new, self.rows + 1, widest, longest, self.real + more + new * own)
+
+
+def _chunks(rows: Tensor, prompt_J: Tensor, own_J: Tensor, more_J: Tensor, *, tokens: int) -> list[Tensor]:
+    """Split rows of these prompts, which have `own_J` tokens, once in a chunk; each row has `more_J` further ones."""
+    longest_Q = torch.zeros_like(more_J).scatter_reduce(0, prompt_J, more_J, "amax")
+    keys = torch.stack([-longest_Q[prompt_J], -own_J, prompt_J, -more_J], 1).tolist()
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    chunks, held = [0], _Chunk()
+    for place, j in enumerate(order):
+        _, own, prompt, more = keys[j]
+        grown = held.with_row(prompt, -own, -more)
+        if grown.rows > 1 and grown.padded > min(tokens, MOST_PADDED * grown.real):
             chunks.append(place)
-            widest = real = own
-    return list(rows[order].tensor_split(chunks[1:]))
+            grown = _Chunk().with_row(prompt, -own, -more)
+        held = grown
+    return list(rows[torch.tensor(order, device=rows.device)].tensor_split(chunks[1:]))
 
 
 def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:

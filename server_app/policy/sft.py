@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -83,6 +84,9 @@ class _Report(TrainerCallback):  # type: ignore[misc]
         if logs and "loss" in logs:
             self._progress(state.global_step, state.max_steps, float(logs["loss"]))
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_log |= state.global_step == state.max_steps
+
 
 class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
     """SFTTrainer with PPO's forward pass: runs the common prefix once, computes logits of answers only."""
@@ -91,6 +95,17 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         super().__init__(model, **options)
         self._budget = Budget(TOKENS, tokens)
         self._causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        """A linear warm-up and a cosine; unlike in Transformers the first step's learning rate is above 0."""
+        warmup = int(self.args.get_warmup_steps(num_training_steps))
+
+        def share(step: int) -> float:
+            fallen = max(0, step - warmup) / max(1, num_training_steps - warmup)
+            return min(1.0, (step + 1) / (warmup + 1)) * 0.5 * (1 + math.cos(math.pi * fallen))
+
+        self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, share)
+        return self.lr_scheduler
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
@@ -132,7 +147,8 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
 
 def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]) -> Dataset:
     """Rows for the trainer: prompt, answer and end token, with a mask of the tokens that count in the loss."""
-    completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
+    ids = {text: base.tokenizer(text, add_special_tokens=False)["input_ids"] for text in {*answers}}
+    completions = [[*ids[text], base.end_id] for text in answers]
     rows = {
         "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
         "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, completions, strict=True)],
@@ -149,8 +165,7 @@ def arguments(config: Config, folder: Path, *, cpu: bool) -> SFTConfig:
         per_device_train_batch_size=pass_size,
         gradient_accumulation_steps=batch_size // pass_size,
         learning_rate=config.sft.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=0.1,  # of all steps
+        warmup_steps=0.1,  # of all steps, see `create_scheduler`
         weight_decay=0.01,
         num_train_epochs=1,  # see `passes_of_texts`
         max_steps=config.sft.steps or -1,

@@ -13,7 +13,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch import checks
 from appa_flwr.launch.terminal import RunFailed
 from appa_flwr.survey.types import Question
-from server_app import preflight
+from server_app import machine, preflight
 
 
 def test_a_slow_model_and_too_large_steps_are_named(tmp_path, monkeypatch, capsys):
@@ -45,10 +45,10 @@ def test_a_damaged_model_is_named_by_the_process_that_the_launcher_starts(tmp_pa
 
 
 def test_a_run_that_another_version_began_says_so(tmp_path, monkeypatch):
-    first = preflight.machine(tmp_path)
+    first = machine.machine(tmp_path)
     report_runs.progressed(tmp_path, "machine", first)
-    assert preflight.machine(tmp_path).count("appa-flwr") == 1
-    monkeypatch.setattr(preflight, "code_version", lambda: "another")
-    later = preflight.machine(tmp_path)
+    assert machine.machine(tmp_path).count("appa-flwr") == 1
+    monkeypatch.setattr(machine, "code_version", lambda: "another")
+    later = machine.machine(tmp_path)
     assert later.count("appa-flwr") == 2
     assert later.endswith(first)

@@ -33,14 +33,23 @@ ALL = [[0, 1, 2, 3, 4]]
 ONE, OTHER = [*range(20, 20 + MIN_TOKENS + 3)], [*range(30, 30 + MIN_TOKENS + 1)]
 REPEATED = [ONE, OTHER, ONE, ONE, OTHER]
 BATCHES = [
-    ([*PROMPTS, [9]], [ALL, [[4], [2, 0], [1, 3]]]),  # the last row alone is a pass of one token
-    # two prompts in turn, one of them twice, and beside rows that differ
-    (REPEATED, [[[0, 2, 3], [1, 4]], [[1, 4], [3, 0], [2]], [[0, 2], [1, 3], [4]]]),
+    (len(PREFIX), [*PROMPTS, [9]], [ALL, [[4], [2, 0], [1, 3]]]),  # the last row alone is a pass of one token
+    # two prompts of other lengths in turn, one of them twice, beside rows that differ, and with one-token answers
+    *(
+        (
+            shared,
+            REPEATED,
+            [ALL, [[0, 2, 3], [1, 4]], [[1, 4], [3, 0], [2]], [[0, 2], [1, 3], [4]], [[0, 3], [4, 1, 2]]],
+        )
+        for shared in (len(PREFIX), 0)
+    ),
 ]
+WINDOW = len(PREFIX) + len(ONE) + 6
+"""The least sliding window for the longest row."""
 
 
 def build(tuning, architecture):
-    models = ppo_models(tuning, tiny_causal_lm(architecture).double())
+    models = ppo_models(tuning, tiny_causal_lm(architecture, window=WINDOW).double())
     trained = models.policy_parameters + models.value_parameters
     for parameter in trained:
         parameter.data = parameter.double()  # heads and adapters would be float32 by themselves
@@ -74,16 +83,16 @@ def assert_same(found, expected, *, atol):
             torch.testing.assert_close(gradient, plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("prompts", "splits"), BATCHES, ids=["other prompts", "same prompts"])
+@pytest.mark.parametrize(("shared", "prompts", "splits"), BATCHES, ids=["other prompts", "same prompts", "no prefix"])
 @pytest.mark.parametrize(
     ("tuning", "architecture"), [("full", "qwen3"), ("lora", "llama"), ("full", "gemma2"), ("lora", "gemma2")]
 )
-def test_a_shared_prefix_changes_neither_scores_nor_gradients(tuning, architecture, prompts, splits):
+def test_what_rows_share_changes_neither_scores_nor_gradients(tuning, architecture, shared, prompts, splits):
     models = build(tuning, architecture)
-    sequences = answer_rows(prompts, shared=len(PREFIX))
+    sequences = answer_rows(prompts, shared=shared)
     atol = 1e-6 if architecture == "gemma2" else 1e-9  # its softmax is float32 in whatever model
     for which in ("policy", "value"):
-        expected = passed(models, joined(sequences), which, split=ALL)
+        expected = passed(models, joined(sequences), which, split=[[row] for row in range(5)])
         assert max(float(g.abs().max()) for g in expected[1] if g is not None) > 0.1
         for split in splits:
             assert_same(passed(models, sequences, which, split=split), expected, atol=atol)
@@ -94,8 +103,9 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradients(tuning, architectu
     [
         # no last response token: 7 + 6 - 1, 4 + 4 - 1 and 5 + 1 - 1 columns
         (PROMPTS, [[0], [1, 2], [3]], [(1, 12), (2, 7), (1, 5)]),
-        # a prompt of many rows once, but for its last token; answers of 6 and of 2 tokens, the last of which is not run
-        (REPEATED, [[0, 2, 3], [1, 4]], [(1, len(ONE) - 1), (3, 6), (1, len(OTHER) - 1), (2, 2)]),
+        # a prompt of many rows once; answers of 6 and of 2 tokens, the last of which is not run
+        (REPEATED, [[0, 2, 3], [1, 4]], [(1, len(ONE)), (3, 5), (1, len(OTHER)), (2, 1)]),
+        (REPEATED, [*ALL, [3, 4]], [(2, len(ONE)), (5, 5), (2, len(ONE))]),
     ],
 )
 def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
@@ -139,14 +149,15 @@ def test_rows_are_never_scored_without_their_common_prefix(length):
                 score(rows, prefix=prefix)
 
 
-def test_keys_and_values_that_training_drops_are_an_error():
-    model = tiny_causal_lm().train()
+@pytest.mark.parametrize("shared", [len(PREFIX), 0])
+def test_keys_and_values_that_training_drops_are_an_error(shared):
+    model, rows = tiny_causal_lm().train(), answer_rows(REPEATED, shared=shared)
     model.gradient_checkpointing_enable()
     with (
         pytest.raises(ValueError, match="gradient checkpointing"),
-        shared_prefix(model.base_model, torch.tensor(PREFIX)),
+        shared_prefix(model.base_model, rows.prefix_C) as prefix,
     ):
-        pass
+        response_logprobs(model, rows, temperature=1.0, prefix=prefix)
 
 
 @pytest.fixture(scope="module")

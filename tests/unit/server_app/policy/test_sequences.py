@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from server_app.policy.sequences import MIN_TOKENS, Sequences, pad
+from server_app.policy.sequences import Sequences, pad
 
 SEQUENCES = Sequences(
     torch.tensor([90, 91]),
@@ -40,28 +40,30 @@ def test_rows_are_cut_to_the_columns_they_need(index, prompt_JP, response_JT):
     assert part.mask_JT.tolist() == SEQUENCES.mask_JT[index, : len(response_JT[0])].tolist()
 
 
-LONG, LONGER, SHORT = [7] * (MIN_TOKENS + 1), [7] * (MIN_TOKENS + 2), [5] * MIN_TOKENS
+LONG, LONGER, SHORT = [7] * 9, [7] * 10, [5] * 4
 ASKED = [LONG, LONGER, SHORT, LONG, LONGER, SHORT, LONG, [6] * 20]
 
 
-def asked(prefix=(90, 91)):
-    ids = pad(ASKED, device=torch.device("cpu"), left=True)  # LONG differs from LONGER by its mask alone
-    mask_JT = torch.arange(5)[None] < torch.tensor([2, 5, 4, 3, 1, 1, 5, 2])[:, None]
-    return Sequences(torch.tensor(prefix), *ids, torch.ones(mask_JT.shape, dtype=torch.long), mask_JT)
+def asked(prompts=ASKED):
+    ids = pad(prompts, device=torch.device("cpu"), left=True)  # LONG differs from LONGER by its mask alone
+    mask_JT = torch.arange(7)[None] < torch.tensor([2, 5, 4, 3, 2, 1, 7, 7])[:, None]
+    return Sequences(torch.tensor([90, 91]), *ids, torch.ones(mask_JT.shape, dtype=torch.long), mask_JT)
 
 
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        # a pass with 6, 4 and 3 would be 18 tokens for 13, with 6 and 2 12 for 8, with 22 and 12 44 for 34
-        (10**6, [[6, 3], [0], [1], [4], [7], [2, 5]]),
-        # rows of 6, 4, 3 and of 6, 2 tokens after their prompts; of 22, 12, 9 with them
-        (12, [[6, 3], [0], [1], [4], [7], [2], [5]]),
-        (9, [[6], [3, 0], [1], [4], [7], [2], [5]]),
+        # Prompts of 20, 9, 10 and 4 tokens with 6; 6, 2, 1; 4, 1; 3, 0 more. 20 + 6 for 26; with LONG 2 x 20 + 2 x 6
+        # = 52 for 41. LONG: 9 + 3 x 6 = 27 for 18, with two rows 21 for 17. Its last row and LONGER's: 2 x 10 + 3 x 4
+        # = 32 for 25, with one row 28 for 24. LONGER's last and SHORT's first: 20 + 6 for 18;
+        # SHORT: 4 + 2 x 3 for 7.
+        (10**6, [[7], [6, 3], [0, 1], [4], [2], [5]]),
+        # LONG: 9 + 6 alone, as 9 + 2 x 6 is 21; 9 + 2 x 2 fits; LONGER 10 + 2 x 4 fits
+        (20, [[7], [6], [3, 0], [1, 4], [2], [5]]),
     ],
 )
-def test_rows_of_one_prompt_stand_together(tokens, expected):
-    chunks = asked().micro_batches(torch.arange(len(ASKED)), tokens=tokens, by_prompt=True)
+def test_rows_of_one_prompt_stand_together_and_its_tokens_count_once(tokens, expected):
+    chunks = asked().micro_batches(torch.arange(len(ASKED)), tokens=tokens)
     assert [chunk.tolist() for chunk in chunks] == expected
 
 
@@ -81,16 +83,10 @@ def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
         assert length_J[chunk].min() >= length_J[following].max()
 
 
-def test_rows_follow_their_one_prompt_and_no_other():
-    sequences = asked()
-    same = sequences.rows(torch.tensor([0, 3]))
-    assert same.num_shared_prompt_tokens == MIN_TOKENS
-    after = same.after(same.num_shared_prompt_tokens)
-    assert after.prompt_JP.tolist() == [[7], [7]]
-    assert after.prompt_mask_JP.tolist() == [[True], [True]]
-    assert after.length_J.tolist() == [3, 4]
-    same.prompt_JP[1, 3] = 5
-    assert same.num_shared_prompt_tokens == 0  # of the same length, and one token differs
-    for others in ([0], [0, 1], [2, 5]):  # alone, of another length, too short to pay
-        assert sequences.rows(torch.tensor(others)).num_shared_prompt_tokens == 0
-    assert asked(prefix=()).rows(torch.tensor([0, 3])).num_shared_prompt_tokens == 0  # the model cannot share
+def test_different_prompts_are_padded_right_and_known_to_their_rows():
+    ids_QP, real_QP, prompt_J = asked().prompts
+    assert [ids[real].tolist() for ids, real in zip(ids_QP[prompt_J], real_QP[prompt_J], strict=True)] == ASKED
+    assert ids_QP.shape == (4, 20)
+    assert all(int(real.sum()) == int(real.nonzero().max()) + 1 for real in real_QP)
+    for rows, repeated in (([7], False), ([0, 1, 3], False), ([0, 3], True), ([0, 1, 3, 4], True)):
+        assert asked().rows(torch.tensor(rows)).repeated == repeated

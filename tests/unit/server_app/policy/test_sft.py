@@ -93,8 +93,8 @@ def tune(start, tmp_path):
 
 
 def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
-    tuned, steps = tune(**{"sft.steps": 50, "sft.learning-rate": 3e-2, "policy.tuning": "full"})
-    assert [(step, of) for step, of, _ in steps] == [(n, 50) for n in range(10, 51, 10)]
+    tuned, steps = tune(**{"sft.steps": 70, "sft.learning-rate": 3e-2, "policy.tuning": "full"})
+    assert [(step, of) for step, of, _ in steps] == [(n, 70) for n in range(10, 71, 10)]
     assert steps[-1][2] < 0.5 < 2 < steps[0][2]
     _, base, prompts = start
     assert tuned.generation_config.eos_token_id == list(base.stop_ids)
@@ -148,6 +148,27 @@ def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
         layer, _, kind = name.rpartition(".")
         kept = trained.get(name, trained.get(f"{layer}.base_layer.{kind}"))
         assert torch.equal(kept, old)
+
+
+@pytest.mark.parametrize(
+    ("steps", "shares"),
+    [
+        # a warm-up of a tenth of the steps, rounded up; cos(pi n / 4) after it
+        (1, [1 / 2]),
+        (5, [1 / 2, 1, 0.85355, 1 / 2, 0.14645]),
+        (11, [1 / 3, 2 / 3, 1]),
+    ],
+)
+def test_the_step_size_rises_from_above_zero_and_the_last_step_is_reported(steps, shares, tune, start, monkeypatch):
+    rates, step = [], torch.optim.AdamW.step
+    before = start[0].get_input_embeddings().weight.detach().clone()
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self, *_: (rates.append(self.param_groups[0]["lr"]), step(self))[1]
+    )
+    tuned, told = tune(**{"policy.tuning": "full", "sft.steps": steps})
+    assert rates[: len(shares)] == pytest.approx([1e-2 * share for share in shares], rel=1e-4)
+    assert [number for number, _, _ in told] == [number for number in (10, steps) if number <= steps]
+    assert not torch.equal(tuned.get_input_embeddings().weight, before)
 
 
 def test_without_steps_every_row_is_taught_once(tune, passes):

@@ -75,7 +75,8 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     took = f" It took {duration(run.seconds)}." if run.seconds else ""
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
-        yield verdict(intervals, run.summary, config.rule, held_out=counts.held_out if counts else None)
+        judged = verdict(intervals, run.summary, config.rule, held_out=counts.held_out if counts else None)
+        yield judged + fall(run.iterations)
         repeat = "." if deployed else f": {five_seeds(config)}"
         yield f"This is one run: how far other seeds differ is not known. Five seeds are needed to be sure{repeat}"
 
@@ -108,6 +109,20 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_o
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
     place = f"For the worst-off group (Min AS against {against}, 95 % intervals of paired differences)"
     return f"{worked}: {can}. {place} {method_name(PPO, rule)} is: {parts}."
+
+
+def fall(iterations: pd.DataFrame) -> str:
+    """A sentence, after a space, on a policy that an update threw back in training; empty if none did."""
+    jumped = iterations[iterations["kl_jumped"]] if "kl_jumped" in iterations else iterations
+    if jumped.empty:
+        return ""
+    first, rewards = jumped.iloc[0], iterations["group_reward"]
+    low, last = rewards[jumped.index[0] :].min(), rewards.iloc[-1]
+    return (
+        f" In training an update threw the policy back: in iteration {first['iteration']} its KL to the SFT policy "
+        f"jumped to {first['kl']:.1f}; the groups' mean reward was {rewards.iloc[0]:.3f} at first, {low:.3f} at the "
+        f"lowest and {last:.3f} at the end."
+    )
 
 
 def _compared(row: pd.Series) -> tuple[str, str]:

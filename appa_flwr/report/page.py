@@ -133,6 +133,9 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "Iterations", f"{last['iteration']} of {last['num_iterations']}"
         if (fell_back := run.iterations["fell_back"].dropna()).size:
             yield "Plain mean taken", f"in {int(fell_back.sum())} of {len(fell_back)} iterations"
+        if run.iterations["kl_jumped"].any():
+            numbers = run.iterations.loc[run.iterations["kl_jumped"], "iteration"].astype(str)
+            yield "KL jumped", f"in iteration {', '.join(numbers)}"
         yield "Time of PPO", duration(parts.sum())
         if "seconds/federation_wait" in parts:
             yield "Waiting for groups", f"{parts['seconds/federation_wait'] / parts.sum():.1%} of PPO's time"

@@ -134,10 +134,16 @@ class CurvePoint(Record):
     min_as: float
 
 
+KL_JUMP = 1.0
+"""Rise of the KL to the SFT policy, in nats an answer, by which an update throws the policy back."""
+
+
 class Iteration(RuleRound):
     """A line of metrics.jsonl: one PPO iteration; numbers are means over rollouts.
 
     Attributes:
+        kl: of the policy that sampled the answers, so of all updates before this iteration's.
+        kl_jumped: whether this is more than `KL_JUMP` above the iteration before.
         seconds: duration of each part.
         traffic: messages and bytes of their records, to and from the groups, for the rewards.
         held_out: kind of target -> scores every `eval.every` iterations, else empty.
@@ -149,6 +155,7 @@ class Iteration(RuleRound):
     clip_fraction: float
     approximate_kl: float
     kl: float
+    kl_jumped: bool = False
     entropy: float
     response_length: float
     seconds: dict[str, float]

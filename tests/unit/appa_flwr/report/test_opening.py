@@ -1,6 +1,7 @@
 """The first screen of a report: what was done, whether it worked, how sure that is, and the terms that follow."""
 
 import json
+import re
 import shlex
 
 import pandas as pd
@@ -43,6 +44,13 @@ def test_the_verdict_has_the_look_up_that_leaves_ppo_the_least_and_the_other_rul
     assert f"{opening.BETTER} SFT (+0.030" in text
     assert f"{opening.WORSE} PPO by average (-0.030" in text
     assert "same options" not in text
+
+
+def test_an_update_that_threw_the_policy_back_is_told_in_numbers():
+    rewards, kls, jumped = (0.93, 0.95, 0.8, 0.9, 0.94), (0.0, 0.5, 2.5, 3.75, 1.0), (False, False, True, True, False)
+    frame = pd.DataFrame({"iteration": range(1, 6), "group_reward": rewards, "kl": kls, "kl_jumped": jumped})
+    assert re.findall(r"\d+\.?\d*", opening.fall(frame)) == ["3", "2.5", "0.930", "0.800", "0.940"]
+    assert opening.fall(frame.assign(kl_jumped=False)) == opening.fall(frame[:0]) == opening.fall(pd.DataFrame()) == ""
 
 
 def test_a_policy_whose_answers_cannot_be_read_has_not_worked_whatever_it_scores():

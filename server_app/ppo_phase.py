@@ -17,7 +17,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.run import pair_scores, run_files
-from appa_flwr.run.records import PPO, Iteration, SummaryRow
+from appa_flwr.run.records import KL_JUMP, PPO, Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import CHECKPOINT_FILE, CONFIG_FILE, METRICS, POLICY, WEIGHTS_FILE, rule_folder
 from server_app import checkpoint as checkpoints
@@ -124,9 +124,14 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     if made:
         phase.step(done, iterations, f"resumed at iteration {done}" + (f"; repeats {repeated}" if repeated else ""))
 
+    kls = [line.kl for line in METRICS.read(folder.path)]
+
     def keep(line: Iteration, state: State) -> None:
+        line = line.model_copy(update={"kl_jumped": bool(kls) and line.kl - kls[-1] > KL_JUMP})
+        kls.append(line.kl)
         folder.append(METRICS, line)
-        more = f"KL {line.kl:.2f}", f"waited {line.seconds['federation_wait']:.2f} s"
+        jumped = " (JUMPED: the last update threw the policy back; lower ppo.learning-rate)" if line.kl_jumped else ""
+        more = f"KL {line.kl:.2f}{jumped}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
             checkpoints.save(

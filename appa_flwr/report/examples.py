@@ -99,8 +99,9 @@ def _shown(example: Example, why: str, methods: Mapping[str, str], *, ranks: boo
     given = {label: example.answers[name] for name, label in methods.items() if name in example.answers}
     answers = {label: answer.shares for label, answer in given.items()}
     unread = {label: answer.text for label, answer in given.items() if answer.shares is None}
-    groups, predicted = {**example.survey, **example.predictions}, [*example.predictions]
-    return Shown(why, example.question, rows(example.options, answers, groups, ranks=ranks), predicted, unread)
+    drawn = rows(example.options, answers, {**example.survey, **example.predictions}, ranks=ranks)
+    predicted = [*example.predictions] if example.survey else [dot.name for dot in drawn[0].dots]
+    return Shown(why, example.question, drawn, predicted, unread)
 
 
 def rows(options: Sequence[str], answers: Answers, groups: Answers, *, ranks: bool) -> list[Row]:

@@ -90,6 +90,10 @@ def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
     )
     if run.config.task == "opa":
         chosen += " Numbers are places in a ranking; a longer bar is a higher place."
+    if len(run.groups) > frames.MOST_GROUPS:
+        chosen += (
+            f" Where more than {frames.MOST_GROUPS} groups are known, dots are their {', '.join(frames.QUANTILES)}."
+        )
     if not dots:
         chosen += " The groups' owners let neither answers nor predictions leave."
     css = {name: "ppo" if name == own else "by" if name.startswith("PPO") else "other" for name in names}

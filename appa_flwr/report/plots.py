@@ -96,7 +96,7 @@ def training(rounds: pd.DataFrame) -> Figure:
         panels["KL to SFT (nats)"] = by_number[["kl"]]
     figure = Figure((style.WIDTH, 2.6))
     for axes, (title, frame) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-        _lines(axes, frame.astype(float))
+        _lines(axes, frame.astype(float), ticks=4)
         axes.set_title(title, size=11)
         axes.tick_params(labelsize=9)
         for number in broken(rounds):
@@ -157,12 +157,12 @@ def _panels(panels: Mapping[str, pd.DataFrame], *, xlabel: str, shaded: Iterable
     return figure
 
 
-def _lines(axes: Axes, frame: pd.DataFrame) -> None:
+def _lines(axes: Axes, frame: pd.DataFrame, *, ticks: int = 10) -> None:
     """A line per column; columns beyond the colours are thin and grey."""
     axes.plot(frame.iloc[:, len(style.GROUP_COLOURS) :], color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
     for (name, values), colour in zip(frame.items(), style.GROUP_COLOURS, strict=False):
         points = values.dropna()
         marker = "o" if len(points) <= MOST_MARKED_POINTS else None  # shows a single point
         axes.plot(points, marker=marker, color=colour, label=style.label(str(name)), zorder=3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=ticks, min_n_ticks=1))
     axes.set_xlim(frame.index[0] - 0.5, frame.index[-1] + 0.5)

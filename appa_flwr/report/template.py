@@ -39,7 +39,8 @@ figcaption span{display:block;font-weight:400}
 .option>div:first-child{text-align:right;font-size:.86em;line-height:1.25;overflow-wrap:anywhere}
 .track{border-left:1px solid var(--rule);padding-right:2.4em}
 i{display:block;height:.72em;margin:1px 0;background:var(--bar)}
-i s{display:block;margin-left:100%;padding-left:.35em;font:.7em/1 sans-serif;text-decoration:none}
+i s{display:block;margin-left:100%;padding-left:.35em;font:.7em/1 sans-serif;text-decoration:none;
+ white-space:nowrap;overflow-wrap:normal}
 .dots{position:relative;height:.9em}
 u{position:absolute;top:.1em;width:.6em;height:.6em;border-radius:50%;box-sizing:border-box;
  border:2px solid var(--dot);background:var(--dot);transform:translateX(-50%);opacity:.75}

@@ -15,7 +15,7 @@ from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import escape_output, make_folder, replace_file
+from appa_flwr.core.files import check_place, escape_output, replace_file
 from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
@@ -92,9 +92,9 @@ def evaluate(
     from appa_flwr.trainers.client import Served
 
     served = Served(patience=600.0)
-    make_folder(out)
+    check_place(out)
     result = evaluation.evaluate(served, name, model=model, endpoint=endpoint, plain=plain)
-    replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
+    replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode(), parents=True)
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
     show(tables.show(frames.methods(intervals, summary), title="95 % intervals, over questions"))
     typer.echo(f"scores: {out}/scores.json; appa report RUN shows them and differences on the served run's page")

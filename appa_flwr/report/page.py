@@ -95,7 +95,7 @@ def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
             f" Where more than {frames.MOST_GROUPS} groups are known, dots are their {', '.join(frames.QUANTILES)}."
         )
     if not dots:
-        chosen += " The groups' owners let neither answers nor predictions leave."
+        chosen += " No group's answer or prediction has left its node, so there are no dots."
     css = {name: "ppo" if name == own else "by" if name.startswith("PPO") else "other" for name in names}
     bars = {name: "sft" if name == frames.METHOD_NAMES["sft"] else kind for name, kind in css.items()}
     return {"examples": shown, "chosen": opening.explained(chosen), "worst": worst, "bars": bars, "dots": kinds}

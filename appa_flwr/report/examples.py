@@ -74,11 +74,11 @@ def shown(run: RunFiles) -> Iterator[Shown]:
         f"worst for {worst}": score_Q,
         f"best for {worst}": -score_Q,
     }
-    methods = _methods(run)
+    names = methods(run)
     for why, value_Q in reasons.items():
         left = value_Q[value_Q.index.isin(known)].sort_values(kind="stable").index
         for key in left[:OF_EACH]:
-            yield _shown(known.pop(key), why, methods, ranks=run.config.task == "opa")
+            yield _shown(known.pop(key), why, names, ranks=run.config.task == "opa")
 
 
 def _apart(example: Example) -> float:
@@ -87,16 +87,18 @@ def _apart(example: Example) -> float:
     return float(np.abs(share_GK - share_GK.mean(axis=0)).sum(axis=1).mean()) if len(share_GK) else 0.0
 
 
-def _methods(run: RunFiles) -> dict[str, str]:
+def methods(run: RunFiles) -> dict[str, str]:
     """SFT, PPO by each rule, and the look-up whose worst-off group is best off, with their names."""
+    if run.summary.empty:
+        return {}
     by_rule = [name for name in dict.fromkeys(run.summary["method"]) if name.split(BY)[0] == PPO]
     scored = run.summary[run.summary["metric"] == run.metric].drop_duplicates("method").set_index("method")["min_as"]
     best = scored[scored.index.isin(LOOK_UPS)].astype(float).nlargest(1).index
     return {name: method_name(name, run.config.rule) for name in ("sft", *by_rule, *best)}
 
 
-def _shown(example: Example, why: str, methods: Mapping[str, str], *, ranks: bool) -> Shown:
-    given = {label: example.answers[name] for name, label in methods.items() if name in example.answers}
+def _shown(example: Example, why: str, names: Mapping[str, str], *, ranks: bool) -> Shown:
+    given = {label: example.answers[name] for name, label in names.items() if name in example.answers}
     answers = {label: answer.shares for label, answer in given.items()}
     unread = {label: answer.text for label, answer in given.items() if answer.shares is None}
     drawn = rows(example.options, answers, {**example.survey, **example.predictions}, ranks=ranks)

@@ -17,7 +17,7 @@ from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
 from appa_flwr.run.pair_scores import SURVEY
 from appa_flwr.run.read import BY, GROUP, RunFiles
-from appa_flwr.run.records import KL_JUMP, PPO, TRAINED_METHODS
+from appa_flwr.run.records import KL_JUMP, LOOK_UPS, PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
 """With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
@@ -76,13 +76,13 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Mapping[str, Picture]
 
 def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
     """What the template needs to draw examples: them, and the classes of bars and dots by their names."""
-    worst = examples.worst_off(run)[0]
-    names = dict.fromkeys(bar.name for one in shown for row in one.rows for bar in row.bars)
-    own = frames.method_name(PPO, run.config.rule)
-    dots = {dot.name: dot.name in one.predicted for one in shown for row in one.rows for dot in row.dots}
-    kinds = {"PluralLLM's prediction of a group's answer": "predicted"} if any(dots.values()) else {}
-    kinds |= {"A group's own answer": ""} if not all(dots.values()) else {}
-    kinds |= {f"{worst}, the worst-off group": "worst"} if worst in dots else {}
+    worst, own = examples.worst_off(run)[0], frames.method_name(PPO, run.config.rule)
+    kinds = {PPO: "ppo", "sft": "sft", **dict.fromkeys(LOOK_UPS, "look-up")}
+    bars = {label: kinds.get(method, "by") for method, label in examples.methods(run).items()}
+    predicted = {dot.name in one.predicted: dot for one in shown for row in one.rows for dot in row.dots}
+    dots = {"A group's own answer": ""} if False in predicted else {}
+    dots |= {"PluralLLM's prediction of a group's answer": "predicted"} if True in predicted else {}
+    dots |= {f"{worst}, the worst-off group": "worst"} if dots and len(run.groups) <= frames.MOST_GROUPS else {}
     chosen = (
         f"Held-out questions, chosen by a rule: the {examples.OF_EACH} on which the groups' answers differ most, and "
         f"of the others the {examples.OF_EACH} with {own}'s lowest and the {examples.OF_EACH} with its highest score "
@@ -96,9 +96,7 @@ def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
         )
     if not dots:
         chosen += " No group's answer or prediction has left its node, so there are no dots."
-    css = {name: "ppo" if name == own else "by" if name.startswith("PPO") else "other" for name in names}
-    bars = {name: "sft" if name == frames.METHOD_NAMES["sft"] else kind for name, kind in css.items()}
-    return {"examples": shown, "chosen": opening.explained(chosen), "worst": worst, "bars": bars, "dots": kinds}
+    return {"examples": shown, "chosen": opening.explained(chosen), "worst": worst, "bars": bars, "dots": dots}
 
 
 def _sections(

@@ -45,7 +45,7 @@ i s{display:block;margin-left:100%;padding-left:.35em;font:.7em/1 sans-serif;tex
 u{position:absolute;top:.1em;width:.6em;height:.6em;border-radius:50%;box-sizing:border-box;
  border:2px solid var(--dot);background:var(--dot);transform:translateX(-50%);opacity:.75}
 u.predicted{background:none}u.worst{--dot:#D55E00;opacity:1;z-index:1}
-.sft{--bar:#8f8f8f}.ppo{--bar:#0072B2}.by{--bar:#56B4E9}.other{--bar:#d3c18c}
+.sft{--bar:#8f8f8f}.ppo{--bar:#0072B2}.by{--bar:#56B4E9}.look-up{--bar:#d3c18c}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15em 1.2em;margin:.8em 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 @media(max-width:640px){dl{display:block}dt{margin-top:.4em;font-weight:600}}

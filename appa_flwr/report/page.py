@@ -83,10 +83,10 @@ def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
     dots = {"A group's own answer": ""} if False in predicted else {}
     dots |= {"PluralLLM's prediction of a group's answer": "predicted"} if True in predicted else {}
     dots |= {f"{worst}, the worst-off group": "worst"} if dots and len(run.groups) <= frames.MOST_GROUPS else {}
+    apart = f"the {examples.OF_EACH} on which the groups' answers differ most, and of the others " if dots else ""
     chosen = (
-        f"Held-out questions, chosen by a rule: the {examples.OF_EACH} on which the groups' answers differ most, and "
-        f"of the others the {examples.OF_EACH} with {own}'s lowest and the {examples.OF_EACH} with its highest score "
-        f"of the worst-off group, {worst}. examples.json has all."
+        f"Held-out questions, chosen by a rule: {apart}the {examples.OF_EACH} with {own}'s lowest and the "
+        f"{examples.OF_EACH} with its highest score of the worst-off group, {worst}. examples.json has all."
     )
     if run.config.task == "opa":
         chosen += " Numbers are places in a ranking; a longer bar is a higher place."

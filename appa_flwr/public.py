@@ -63,7 +63,7 @@ class Run(RunFiles):
         One row per method, `less` ("" for its level), kind of target and measure: `value`, the estimate, with `low` and
         `high`, and `sample`, the sample's own number.
         """
-        return frames.of_run(self)
+        return frames.of_run(self).drop(columns="sd")  # of several runs
 
     def predictor(self) -> Predictor:
         """The trained preference predictor. Reads the run's survey for its questions, and loads torch.

@@ -22,6 +22,7 @@ from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, 
 from appa_flwr.run.run_files import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
+from server_app import examples
 from server_app.evaluation import given_answers, scored
 from server_app.inputs import RunInputs
 
@@ -45,6 +46,7 @@ def score_baselines(
     if (mean_QK := _mean_answers(run)) is not None:
         known_JK |= look_ups(mean_QK, run.catalogue, test_J)
     rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
+    examples.add(run, {name: given_answers(test_J, answer_JK) for name, answer_JK in known_JK.items()})
     run.folder.write(SUMMARY, tuple(rows))
     phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _ceilings_in_words(run, test_J))
     return rows

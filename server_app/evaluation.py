@@ -20,6 +20,7 @@ from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import CurvePoint, RuleRound, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import SUMMARY
+from server_app import examples
 from server_app.federation.replies import Replies
 from server_app.federation.responses import Responses, parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
@@ -71,6 +72,7 @@ def evaluate(
     progress = partial(phase.step, message="batches of questions answered")
     answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
     rows = score(run, name, answers, metrics=metric_names(run.config))
+    examples.add(run, {name: answers})  # first, or a stopped run might show another policy's beside these scores
     run.folder.write(SUMMARY, (*earlier, *rows))
     phase.step(1, 1, in_words(rows))
     return [*earlier, *rows]

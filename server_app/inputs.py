@@ -3,7 +3,8 @@
 Axis letters: G groups, Q questions, K options, J held-out or training questions.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class RunInputs:
     groups: Groups
     catalogue: Catalogue
     survey: str = ""
+    own: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)  # a simulation's survey answers, by group
 
     def questions(self, which_Q: IntArray | BoolArray) -> list[Question]:
         """The public questions at these positions of the catalogue, or where this mask is True."""

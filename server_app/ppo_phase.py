@@ -36,7 +36,10 @@ MODEL_CARD = "README.md"
 CHECKPOINT_EVERY = 10  # iterations
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 # Files that the policies of all rules share, and that the report of each policy shows.
-_SHARED = (WEIGHTS_FILE, run_files.CARD.name, run_files.QUESTIONS.name, run_files.RULE_VALUES.name)
+_SHARED = (
+    WEIGHTS_FILE,
+    *(file.name for file in (run_files.CARD, run_files.QUESTIONS, run_files.RULE_VALUES, run_files.EXAMPLES)),
+)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from appa_flwr.run.run_files import (
     SUMMARY,
     SURVEY_FILE,
 )
-from server_app import ppo_phase, predictor_phase
+from server_app import examples, ppo_phase, predictor_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
 from server_app.federation.grid import OverlapGrid
@@ -75,7 +75,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     # Check the base model before the questions are embedded, which may take minutes.
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions")
-    run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
+    own = survey.answers if grid.simulated else {}
+    run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence(), own)
     start = initial_weights(config)  # before other threads start, since it draws from torch's global generator
     file = config.pluralllm.checkpoint
     checkpoint = load(Path(file), config, run.catalogue, start) if file else None
@@ -161,6 +162,7 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     sft_model = run.folder.path / SFT_MODEL
     rows = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs, earlier=rows)
     rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows)
+    examples.add_groups(run, inputs.test_J)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:
             if run_by_rule is not None:

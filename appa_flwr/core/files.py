@@ -80,6 +80,11 @@ def check_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
+def check_place(folder: Path) -> None:
+    """Check that a folder can be written to, or made, without making it; raises as `writing`."""
+    check_folder(next(place for place in (folder, *folder.absolute().parents) if place.exists()))
+
+
 def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 0o666) -> None:
     """Write a temporary file and rename it over the target, so that readers never see a part; `parents` makes folders.
 

@@ -9,14 +9,13 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import escape_output, make_folder, replace_file
+from appa_flwr.core.files import check_place, escape_output, replace_file
 from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
@@ -93,9 +92,9 @@ def evaluate(
     from appa_flwr.trainers.client import Served
 
     served = Served(patience=600.0)
-    make_folder(out)
+    check_place(out)
     result = evaluation.evaluate(served, name, model=model, endpoint=endpoint, plain=plain)
-    replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode())
+    replace_file(out / "scores.json", (json.dumps(result, indent=1) + "\n").encode(), parents=True)
     intervals, summary = pd.DataFrame(result["intervals"]), pd.DataFrame(result["rows"])
     show(tables.show(frames.methods(intervals, summary), title="95 % intervals, over questions"))
     typer.echo(f"scores: {out}/scores.json; appa report RUN shows them and differences on the served run's page")
@@ -178,24 +177,30 @@ def report(
 @app.command()
 def ask(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question's text.")],
-    options: Annotated[str, typer.Option(help="The answer options, separated by semicolons or commas.")],
+    question: Annotated[
+        str, typer.Argument(metavar="[QUESTION]", help="The question's text.", show_default=False)
+    ] = "",
+    options: Annotated[str, typer.Option(help="The answer options, separated by semicolons or commas.")] = "",
 ) -> None:
-    """Ask the policy of a run a question."""
+    """Ask the policy of a run a question; without one, print the examples of the run's report."""
     from appa_flwr.public import load_run
+    from appa_flwr.report import examples
 
     opened = load_run(run_folder)
+    if not question:
+        if not (known := [*examples.shown(opened)]):
+            raise UserError(f"{run_folder}: has no answers of a policy after PPO; ask it a question")
+        show(*(examples.terminal(one) for one in known))
+        return
     choices = settings.split_names(options)
     if not MIN_OPTIONS <= len(choices) <= MAX_OPTIONS:  # checked before a model is loaded
         raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
     importlib.import_module("server_app").quiet()  # by name, since a group lacks the server's code
     answer = opened.policy().ask(question, choices)
     if answer.prediction is not None:
-        ranks = opened.config.task == "opa"
-        table = Table("option", "place" if ranks else "share")
-        for option, value in zip(choices, answer.prediction, strict=True):
-            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}" if ranks else f"{value:.3f}")
-        show(table)
+        name = f"PPO by {opened.config.rule}"
+        rows = examples.rows(choices, {name: answer.prediction}, {}, ranks=opened.config.task == "opa")
+        show(examples.terminal(examples.Shown("", question, rows, (), {})))
     unread = f", which cannot be read: {len(choices)} numbers are expected" if answer.prediction is None else ""
     typer.echo(f"it wrote {answer.text!r}{unread}")
 

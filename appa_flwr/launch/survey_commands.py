@@ -13,7 +13,7 @@ from appa_flwr.config import GENERATED_SURVEY, SURVEY_WORDS, Config
 from appa_flwr.config.sections import DataSection
 from appa_flwr.config.sources import assemble, read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import check_folder, make_folder
+from appa_flwr.core.files import check_folder, check_place
 from appa_flwr.launch.terminal import Words, show
 from appa_flwr.survey import store
 from appa_flwr.survey.split import too_few
@@ -81,7 +81,7 @@ def survey(
     if promise and write:  # noise is spent before files are written
         check_folder(write.absolute().parent)
     if promise and out:
-        make_folder(out)
+        check_place(out)
     config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
@@ -142,7 +142,8 @@ def _costs(source: str, made: "Conversion", promise: "Promise") -> Iterator[Tabl
 
     if made.frame is None or made.codebook is None:
         raise UserError(f"{source}: noise needs one row a respondent")
-    lines = [noise.plan(made.codebook, promise._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
+    free = promise._replace(again=True)  # nothing is released
+    lines = [noise.plan(made.codebook, free._replace(epsilon=value)) for value in (*EPSILONS, promise.epsilon)]
     sd, by = lines[-1].sd, (made.frame, made.codebook, lines[-1].cap)
     mean_weight = float(noise.weights(*by).mean()) / UNITS
     costs = noise.costs(made.survey, capped(*by) if (caps := noise.weighed(*by)) else made.survey, mean_weight)

@@ -38,12 +38,13 @@ def build(run_folder: Path) -> Path:
 def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[tuple[str, Picture]]:
     """Yield the name of every picture for which the run has numbers, and the picture."""
     if not intervals["low"].isna().all():
-        drawn = plots.worst_group(intervals, rule=run.config.rule)
-        yield "worst_group", (drawn, "score of the worst-off group by method")
+        yield "methods", (plots.methods(intervals, rule=run.config.rule), "scores by method, with intervals")
+    if (scores := frames.before_and_after(run)).shape[1] > 1:
+        yield "groups", (plots.slopes(scores), "groups' scores after SFT and after PPO")
     rules = {"training": run.iterations} | {f"served_{name}": run.served[name] for name in [*run.served][:MOST_SERVED]}
     for name, rounds in rules.items():
         if not rounds.empty:
-            drawn = plots.training(rounds, run.groups)
-            yield name, (drawn, "rewards, weights and measures of health by iteration")
+            yield name, (plots.training(rounds), "reward, format and KL by iteration")
+            yield f"more_{name}", (plots.more_of_training(rounds, run.groups), "weights and health by iteration")
     if run.pluralllm is not None and run.pluralllm.losses:
         yield "pluralllm", (plots.pretraining(run.pluralllm), "loss and groups' steps of PluralLLM over its rounds")

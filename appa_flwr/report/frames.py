@@ -27,6 +27,7 @@ FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi
 """Measure -> column of a run's summary."""
 METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
+MOST_PANELS = 3
 MOST_GROUPS, FIRST = 30, 10
 """Most groups of which each has a row in tables, and rows of more groups."""
 QUANTILES = {"Least": 0.0, "5 %": 0.05, "Median": 0.5, "95 %": 0.95, "Most": 1.0}
@@ -160,6 +161,20 @@ def groups(run: RunFiles) -> pd.DataFrame:
     ordered = wide if first is None else wide.loc[wide[first].sort_values(kind="stable").index]
     named = ordered.rename(columns=lambda method: method_name(method, run.config.rule), level=-1)
     return named.rename_axis("Group").reset_index()
+
+
+def before_and_after(run: RunFiles) -> pd.DataFrame:
+    """Groups' scores after SFT and after PPO by each rule, by the first kind of target; quantiles of many groups."""
+    by_metric = run.summary[run.summary["metric"] == run.metric]
+    first = by_metric[by_metric["against"] == by_metric["against"].iloc[0]] if len(by_metric) else by_metric
+    rows = first[(first["method"] == "sft") | first["method"].str.startswith(PPO)].set_index("method")
+    if rows.empty or rows.index[0] != "sft":
+        return pd.DataFrame()
+    wide = rows.reindex(columns=[GROUP + group for group in run.groups]).astype(float).set_axis([*run.groups], axis=1).T
+    wide = wide.dropna().rename(columns=lambda method: method_name(method, run.config.rule)).iloc[:, : MOST_PANELS + 1]
+    if len(wide) > MOST_GROUPS:
+        wide = wide.quantile([*QUANTILES.values()]).set_axis([*QUANTILES])
+    return wide
 
 
 def in_short(groups: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,5 @@
 """The first screen of a report: what was done, whether it worked, how sure that is; and the terms of the page."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -8,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup, escape
 
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.keys import to_toml
 from appa_flwr.core.text import duration
 from appa_flwr.report.frames import method_name
-from appa_flwr.run.read import BY, RunFiles
+from appa_flwr.run.read import BY, GROUP, RunFiles
 from appa_flwr.run.records import LOOK_UPS, PPO
 
 BETTER, WORSE, UNCLEAR = "better than", "worse than", "not clearly different from"
+SEEDS = "experiments/seeds.toml"
 READABLE = 0.9
 """A policy of which fewer answers can be read has not learned to answer."""
 
@@ -49,6 +50,20 @@ GLOSSARY: Mapping[str, str] = {
 """Terms, separated by commas -> their meaning."""
 
 
+_TERM = re.compile("|".join(rf"\b{re.escape(term)}\b" for terms in GLOSSARY for term in terms.split(", ")))
+
+
+def explained(text: str) -> Markup:
+    """The text with every term's meaning as the title of its first word."""
+    titles = {term: meaning for terms, meaning in GLOSSARY.items() for term in terms.split(", ")}
+    parts, end = [], 0
+    for found in _TERM.finditer(text):
+        if meaning := titles.pop(found[0], ""):
+            parts += [escape(text[end : found.start()]), Markup('<abbr title="{}">{}</abbr>').format(meaning, found[0])]
+            end = found.end()
+    return Markup("").join([*parts, escape(text[end:])])
+
+
 def glossary(text: str) -> Iterator[tuple[str, str]]:
     """Yield those terms, with their meaning, of which the text has one."""
     for terms, meaning in GLOSSARY.items():
@@ -77,8 +92,8 @@ def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
     if config.run.phases == "all" and not run.summary.empty:
         judged = verdict(intervals, run.summary, config.rule, held_out=counts.held_out if counts else None)
         yield judged + fall(run.iterations)
-        repeat = "." if deployed else f": {five_seeds(config)}"
-        yield f"This is one run: how far other seeds differ is not known. Five seeds are needed to be sure{repeat}"
+        alone = "This is one run: how far other seeds differ is not known. Five seeds are needed to be sure"
+        yield served(run.summary, run.metric) + alone + ("." if deployed else ":")
 
 
 def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_out: int | None = None) -> str:
@@ -111,6 +126,20 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_o
     return f"{worked}: {can}. {place} {method_name(PPO, rule)} is: {parts}."
 
 
+def served(summary: pd.DataFrame, metric: str) -> str:
+    """A sentence, with a space, on the groups that PPO's policy serves worst and best; empty if it serves all alike."""
+    by_method = summary[summary["metric"] == metric].drop_duplicates("method").set_index("method")
+    scores = by_method.filter(regex=f"^{GROUP}").reindex([PPO, "sft"]).astype(float).T
+    ranked = scores.dropna(subset=[PPO]).sort_values(PPO, kind="stable")
+    if ranked[PPO].nunique() < len(("worst", "best")):
+        return ""
+    worst, best = (
+        f"{str(at).removeprefix(GROUP)} ({own:.3f}" + (f"; after SFT {sft:.3f})" if np.isfinite(sft) else ")")
+        for at, own, sft in ranked.iloc[[0, -1]].itertuples()
+    )
+    return f"The policy serves {worst} worst and {best} best. "
+
+
 def fall(iterations: pd.DataFrame) -> str:
     """A sentence, after a space, on a policy that an update threw back in training; empty if none did."""
     jumped = iterations[iterations["kl_jumped"]] if "kl_jumped" in iterations else iterations
@@ -138,11 +167,12 @@ def command(config: Config) -> str:
 
 
 def five_seeds(config: Config) -> str:
-    """Commands that repeat the run with five seeds, and combine their scores."""
-    grid = ["printf", r"%s\n", "seeds = [0, 1, 2, 3, 4]", f"rules = {json.dumps([*config.rules[1:], config.rule])}"]
+    """Command that repeats the run with five seeds and combines their scores; empty if its groups are deployed."""
+    if config.run.group_keys:
+        return ""
     # A checkpoint of one seed fits no other.
-    words = _words(config, "rule", "baseline-rules", "seed", "pluralllm.checkpoint")
-    return f"{shlex.join(grid)} > seeds.toml; {shlex.join(['python', '-m', 'experiments.grid', 'seeds.toml', *words])}"
+    words = _words(config, "seed", "pluralllm.checkpoint")
+    return shlex.join(["python", "-m", "experiments.grid", SEEDS, *words])
 
 
 def _words(config: Config, *apart: str) -> list[str]:

@@ -1,21 +1,23 @@
-"""The page of a report: one file with its pictures inside and no script.
+"""The page of a report: one file with its pictures inside.
 
 Jinja escapes every text that comes from a run: a group or a question may be called "<script>".
 """
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from appa_flwr.core.text import duration, listed
-from appa_flwr.report import frames, opening, predictor, template
+from appa_flwr.report import examples, frames, opening, plots, predictor, template
+from appa_flwr.report.examples import Shown
 from appa_flwr.report.tables import html
 from appa_flwr.run import run_files
+from appa_flwr.run.pair_scores import SURVEY
 from appa_flwr.run.read import BY, GROUP, RunFiles
-from appa_flwr.run.records import PPO, TRAINED_METHODS
+from appa_flwr.run.records import KL_JUMP, LOOK_UPS, PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
 """With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
@@ -32,6 +34,19 @@ SAMPLE_NOTE = (
     " Ceilings are of a sample of the questions, as many as named: estimates, beside scores of all questions. "
     "Differences are over the same questions."
 )
+PICTURE_NOTE = (
+    "Against {}, with 95 % intervals over questions. A line of the lower picture is a group, from its score after SFT "
+    "to that after PPO; dashed, it loses. The estimate of Min AS is above the lowest score of the groups, which is too "
+    "low by chance where they score nearly alike."
+)
+NO_SURVEY_NOTE = (
+    " There are no scores against survey: the groups' owners let none leave (truth in may-leave), or each has fewer "
+    "than ten answers of its own to held-out questions."
+)
+BROKEN_NOTE = (
+    f"KL jumped by more than {KL_JUMP:g} nat, or the format score fell by more than {plots.FALL:g} (dashed line). A "
+    "smaller ppo.learning-rate prevents it."
+)
 
 Picture = tuple[bytes, str]
 """PNG, and alternative text."""
@@ -44,45 +59,96 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Mapping[str, Picture]
         name: [Markup(template.PICTURE).format(base64.b64encode(png).decode("ascii"), text, name)]
         for name, (png, text) in pictures.items()
     }
-    sentences, sections = [*opening.sentences(run, intervals)], [*_sections(run, intervals, drawn)]
+    sentences = [*opening.sentences(run, intervals)]
+    sections = [*_sections(run, intervals, drawn)]
+    shown = [*examples.shown(run)]
     text = Markup(" ").join(part for _, parts in sections for part in parts).striptags()
+    terms = _facts(opening.glossary(" ".join([text, *sentences])))
     return jinja.from_string(template.PAGE).render(
         name=run.folder.resolve().name,
-        sentences=sentences,
+        sentences=map(opening.explained, sentences),
+        again=opening.five_seeds(run.config) if len(sentences) > 1 else "",
         missing=_facts(missing(run)),
-        glossary=_facts(opening.glossary(" ".join([text, *sentences]))),
-        sections=sections,
+        **_of_examples(run, shown),
+        sections=[*sections, ("Terms", [_folded("Terms of this page", terms)])],
     )
+
+
+def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
+    """What the template needs to draw examples: them, and the classes of bars and dots by their names."""
+    worst, own = examples.worst_off(run)[0], frames.method_name(PPO, run.config.rule)
+    kinds = {PPO: "ppo", "sft": "sft", **dict.fromkeys(LOOK_UPS, "look-up")}
+    bars = {label: kinds.get(method, "by") for method, label in examples.methods(run).items()}
+    predicted = {dot.name in one.predicted: dot for one in shown for row in one.rows for dot in row.dots}
+    dots = {"A group's own answer": ""} if False in predicted else {}
+    dots |= {"PluralLLM's prediction of a group's answer": "predicted"} if True in predicted else {}
+    dots |= {f"{worst}, the worst-off group": "worst"} if dots and len(run.groups) <= frames.MOST_GROUPS else {}
+    apart = f"the {examples.OF_EACH} on which the groups' answers differ most, and of the others " if dots else ""
+    chosen = (
+        f"Held-out questions, chosen by a rule: {apart}the {examples.OF_EACH} with {own}'s lowest and the "
+        f"{examples.OF_EACH} with its highest score of the worst-off group, {worst}. examples.json has all."
+    )
+    if run.config.task == "opa":
+        chosen += " Numbers are places in a ranking; a longer bar is a higher place."
+    if len(run.groups) > frames.MOST_GROUPS:
+        chosen += (
+            f" Where more than {frames.MOST_GROUPS} groups are known, dots are their {', '.join(frames.QUANTILES)}."
+        )
+    if not dots:
+        chosen += " No group's answer or prediction has left its node, so there are no dots."
+    return {"examples": shown, "chosen": opening.explained(chosen), "worst": worst, "bars": bars, "dots": dots}
 
 
 def _sections(
     run: RunFiles, intervals: pd.DataFrame, drawn: Mapping[str, list[Markup]]
 ) -> Iterator[tuple[str, list[Markup]]]:
-    rule, summary = run.config.rule, run.summary
+    summary, kinds = run.summary, {*run.summary["against"]}
     if not summary.empty:
-        note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
-        levels = html(frames.methods(intervals, summary, rule=rule), caption=note, css="wide")
-        every = _folded("All metrics", html(frames.all_metrics(run), css="wide"))
-        yield "Scores", [*drawn.get("worst_group", ()), levels, every]
-        few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
-        note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
-        differences = frames.differences(intervals, summary, rule=rule)
-        yield "Differences", [html(minus, caption=note, sign=True, css="wide") for minus in differences]
-    yield "Groups", [html(frames.in_short(frames.groups(run)), css="wide")]
-    yield "Training", [_folded("Curves of training", picture) for picture in drawn.get("training", ())]
+        note = PICTURE_NOTE.format(summary["against"].iloc[0]) + ("" if SURVEY in kinds else NO_SURVEY_NOTE)
+        pictures = [*drawn.get("methods", ()), *drawn.get("groups", ())]
+        yield "Whom it serves", [*pictures, _note(note)]
+    broken = plots.broken(run.iterations) if len(run.iterations) else []
+    note = f"Iteration {', '.join(map(str, broken))}: {BROKEN_NOTE}" if broken else ""
+    yield "Training", [*drawn.get("training", ()), _note(note), *_more(drawn, "more_training", "More curves")]
     for name, rounds in run.served.items():
-        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ())]
+        more = _more(drawn, f"more_served_{name}", "More curves")
+        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ()), *more]
+    yield "Tables", [*_tables(run, intervals)]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(frames.in_short(predictor.by_group(run.pluralllm))))
         steps = html(frames.in_short(predictor.steps(run.pluralllm)), caption=predictor.STEPS_CAPTION)
-        yield "PluralLLM", [scores, by_group, _folded("Steps by group", steps), *drawn.get("pluralllm", ())]
+        folded = [by_group, _folded("Steps by group", steps), *_more(drawn, "pluralllm", "Curves of its training")]
+        yield "PluralLLM", [scores, *folded]
     counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
     questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
     noise = [("Noise, by the owners' word", run.noise)] if run.noise else []
     yield "Survey", [_facts([("Survey", run.survey or run.config.survey), *noise, *questions])]
     keys = pd.DataFrame(sorted(run.config.flat().items()), columns=["Key", "Value"]).astype(str)
     yield "Provenance", [_facts(provenance(run)), _folded("All keys", html(keys, css="texts"))]
+
+
+def _tables(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Markup]:
+    rule, summary = run.config.rule, run.summary
+    if not summary.empty:
+        note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
+        levels = html(frames.methods(intervals, summary, rule=rule), caption=note, css="wide")
+        yield _folded("Scores of all methods", levels)
+        few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
+        note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
+        minus = frames.differences(intervals, summary, rule=rule)
+        tables = Markup("").join(html(frame, caption=note, sign=True, css="wide") for frame in minus)
+        yield _folded("Differences", tables)
+        yield _folded("All metrics", html(frames.all_metrics(run), css="wide"))
+    yield _folded("Groups", html(frames.in_short(frames.groups(run)), css="wide"))
+
+
+def _more(drawn: Mapping[str, list[Markup]], name: str, title: str) -> list[Markup]:
+    return [_folded(title, picture) for picture in drawn.get(name, ())]
+
+
+def _note(text: str) -> Markup:
+    return Markup('<p class="small">{}</p>').format(opening.explained(text)) if text else Markup("")
 
 
 def _folded(title: str, content: Markup) -> Markup:

@@ -35,6 +35,7 @@ class RunFiles:
             trained by a baseline rule is the method "ppo by RULE".
         iterations: one row per PPO iteration, from metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: one row per method, metric, kind of target, group and held-out question, with its reward.
+        examples: the held-out questions with the methods' and groups' answers.
         served: trainer's run -> one row per round that was served to it.
         made_by: version and machine; empty if the run has not written them.
         noise: what groups' owners say of noise in their answers; empty if they say nothing.
@@ -48,6 +49,7 @@ class RunFiles:
     summary: pd.DataFrame
     iterations: pd.DataFrame
     scores: pd.DataFrame
+    examples: tuple[records.Example, ...]
     served: Mapping[str, pd.DataFrame]
     pluralllm: records.Card | None
     questions: records.QuestionCounts | None
@@ -86,11 +88,16 @@ def read_run(folder: Path) -> RunFiles:
     # A resumed run may repeat an iteration; training continued from the later line.
     lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
+    answers = {example.question_id: example for example in run_files.EXAMPLES.read(folder) or ()}
     for rule in config.rules[1:]:
         if finished(other := folder / rule_folder(rule)):
             method = PPO + BY + rule
             summary += [{**row, "method": method} for row in _summary(other) if row["method"] == PPO]
             scores.append(pair_scores.read(other).query("method == @PPO").assign(method=method))
+            for theirs in run_files.EXAMPLES.read(other) or ():
+                if ours := answers.get(theirs.question_id):
+                    more = {method: theirs.answers[PPO]} if PPO in theirs.answers else {}
+                    answers[ours.question_id] = ours.model_copy(update={"answers": ours.answers | more})
     return RunFiles(
         folder=folder,
         config=config,
@@ -98,6 +105,7 @@ def read_run(folder: Path) -> RunFiles:
         iterations=as_frame([lines[number] for number in sorted(lines)]),
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
         served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
+        examples=tuple(answers.values()),
         pluralllm=run_files.CARD.read(folder),
         questions=run_files.QUESTIONS.read(folder),
         made_by=last.get(run_files.MACHINE, ""),

@@ -238,6 +238,30 @@ class SummaryRow(ScoreRecord, _Evaluated):
         return row if self.sampled else {key: value for key, value in row.items() if key != "sampled"}
 
 
+class MethodAnswer(Record):
+    """A method's shares of the options, or preference scores; None if unreadable. `text` is what a model wrote."""
+
+    shares: tuple[float, ...] | None
+    text: str
+
+
+class Example(Record):
+    """A held-out question of examples.json, and how each method and group answers it.
+
+    Attributes:
+        answers: method -> its answer.
+        survey: group -> its own survey answer, which the server of a simulation knows.
+        predictions: group without such -> PluralLLM's prediction, if all owners let predictions leave for ceilings.
+    """
+
+    question_id: str
+    question: str
+    options: tuple[str, ...]
+    answers: dict[str, MethodAnswer] = {}
+    survey: dict[str, tuple[float, ...]] = {}
+    predictions: dict[str, tuple[float, ...]] = {}
+
+
 class QuestionCounts(Record):
     """questions.json: how many questions the policy is asked, and how many are left out.
 

@@ -13,6 +13,7 @@ rules.json             the values of each rule's parameters
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer; summary.json has their means
+examples.json          the held-out questions, and what each method and group answers
 sft-model/             the policy before PPO
 checkpoint.pt          PPO's state after an iteration
 *.sha256               hashes of scores.parquet and checkpoint.pt
@@ -107,6 +108,7 @@ SERVED = LineFile("served.jsonl", records.ServedLine)
 CARD = JsonFile("pluralllm.json", records.Card)
 RULE_VALUES = JsonFile("rules.json", dict[str, records.RuleValues])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
+EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 
 

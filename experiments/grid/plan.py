@@ -62,7 +62,8 @@ class Trial:
 class Grid(BaseModel):
     """A grid file, and its path; `last` are keys from the command line, which override all others.
 
-    Each run trains one policy per rule; the others are compared with the first. `flatten` validates the tables' keys.
+    Each run trains one policy per rule; the others are compared with the first. Without rules they are those of the
+    keys, `rule` and `baseline-rules`. `flatten` validates the tables' keys.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -72,7 +73,7 @@ class Grid(BaseModel):
     datasets: _Tables = {"generated": {}}
     tasks: _Tables = {"dpa": {"task": "dpa"}}
     models: _Tables = {"tiny": {"model": "tiny"}}
-    rules: Annotated[list[str], Field(min_length=1)]
+    rules: list[str] = []
     path: Path = Path()
     last: dict[str, Any] = {}
 
@@ -103,6 +104,10 @@ def read_grid(path: Path, *, last: Keys | None = None) -> Grid:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     grid.last = on_its_preset(last or {})
+    if not grid.rules:
+        keys = {key: value for key, value in {**grid.keys, **grid.last}.items() if key in ("rule", "baseline-rules")}
+        rule, *baselines = Config.load(keys).rules
+        grid.rules = [*baselines, rule]
     return grid
 
 

@@ -101,6 +101,10 @@ def test_trials_share_their_predictor_and_are_named_by_all_that_decides_their_nu
         with pytest.raises(UserError, match=rf"grid\.toml: {says}"):
             planned(tmp_path, TEXT.replace(old, new))
     assert {one.config.rules for one in planned(tmp_path, TEXT.replace('"average", ', ""))} == {("appa",)}
+    without = TEXT.replace('rules = ["average", "appa"]', "")
+    chosen = planned(tmp_path, without, last={"rule": "mix", "baseline-rules": "min"})
+    assert {one.config.rules for one in chosen} == {("mix", "min")}
+    assert {one.config.rules for one in planned(tmp_path, without)} == {("appa", "average")}
     assert {one.config.ppo.num_iterations for one in planned(tmp_path, last={"ppo.num-iterations": 9})} == {9}
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
     for file in Path(plan.__file__).parents[1].glob("*.toml"):

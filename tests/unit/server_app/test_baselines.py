@@ -21,9 +21,10 @@ from appa_flwr.protocol import asks, messages, rewards
 from appa_flwr.run import pair_scores
 from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
-from appa_flwr.run.run_files import PROGRESS, SUMMARY
+from appa_flwr.run.run_files import EXAMPLES, PROGRESS, SUMMARY
 from appa_flwr.survey.types import Question
 from server_app import baselines as server_baselines
+from server_app import examples
 from server_app.baselines import look_ups
 from server_app.inputs import RunInputs
 from server_app.run_folder import RunFolder
@@ -130,6 +131,12 @@ def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, wanted, metho
     with RunFolder(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
         rows = server_baselines.score_baselines(run, TEST_J, majority_QK=TABLES["A"], earlier=[])
+        examples.add_groups(run, TEST_J)
+    for q, example in zip(TEST_J, EXAMPLES.read(folder.path), strict=True):
+        assert example.survey == {}  # nobody but a simulation's server knows them
+        predicted = {name: TABLES[name][q, : len(example.options)] for name in GROUPS}
+        told = predicted if "mean-prediction" in methods else {}
+        assert example.predictions == {name: pytest.approx(own_K, abs=1e-4) for name, own_K in told.items()}
     assert list(dict.fromkeys(row.method for row in rows)) == ["uniform", "majority", *methods]
     by_method = {row.method: row.per_group["A"] for row in rows if row.against == PREDICTIONS}
     assert by_method["majority"] == pytest.approx(1.0)  # by whatever metric, as its own answers to these questions are

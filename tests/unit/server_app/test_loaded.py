@@ -111,7 +111,7 @@ def test_an_adapter_on_four_bits_is_asked_as_it_was_scored(dtype, base, run):
 @pytest.mark.parametrize(
     ("written", "options", "shown"),
     [
-        ("0.2,0.3,0.5", "Yes; No, never; Perhaps", r"Yes\W+0\.200\W+No, never\W+0\.300\W+Perhaps\W+0\.500"),
+        ("0.2,0.3,0.5", "Yes; No, never; Perhaps", r"Yes\W+20%\W+No, never\W+30%\W+Perhaps\W+50%"),
         ("no", "Yes,No", "it wrote 'no', which cannot be read"),
     ],
 )

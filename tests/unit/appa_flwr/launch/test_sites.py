@@ -16,6 +16,7 @@ from flwr.common.config import parse_config_args
 from tls_server import listening
 
 from appa_flwr.config import Config
+from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import deploy
 from appa_flwr.launch.checks import read_survey
@@ -174,6 +175,9 @@ def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monk
     for owner_policy in tmp_path.glob("groups/*/policy.toml"):
         owner_policy.write_text("")
     deploy.make_sites(config, tmp_path, host="h", port=1)
+    submitted = assemble([str(tmp_path / "server" / "keys.toml")], folder=None)
+    # the tiny base of the simulation, not that of real surveys, which takes 1,200 steps
+    assert submitted.prompt_style == config.prompt_style == "compact"
 
 
 @pytest.mark.parametrize("name", ["both ' and \"", "a\\", 'a\\"', "x=1 y=2", "Côte d'Ivoire"])

@@ -43,7 +43,7 @@ def test_two_rules_and_their_difference_are_on_the_page(tmp_path):
     page = build(two_rules(tmp_path, above=0.05)).read_text().replace("\xa0", " ")
     assert made.cells(page, "PPO by average")[2].startswith("0.550 (0.5")
     assert "<b>+0.050 (+0.050 to +0.050)</b>" in page
-    assert page.index("better than PPO by average (+0.050,") < page.index('title="worst_group"')
+    assert page.index("better than PPO by average (+0.050,") < page.index('title="methods"')
 
 
 def test_many_level_groups_have_the_sample_s_minimum_as_level_and_the_estimate_in_differences(tmp_path):
@@ -56,17 +56,16 @@ def test_many_level_groups_have_the_sample_s_minimum_as_level_and_the_estimate_i
         rows = pair_scores.as_rows(name, "js", "predictions", rewards[name], groups=groups, questions=questions)
         pair_scores.put(run, rows)
     page = build(run).read_text().replace("\xa0", " ")
-    (axes,) = plots.worst_group.__wrapped__(frames.of_run(read_run(run)), rule="appa").axes
-    points = [line.get_xdata().item() for line in axes.lines if line.get_marker() == "o"]
-    assert points == pytest.approx([np.nanmean(reward_GQ, axis=1).min() for reward_GQ in rewards.values()])
-    assert [text.get_text() for text in axes.texts] == [f"{point:.3f}" for point in points]
-    for arm, reward_GQ in zip(axes.collections, rewards.values(), strict=True):
-        one = bootstrap([(reward_GQ,)])["Min AS"]
-        assert arm.get_segments()[0][:, 0].tolist() == pytest.approx([one.low, one.high])
-        assert one.sample < one.low < 0.8 < one.high
-    assert made.cells(page, "PPO by appa")[2] == f"{points[1]:.3f} ({one.low:.3f} to {one.high:.3f})"
+    axes, _ = plots.methods.__wrapped__(frames.of_run(read_run(run)), rule="appa").axes
+    bars, points = axes.lines[::2], axes.lines[1::2]
+    for bar, point, text, reward_GQ in zip(bars, points, axes.texts, rewards.values(), strict=True):
+        one, lowest = bootstrap([(reward_GQ,)])["Min AS"], np.nanmean(reward_GQ, axis=1).min()
+        assert [*bar.get_xdata(), *point.get_xdata()] == pytest.approx([one.low, one.high, one.value])
+        assert text.get_text() == f"{one.value:.3f}"
+        assert one.sample == lowest < one.low < 0.8 < one.high
+    assert made.cells(page, "PPO by appa")[2] == f"{lowest:.3f} ({one.low:.3f} to {one.high:.3f})"
     gain = bootstrap([(rewards["ppo"], rewards["sft"])])["Min AS"]
-    cell = made.cells(page.partition("<h2>Differences")[2], "SFT")[2]
+    cell = made.cells(page.partition("<summary>Differences")[2], "SFT")[2]
     assert cell == f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
 
 
@@ -84,7 +83,7 @@ def test_a_ceiling_of_a_sample_is_named_so_and_compared_on_its_questions(tmp_pat
     assert value == pytest.approx((0.6 + 0.5 + 0.6 + 0.8 + 0.7 + 0.8) / 6 - reward_G3.mean())
     assert low < value < high
     page = build(run).read_text().replace("\xa0", " ")
-    for part in page.partition("<h2>Differences")[::2]:
+    for part in page.partition("<summary>Differences")[::2]:
         assert made.cells(part, "Ceiling (worst group), 3 questions")
     assert made.cells(page, "PPO by appa")
 
@@ -129,6 +128,6 @@ def test_the_curve_of_held_out_questions_has_the_scored_iterations_alone():
     rounds = [made.line(number, planned=4, fell_back=False) for number in range(1, 5)]
     for number, min_as in points.items():
         rounds[number - 1]["held_out"] = {"survey": {"fi": 0.9, "avg_as": 0.75, "min_as": min_as}}
-    figure = plots.training.__wrapped__(pd.json_normalize(rounds, sep="/"), ["a", "b"])
+    figure = plots.more_of_training.__wrapped__(pd.json_normalize(rounds, sep="/"), ["a", "b"])
     (axes,) = [axes for axes in figure.axes if axes.get_title() == "Min AS on held-out questions"]
     assert [tuple(line.get_xydata().ravel()) for line in axes.lines] == [(2, 0.5, 4, 0.625)]

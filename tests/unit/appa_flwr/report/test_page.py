@@ -9,11 +9,12 @@ import pytest
 import report_runs as made
 from markupsafe import escape
 from report_runs import CONFIG, GOOD
+from test_frames import two_rules
 
 from appa_flwr.config import Config
 from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import build, plots
+from appa_flwr.report import build, examples, plots
 from appa_flwr.report.opening import command
 from appa_flwr.report.page import missing, provenance
 from appa_flwr.run.read import read_run
@@ -23,21 +24,84 @@ from appa_flwr.run.records import METHODS
 def test_tables_hold_the_numbers_of_the_summary(tmp_path):
     counts = {"training": 80, "unanswered": 7, "held_out": 29, "unanswerable": 3, "too_long": 1}
     page = made.page_of(made.write_run(made.scored_run(tmp_path), questions=counts))
-    assert re.findall("questions</dt><dd>(.*?)</dd>", page.partition("<h2>Survey")[2]) == ["80", "7", "29", "3", "1"]
+    assert re.findall("questions</dt><dd>(.*?)</dd>", page.partition("<h2>Survey")[2])[:5] == [
+        "80",
+        "7",
+        "29",
+        "3",
+        "1",
+    ]
     assert "too narrow" in page
+    assert "may-leave" not in page
     # Avg, Min, FI by the survey answers (each score 0.1 lower) and by the predictions, format, readable
     ppo = ["0.760", "0.700", "0.9876", "0.860", "0.800", "0.9876", "0.950", "1.000"]
     assert made.cells(page, "PPO by appa") == ["PPO by appa", *ppo]
     uniform = ["0.690", "0.650", "0.9876", "0.790", "0.750", "0.9876", "–", "1.000"]
     assert made.cells(page, "Uniform answer")[1:] == uniform
     assert made.cells(page, "Ceiling (worst group)")[4:6] == ["0.880", "0.840"]
+    page = page.partition("<h2>Tables")[2]
     assert page.index(">SFT<") < page.index(">PPO by appa<") < page.index(">Uniform answer<")
     # The worst served group comes first: GOOD's Avg .860 with Min .800 is a = .800 and b = .920; by the survey .1 less
     # on average alone, so what each group has is the same.
     assert made.cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
     assert made.cells(page, "b")[3] == "0.920"
-    groups = page.partition("<h2>Groups")[2]
+    groups = page.partition("<summary>Groups")[2]
     assert groups.index(">a<") < groups.index(">b<")
+
+
+def example(number, *, apart, **answers):
+    """A question of two options, to which methods and groups a and b give the first this share."""
+    said = {
+        name: {"shares": None if share is None else [share, 1 - share], "text": f"{share}"}
+        for name, share in answers.items()
+    }
+    survey = {group: [0.5 + part, 0.5 - part] for group, part in (("a", apart), ("b", -apart))}
+    return {
+        "question_id": f"q{number}",
+        "question": f"Question {number}?",
+        "options": ["Yes", "No"],
+        "answers": said,
+        "survey": survey,
+        "predictions": {"c": [0.5, 0.5]},
+    }
+
+
+def test_an_example_s_bars_are_the_run_s_own_answers(tmp_path, appa):
+    run = two_rules(tmp_path, above=0.05)  # in which group a is worst off, and better off by the even questions
+    shares = {q: {"sft": 0.1 + q / 100, "ppo": None if q == 3 else 0.3 + q / 100} for q in range(40)}
+    apart = {q: 0.4 if q in (1, 2) else 0.1 for q in shares}
+    made.write_run(run, examples=[example(q, apart=apart[q], **own) for q, own in shares.items()])
+    theirs = [example(q, apart=apart[q], sft=own["sft"], ppo=0.6 + q / 100) for q, own in shares.items()]
+    made.write_run(run / "average", examples=theirs)
+    page = made.page_of(run)
+    figures = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
+    assert [int(re.search(r"Question (\d+)", figure)[1]) for figure in figures] == [1, 2, 3, 5, 0, 4]
+    said = appa("ask", run)
+    for figure, q in zip(figures, (1, 2, 3, 5, 0, 4), strict=True):
+        bars = dict(re.findall(r'style="width:([\d.]+)%" title="(.*?)">', figure.partition("No<")[0]))
+        drawn = {name: float(width) / 100 for width, name in bars.items()}
+        read = {"SFT": shares[q]["sft"], "PPO by mix": shares[q]["ppo"], "PPO by average": 0.6 + q / 100}
+        assert drawn == {name: pytest.approx(share) for name, share in read.items() if share is not None}
+        assert ("PPO by mix wrote" in figure) == (q == 3)
+        dots = re.findall(r'class="(.*?)" style="left:([\d.]+)%" title="(\w) ', figure.partition("No<")[0])
+        places = [("worst", "a", 0.5 + apart[q]), ("", "b", 0.5 - apart[q]), (" predicted", "c", 0.5)]
+        assert dots == [(css, f"{100 * place:.1f}", name) for css, name, place in places]
+        line = re.search(rf"Question {q}\?.*?│ Yes +│(.*?)\n", said, re.DOTALL)[1]
+        assert re.findall(r"(\d+)%", line) == [f"{100 * share:.0f}" for share in read.values() if share is not None]
+
+
+def test_a_ranking_is_shown_in_its_order_and_many_groups_by_quantiles():
+    """PPO puts y first, then z."""
+    rows = examples.rows("xyz", {"SFT": [3, 2, 1], "PPO by min": [1, 3, 2]}, {"a": [0.2, 0.5, 0.3]}, ranks=True)
+    assert [(row.option, *(bar.text for bar in row.bars), row.dots[0].text) for row in rows] == [
+        ("y", "2.", "1.", "1."),
+        ("z", "3.", "2.", "2."),
+        ("x", "1.", "3.", "3."),
+    ]
+    assert [row.bars[1].percent for row in rows] == pytest.approx([100, 200 / 3, 100 / 3])
+    many = {f"g{number}": [number / 100, 1 - number / 100] for number in range(101)}
+    first, _ = examples.rows("xy", {"SFT": [0.25, 0.75]}, many, ranks=False)
+    assert [dot.percent for dot in first.dots] == pytest.approx([0, 5, 50, 95, 100])
 
 
 def test_of_many_groups_the_page_has_quantiles_and_the_worst_ten(tmp_path):
@@ -53,9 +117,9 @@ def test_of_many_groups_the_page_has_quantiles_and_the_worst_ten(tmp_path):
     page = made.page_of(folder)
     of_ppo = {name: made.cells(page, f"{name} of 101 groups")[3] for name in ("Least", "5 %", "Median", "95 %", "Most")}
     assert of_ppo == {"Least": "0.400", "5 %": "0.425", "Median": "0.650", "95 %": "0.875", "Most": "0.900"}
-    table = page.partition("<h2>Groups")[2].partition("<h2>")[0]
+    table = page.partition("<summary>Groups")[2].partition("<h2>")[0]
     assert [group in table for group in groups] == [True] * 10 + [False] * 91  # the lowest scores of PPO
-    assert sum(page.count(group) for group in groups) == 3 * 10 + 2 * 10  # tables, and who has no score of SFT's
+    assert sum(page.count(group) for group in groups) == 3 * 10 + 2 * 10 + 2  # tables, SFT's missing, worst and best
     assert "and 30 more" in page
 
 
@@ -122,7 +186,7 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
     page = build(made.write_run(made.fake_run(tmp_path, groups=groups, iterations=1), metrics=lines)).read_text()
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     pictures = list((tmp_path / "plots").iterdir())
-    assert len(sources) == len(pictures) == 2
+    assert len(sources) == len(pictures) == 4
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
     assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in pictures)
@@ -140,6 +204,7 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     few = [made.row(method, *GOOD[method]) for method in ("base", "ppo")]
     page = made.page_of(made.write_run(tmp_path, summary=few, pluralllm=made.predictor_card()))
     assert "<dd>SFT, PPO by average</dd>" in page
+    assert "truth in may-leave" in page
     assert "no pluralllm" not in page
     assert ">None<" not in page
     assert ">survey</th>" not in page

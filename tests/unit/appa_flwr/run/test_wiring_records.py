@@ -23,6 +23,7 @@ from appa_flwr.protocol.refusals import FAILED
 from appa_flwr.report.page import missing
 from appa_flwr.run import records, run_files
 from appa_flwr.run.pair_scores import SURVEY
+from appa_flwr.survey import store
 from pluralllm import residual
 from pluralllm.prediction import Predictor
 
@@ -113,8 +114,17 @@ def test_every_field_of_an_opened_run_is_read(folder):
             assert row[f"group/{group}"] == pytest.approx(means.loc[at, group], nan_ok=True)
     assert SURVEY in run.summary["against"].values
     assert run.iterations["iteration"].tolist() == [1, 2]
+    survey = store.read(folder / run_files.SURVEY_FILE).answers
     other = load_run(folder / run_files.rule_folder(KEYS["baseline-rules"]))
     assert other.iterations["weights/Avaria"].tolist() == [0.5, 0.5]  # of two groups that answer, by the mean
+    ours, theirs = run.policy(), other.policy()
+    for example in run.examples[:3]:
+        for method, policy in (("ppo", ours), ("ppo by appa_flwr.analysis.rules:Average", theirs)):
+            assert example.answers[method].text == policy.ask(example.question, example.options).text
+        own = {name: rows.get(example.question_id) for name, rows in survey.items()}
+        known = {name: pytest.approx(own_K, abs=1e-4) for name, own_K in own.items() if own_K is not None}
+        assert example.survey == known
+        assert {*example.predictions} == {*own} - {*known}
     assert other.config.rule == KEYS["baseline-rules"]
     assert not other.predictor().predict({}).empty
     assert [line["round"].tolist() for line in run.served.values()] == [[1, 2, 3]]

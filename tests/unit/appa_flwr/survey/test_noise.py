@@ -306,6 +306,9 @@ def test_releases_stand_in_the_codebook_one_at_a_time_and_add_up(option, name, t
     words += (option, place := tmp_path / "f.jsonl")
     assert run(*words)[0] == 0
     assert "holds a release" in run(*words)[1]
+    assert "holds a release" in run(*words[:-2], "--out", nowhere := tmp_path / "nowhere")[1]
+    assert not nowhere.exists()
+    assert run(*words[:-2])[0] == 0  # the costs, which release nothing
     code, text = run(*words, "--again")
     assert (code, "epsilon 5.911 a respondent" in text) == (0, True)  # measured: two of 4 cost 5.9
     releases = codebooks.read(file).releases

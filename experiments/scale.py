@@ -186,8 +186,8 @@ def main(
             print(json.dumps(do(Path(folder), part, size)))
         return
     parts = [(q, part, g) for q in QUESTIONS for part, g in [("", q), *((part, 1) for part in NODE)]]
-    parts += [(q, part, g) for q in QUESTIONS for part in (GREETING, REWARDS) for g in GROUPS]
-    parts += [(QUESTIONS[0], part, g) for part in (ROUND, SCORES) for g in GROUPS]
+    parts += [(q, GREETING, g) for q in QUESTIONS for g in GROUPS]
+    parts += [(QUESTIONS[0], part, g) for part in (REWARDS, ROUND, SCORES) for g in GROUPS]
     roots = [Path(__file__).parents[1], *([beside.resolve()] if beside else [])]
     print(markdown.table(["part", "questions", "groups", "code", *COLUMNS], []))
     with tempfile.TemporaryDirectory() as home:

@@ -65,8 +65,8 @@ def _validation(group: Group, ask: Ask) -> Numbers:
     from client_app import predictor
 
     party, weight_P = group.party, ask.array("weights", np.float32, axes=1)
-    count, error_V = predictor.validation_errors(party.config, weight_P, group.data, party.public)
-    return {"answers": np.array([float(count)]), "error": np.minimum(error_V, count * asks.LARGEST_ERROR)}
+    count, gain_V, square_V = predictor.validation_gains(party.config, weight_P, group.data, party.public)
+    return {"answers": np.array([float(count)]), "gain": gain_V, "square": square_V}
 
 
 def _scores(group: Group, ask: Ask) -> Numbers:

@@ -3,8 +3,7 @@
 Only this module of the groups' side imports torch. Other modules import it inside the functions that need it: on a
 deployed node every message starts a fresh process, and scoring does not need torch.
 
-Axis letters: P weights, N answered questions, K options, V choices of the views' shares,
-M measures.
+Axis letters: P weights, N answered questions, K options, V choices of the views' shares.
 """
 
 from collections import OrderedDict
@@ -20,11 +19,11 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.protocol.rewards import js_distance
 from pluralllm.data import GroupData, validation_questions
 from pluralllm.network import PluralLLM
 from pluralllm.prediction import Predictor
 from pluralllm.residual import SHARES
-from pluralllm.scores import MEASURES, measure_sums
 from pluralllm.training import build, local_update, validation_round
 
 Weights = npt.NDArray[np.float32]
@@ -61,18 +60,20 @@ def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
     return Predictor(model, public, num_context=settings.num_context_questions, seed=config.seed)
 
 
-def validation_errors(config: Config, weight_P: Weights, data: GroupData, public: Catalogue) -> tuple[int, FloatArray]:
-    """Compare predictions by each of `SHARES` with a group's answers to the validation questions.
+def validation_gains(
+    config: Config, weight_P: Weights, data: GroupData, public: Catalogue
+) -> tuple[int, FloatArray, FloatArray]:
+    """Compare predictions by each of `SHARES` with those by the first, on a group's answers to validation questions.
 
-    Each answer is predicted from all of the group's other training answers `data`. Returns the number of answers, and
-    sums (V,) of the natural Jensen-Shannon distance to them.
+    Each answer is predicted from all of the group's other training answers `data`; questions with a single option are
+    left out. Returns the number of answers, and sums (V,) of the gains in `js_distance` and of their squares.
     """
-    validation_Q = validation_questions(public)
-    truth, rest = data.only(validation_Q), replace(public, train_Q=public.train_Q & ~validation_Q)
+    validation_Q, several_Q = validation_questions(public), public.option_QK.sum(axis=1) > 1
+    truth, rest = data.only(validation_Q & several_Q), replace(public, train_Q=public.train_Q & ~validation_Q)
     predicted_VNK = load(config, weight_P, rest).choices(data, truth.question_N, SHARES)
-    option_NK = public.option_QK[truth.question_N]
-    sum_VM = np.stack([measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK])
-    return len(truth), sum_VM[:, MEASURES.index("answers")] - sum_VM[:, MEASURES.index("js_distance")]
+    score_VN = js_distance(predicted_VNK, truth.answer_NK, public.option_QK[truth.question_N])
+    gain_VN = score_VN - score_VN[0]
+    return len(truth), gain_VN.sum(axis=1), (gain_VN**2).sum(axis=1)
 
 
 def _model(config: Config, weight_P: Weights) -> PluralLLM:

@@ -172,8 +172,8 @@ def train(
     def numbers(ask: Ask, group: str) -> Numbers:
         weight_P, data = ask.array("weights", np.float32, axes=1), context[group]
         if ask.kind == VALIDATION:
-            count, error_V = predictor.validation_errors(config, weight_P, data, problem.public)
-            return {"answers": [count], "error": error_V}
+            count, gain_V, square_V = predictor.validation_gains(config, weight_P, data, problem.public)
+            return {"answers": [count], "gain": gain_V, "square": square_V}
         number, proximal = ask.count("round"), ask.number("proximal", most=1.0)
         after_P, loss, count = predictor.train(
             config, weight_P, data, problem.public, round_number=number, proximal=proximal

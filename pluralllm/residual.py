@@ -18,7 +18,7 @@ share of the episodes:
   groups differently, and harm otherwise.
 
 `Shares` sets how much features and the plain view count for questions that were not trained on; the server chooses
-from `SHARES` by validation questions (`pluralllm.data.validation_questions`).
+from `SHARES` by validation questions (`pluralllm.data.validation_questions`), and keeps the first without clear gain.
 
 Residuals are centred within a question, since shares have a fixed sum.
 
@@ -78,9 +78,10 @@ class Shares(NamedTuple):
 
 
 SHARES_KEY = "view_shares"
-# shares without validation, and shares that a server can choose from; among equals the first wins
+# shares without validation, and all that a server can choose from, these first
 START_SHARES = Shares(0.5, 0.5)
-SHARES = (*(Shares(features, plain) for plain in (0.0, 0.5) for features in (0.0, 0.5, 1.0)), Shares(0.0, 1.0))
+_BY_NETWORK = (Shares(features, 0.0) for features in (0.0, 0.5, 1.0))
+SHARES = (START_SHARES, Shares(0.0, 0.5), Shares(1.0, 0.5), *_BY_NETWORK, Shares(0.0, 1.0))
 
 BLIND, PLAIN = View(blind=True, features=False), View(blind=True, features=False, plain=True)
 VIEWS = (*(View(blind, features) for blind in (False, True) for features in (False, True)), PLAIN)

@@ -36,9 +36,6 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 MOST_ANSWERS = 20_000
 """Most answers in one request."""
 
-LARGEST_ERROR = math.log(2) ** 0.5
-"""Jensen-Shannon distance (natural logarithm) of answers that share no option, the largest validation error."""
-
 LARGEST_STEP, LARGEST_LOSS = 16.0, 64.0
 """Largest change of one of PluralLLM's weights in a training round, and largest loss."""
 
@@ -194,7 +191,11 @@ def layouts_of(ask: Ask, catalogue: Masks) -> dict[str, Layout]:
         size = ask.count("size", least=1, most=MOST_MEASURES)
         if ask.kind == SCORES:
             return {"scores": Layout((size,), 0.0, len(catalogue.train_Q))}
-        return {"answers": Layout((1,), 0.0, training), "error": Layout((size,), 0.0, LARGEST_ERROR * training)}
+        return {
+            "answers": Layout((1,), 0.0, training),
+            "gain": Layout((size,), -training, training),
+            "square": Layout((size,), 0.0, training),
+        }
     request = ScoreRequest.of(ask)
     told = {TARGET_SIDE: ("reward",), TRUTH_SIDE: ("reward", "known")}
     names = [f"{metric} {side} {what}" for metric, side in request.keys for what in told[side]]

@@ -1,6 +1,6 @@
 """PluralLLM's federated pretraining by one of Flower's strategies (`pluralllm.strategy`).
 
-Axis letters: G groups that trained, P weights.
+Axis letters: G groups that trained, P weights, V choices of the views' shares.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +34,8 @@ PROXIMAL_MU = 0.01  # smallest but one of the values that FedProx's authors trie
 # Step size, moments and adaptivity floor of the server's Adam and Yogi. Adam's usual step for a network of this size;
 # Reddi et al. 2021 have the same moments. With their floor of 1e-3, small gradients of the context path would vanish.
 ADAPTIVE = {"eta": 3e-3, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-6}
+# By which a choice of the views' shares must be better than the default; not by one, since there are six others.
+STANDARD_ERRORS = 2.0
 
 Progress = Callable[[int, int, float], None]
 
@@ -98,7 +100,7 @@ class GroupRounds(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """After the last round without validation questions, ask for the errors of each choice of the views' shares."""
+        """After the last round without validation questions, ask what each choice of the views' shares gains."""
         self._validation = None
         if server_round != validation_round(self.config.pluralllm):
             return []
@@ -107,11 +109,11 @@ class GroupRounds(FedAvg):
         return self._validation.messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Choose the shares with the least total error."""
+        """Choose the views' shares by the groups' gains."""
         if self._validation is not None:
-            names, rows = _training_rows(self._validation.read(replies))
-            if names:
-                self.shares = SHARES[int(rows["error"].sum(axis=0).argmin())]
+            rows = _training_rows(self._validation.read(replies))
+            if len(rows["answers"]):
+                self.shares = _chosen(**rows)
 
 
 class _FedProx(FedProx, GroupRounds):
@@ -176,7 +178,25 @@ def _single(weights: ArrayRecord) -> ArrayRecord:
     return ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in weights.items()})
 
 
-def _training_rows(replies: Replies) -> tuple[list[str], dict[str, FloatArray]]:
-    """Names and arrays (G, ...) of groups that have answers."""
-    kept = np.flatnonzero(replies.each("answers")[:, 0] > 0)
-    return [replies.groups[g] for g in kept], {name: replies.each(name)[kept] for name in replies.numbers}
+def _training_rows(replies: Replies) -> dict[str, FloatArray]:
+    """Arrays (G, ...) of groups that have answers."""
+    kept_G = replies.each("answers")[:, 0] > 0
+    return {name: replies.each(name)[kept_G] for name in replies.numbers}
+
+
+def _chosen(answers: FloatArray, gain: FloatArray, square: FloatArray) -> Shares:
+    """Of `SHARES` whose mean gain is `STANDARD_ERRORS` above 0, that with the largest; the first if there is none.
+
+    Groups answer the same questions, and may answer them alike. So the standard error is that of one group's questions.
+
+    Args:
+        answers: Numbers of validation answers (G, 1).
+        gain: Sums over them of the gain on the first choice (G, V).
+        square: Sums over them of its square (G, V).
+    """
+    mean_V, square_V = (sum_GV.sum(axis=0) / answers.sum() for sum_GV in (gain, square))
+    if answers.mean() <= 1.0:  # nothing tells how much of a gain is chance
+        return SHARES[0]
+    error_V = np.sqrt((square_V - mean_V**2).clip(0.0) / (answers.mean() - 1.0))
+    clear_V = mean_V > STANDARD_ERRORS * error_V
+    return SHARES[int(np.where(clear_V, mean_V, 0.0).argmax())]

@@ -115,8 +115,9 @@ def test_steps_fall_at_the_end(start, public, groups):
     np.testing.assert_allclose(at_the_end, 3 / 50 * halfway, atol=1e-6)
 
 
-def test_validation_tells_what_each_share_of_the_views_would_be_worth(public, groups, monkeypatch):
+def test_validation_tells_what_each_share_of_the_views_would_gain(public, groups, monkeypatch):
     """Each answer to a validation question is predicted by a group that has given all its other training answers."""
+    public = replace(public, option_QK=public.option_QK.copy())
     monkeypatch.setattr(data, "VALIDATION_FRACTION", 0.5)
     mine = groups[1].only(public.train_Q)
     truth = mine.only(validation_questions(public))
@@ -128,13 +129,16 @@ def test_validation_tells_what_each_share_of_the_views_would_be_worth(public, gr
         ours = predictor.load(config, join_weights(chosen), replace(public, train_Q=np.zeros_like(public.train_Q)))
         for q, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
             predicted_K = ours.targets(mine.only(np.arange(len(public.questions)) != q))[q]
-            yield 1 - js_distance(predicted_K[None], answer_K[None], public.option_QK[[q]], base=np.e).item()
+            yield 1 - js_distance(predicted_K[None], answer_K[None], public.option_QK[[q]]).item()
 
-    expected = [sum(errors(shares)) for shares in SHARES]
-    assert np.ptp(expected) > 1e-3
-    count, error_V = predictor.validation_errors(config, join_weights(weights), mine, public)
+    error_VN = np.array([[*errors(shares)] for shares in SHARES])
+    gain_VN = error_VN[0] - error_VN
+    assert np.ptp(gain_VN.sum(axis=1)) > 1e-3
+    count, gain_V, square_V = predictor.validation_gains(config, join_weights(weights), mine, public)
     assert 5 < count == len(truth)
-    np.testing.assert_allclose(error_V, expected, atol=1e-5)
+    np.testing.assert_allclose([gain_V, square_V], [gain_VN.sum(axis=1), (gain_VN**2).sum(axis=1)], atol=1e-5)
+    public.option_QK[truth.question_N[0], 1:] = False  # any answer to a question with one option is right
+    assert predictor.validation_gains(config, join_weights(weights), mine, public)[0] == count - 1
 
 
 def test_where_all_training_questions_would_be_validation_questions_there_are_none(public, monkeypatch):

@@ -27,16 +27,18 @@ COUNTS = (30, 10)
 LOSSES = (0.5, 0.25, 0.125, 0.75, 0.3)
 
 
-def training(steps_G, counts_G, errors_G):
-    """Groups that change the weights by their steps, resting on so many answers each, and report these errors."""
+def training(steps_G, counts_G, gains_G):
+    """Groups that change the weights by their steps, resting on so many answers each, and report these gains."""
 
     def numbers(ask, name):
         g = "ABCDE".index(name)
         if ask.kind == UPDATE:
             n = counts_G[g]
             return {"step": n * np.array(steps_G[g]), "answers": n, "loss": n * LOSSES[g]}
-        (n, error_V), size = errors_G[g], ask.count("size")
-        return {"answers": n, "error": n * np.array([*error_V, *[0.7] * size][:size])}
+        (n, told), sums_2V = gains_G[g], np.zeros((2, ask.count("size")))
+        for v, sums in told.items():
+            sums_2V[:, v] = sums
+        return {"answers": n, "gain": sums_2V[0], "square": sums_2V[1]}
 
     return FakeGroups("ABCDE"[: len(steps_G)], numbers)
 
@@ -45,11 +47,11 @@ def record(**arrays):
     return ArrayRecord({name: Array(np.array(array, np.float32)) for name, array in arrays.items()})
 
 
-def pretrained(steps_G=STEPS, counts_G=COUNTS, *, errors_G=None, start=None, **changes):
+def pretrained(steps_G=STEPS, counts_G=COUNTS, *, gains_G=None, start=None, **changes):
     """What weights at 0 become, the mean losses of the rounds, and what the first group is asked; it answers last."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in {"rounds": 2, **changes}.items()}
     config = Config.load(keys)
-    together = training(steps_G, counts_G, errors_G or [(0, ())] * len(steps_G))
+    together = training(steps_G, counts_G, gains_G or [(0, {})] * len(steps_G))
     nodes = {9 - g: FakeGroups(name, together.numbers) for g, name in enumerate(together.names)}
     start = start or record(w=np.zeros(len(steps_G[0])))
     weights, losses, _ = pretrain(federated(nodes, CATALOGUE), config, start, progress=lambda *_: None)
@@ -127,7 +129,7 @@ def test_one_group_s_long_step_is_cut_and_named(steps_G, mean, named, caplog):
 
 def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_each_round(tmp_path):
     # A (3, 0) to (0, 4): 5 / 4; B and C (0, 4) to (1.5, 2): 2.5 / 2.5
-    node = training([(3, 0), (0, 4), (0, 4)], (10, 20, 0), [(0, ())] * 3)  # C has no answers to train on
+    node = training([(3, 0), (0, 4), (0, 4)], (10, 20, 0), [(0, {})] * 3)  # C has no answers to train on
     config = Config.load({"pluralllm.rounds": 2, "pluralllm.architecture": "attention"})
     *_, rounds = pretrain(federated({1: node}, CATALOGUE), config, record(w=[0, 0]), progress=lambda *_: None)
     assert rounds == [{"A": 5 / 4, "B": 5 / 3}] * 2
@@ -157,29 +159,33 @@ def test_groups_without_an_answer_are_left_out_and_one_must_have_some():
         pretrained(counts_G=(0, 0))
 
 
-SAME = [(20, [0.1] * 7), (10, [0.4] * 7)]
+CHANCE = {1: (1, 0.425)}
 
 
 @pytest.mark.parametrize(
-    ("errors_G", "shares"),
+    ("gains_G", "shares"),
     [
-        (SAME, [0.0, 0.0]),  # of equals the first choice
-        # (20 x .3 + 10 x .6) / 30 for the first choice, .3 for the second, (20 x .6 + 10 x .3) / 30 for the third
-        ([(20, (0.3, 0.3, 0.6)), (10, (0.6, 0.3, 0.3))], [0.5, 0.0]),
-        ([(20, (0.3, 0.3, 0.3, 0.3, 0.3, 0.2)), (10, (0.3, 0.3, 0.3, 0.3, 0.3, 0.2))], [1.0, 0.5]),
-        ([(0, ()), (0, ())], [0.25, 0.25]),  # nobody has answers to say
+        # 10 answers, 5 a group: the mean is .2, its standard error ((.085 - .2 ** 2) / (5 - 1)) ** .5 = .106
+        ([(5, CHANCE), (5, CHANCE)], [0.5, 0.5]),
+        ([(8, {1: (1.9, 0.6)}), (2, {1: (0.1, 0.1)})], [0.0, 0.5]),  # the same mean, ((.07 - .04) / 4) ** .5 = .087
+        # beside chance .1 with .035, and .15 with .043
+        ([(5, CHANCE | {2: (0.5, 0.075), 3: (0.75, 0.15)})] * 2, [0.0, 0.0]),
+        ([(5, {1: (-1, 0.21)})] * 2, [0.5, 0.5]),
+        ([(10, {1: (2, 0.85)}), (0, {})], [0.0, 0.5]),  # a single group: ((.085 - .04) / 9) ** .5 = .071
+        ([(1, {1: (0.5, 0.25)})] * 2, [0.5, 0.5]),  # one answer each tells nothing of chance
+        ([(0, {})] * 2, [0.25, 0.25]),  # nobody has answers to say
     ],
 )
-def test_the_kept_weights_say_how_much_each_view_counts(errors_G, shares):
+def test_a_choice_of_how_much_each_view_counts_must_be_better_than_by_chance(gains_G, shares):
     start = record(**{"w": [0, 0], SHARES_KEY: [0.25, 0.25]})
-    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, errors_G=errors_G, start=start)
+    weights, *_ = pretrained([[0, 0, 1, 1]] * 2, gains_G=gains_G, start=start)
     chosen = weights[SHARES_KEY].numpy()
     assert (chosen.dtype, chosen.tolist()) == (np.float32, shares)
     assert weights["w"].numpy().tolist() == [2, 2]
 
 
 def test_a_network_without_choices_has_none():
-    weights, _, asked = pretrained(errors_G=SAME, architecture="attention")
+    weights, _, asked = pretrained(gains_G=[(5, CHANCE)] * 2, architecture="attention")
     assert (weights.keys(), {ask.kind for ask in asked}) == ({"w"}, {UPDATE})
 
 

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from appa_flwr.config import sections
 from appa_flwr.config.keys import Scalar as Scalar
 from appa_flwr.config.keys import to_toml, valid
-from appa_flwr.config.sections import Section, key, path_or
+from appa_flwr.config.sections import Section, kebab, key, path_or
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean
@@ -209,13 +209,9 @@ def _check_keys(config: Config) -> None:
             'rule = "alpha" needs an appa.alpha below 0, towards the minimum, or above 0, towards the maximum; '
             '0 is the rule "average"'
         )
-    if ppo.batch_size % (answers := ppo.answers_per_question):
-        raise UserError(f"ppo.answers-per-question = {answers} must divide ppo.batch-size = {ppo.batch_size}")
-    if (questions := ppo.batch_size // answers) % ppo.num_mini_batches:
-        raise UserError(
-            f"ppo.num-mini-batches = {ppo.num_mini_batches} must divide the {questions} questions of an iteration, "
-            "ppo.batch-size / ppo.answers-per-question"
-        )
+    for name in ("num_mini_batches", "answers_per_question"):
+        if ppo.batch_size % (size := getattr(ppo, name)):
+            raise UserError(f"ppo.{kebab(name)} = {size} must divide ppo.batch-size = {ppo.batch_size}")
     if ppo.baseline == "question" and ppo.answers_per_question == 1:
         raise UserError('ppo.baseline = "question" needs ppo.answers-per-question of 2 or more')
     if policy.compute_dtype == "bfloat16" and policy.tuning == "full":

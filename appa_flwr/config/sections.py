@@ -198,9 +198,7 @@ class PPOSection(Section):
     answers_per_question: int = key(8, "answers sampled for each question", ge=1)
     response_length: int = key(60, "most tokens of an answer (PPO table)", ge=1)
     temperature: float = key(1.0, "temperature of sampling (PPO table: 0.6)", gt=0)
-    num_mini_batches: int = key(
-        4, "optimizer steps in an epoch, each on all answers to a share of the questions (PPO table: 8)", ge=1
-    )
+    num_mini_batches: int = key(4, "optimizer steps in an epoch (PPO table: 8)", ge=1)
     epochs: int = key(1, "passes over an iteration's answers (PPO table: 2)", ge=1)
     micro_batch_tokens: int = key(2048, "most tokens in a pass, with padding; halved when memory runs out", ge=1)
     learning_rate: float = key(6e-4, "learning rate of AdamW (PPO table: 1e-5)", gt=0)

@@ -128,11 +128,11 @@ class PPOEngine:
             raise ValueError(f"expected one score per rollout, {len(mask_JT)}, got shape {tuple(score_J.shape)}")
         targets = self._targets(rollout, reference, score_J)
         sums = torch.zeros(4, dtype=torch.float64, device=mask_JT.device)
-        by_question = torch.arange(len(mask_JT), device=mask_JT.device).view(-1, self.settings.answers_per_question)
         for _ in range(self.settings.epochs):
-            order = torch.from_numpy(self.shuffle.permutation(len(by_question))).to(mask_JT.device)
-            for questions in order.tensor_split(self.settings.num_mini_batches):
-                mini_batch = by_question[questions].flatten()  # all answers to a question, whose prompt they share
+            # Answers to a question are scattered: steps on whole questions, of which a step sees a quarter, served the
+            # worst-off group worse, though they share more of their prompts.
+            order = torch.from_numpy(self.shuffle.permutation(len(mask_JT))).to(mask_JT.device)
+            for mini_batch in order.tensor_split(min(self.settings.num_mini_batches, len(order))):
                 sums += self.budget.run(partial(self._gradients, batch, targets, mini_batch))
                 for group in self.optimizer.param_groups:
                     torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)

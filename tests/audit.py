@@ -60,7 +60,10 @@ def make_world(folder: Path) -> World:
     return World(config, dict(files), [row for mine in answers.values() for row in mine.values()])
 
 
-FIELDS = {messages.CATALOGUE: {"answered": int, "may": str, "noise": float}}
+FIELDS = {
+    messages.CATALOGUE: {"answered": int, "may": str, "noise": float},
+    messages.TARGETS: {"by_mean": int},
+}
 """What each kind of reply holds beside the group's name and numbers: lists of these types."""
 
 

@@ -91,7 +91,7 @@ def progressed(folder: Path, phase: str, message: str = "") -> None:
 
 
 def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequence[str] = "ab") -> dict[str, Any]:
-    measures = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
+    losses = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl")
     return {
         "iteration": iteration,
         "fairness_index": 0.98,
@@ -104,7 +104,9 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         "format_score": 0.7,
         "missing_groups": [],
         "num_iterations": planned,
-        **dict.fromkeys(measures, 0.7),
+        **dict.fromkeys(losses, 0.7),
+        "kl_jumped": False,
+        **dict.fromkeys(("entropy", "response_length"), 0.7),
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
         "traffic": {"messages_sent": 2, "bytes_sent": 900},
         "held_out": {},

@@ -26,6 +26,7 @@ from appa_flwr.run.pair_scores import SURVEY
 from appa_flwr.survey import store
 from pluralllm import residual
 from pluralllm.prediction import Predictor
+from server_app import ppo_phase
 
 FILES = [file for file in vars(run_files).values() if isinstance(file, run_files.JsonFile | run_files.LineFile)]
 KEYS = cases("keys")["records"]
@@ -70,6 +71,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Predictor, "targets", targets)
         read_every_answer(patched)
+        patched.setattr(ppo_phase, "KL_JUMP", -9e9)
         patched.setattr(ceilings, "MOST_SHARES", 20)  # of three held-out questions
         looped(config, grid)
     served = Served(config.run_folder, "mix")

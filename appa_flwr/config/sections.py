@@ -202,7 +202,7 @@ class PPOSection(Section):
     epochs: int = key(1, "passes over an iteration's answers (PPO table: 2)", ge=1)
     micro_batch_tokens: int = key(2048, "most tokens in a pass, with padding; halved when memory runs out", ge=1)
     learning_rate: float = key(6e-4, "learning rate of AdamW (PPO table: 1e-5)", gt=0)
-    warmup_steps: int = key(12, "optimizer steps over which the learning rate rises (PPO table: none)", ge=0)
+    warmup_steps: int = key(0, "optimizer steps over which the learning rate rises (PPO table: none)", ge=0)
     kl_coefficient: float = key(0.05, "weight of the KL penalty to the SFT policy (PPO table)", ge=0)
     clip_range: float = key(0.2, "clip range of the probability ratio and of the value (PPO table)", gt=0, le=1)
     baseline: Literal["value", "question"] = key(

@@ -112,19 +112,7 @@ def prepare(
         declared = _declared_ends(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"model = {config.model}: cannot be loaded ({first_line(error)})") from error
-    # A model saved for another task would load too, with a random head or without causal attention.
-    saved_as = model_config.architectures or [model_config.model_type]
-    if ARCHITECTURES.get(model_config.model_type) not in saved_as:
-        raise UserError(
-            f"model = {config.model}: its architecture is {' or '.join(saved_as)} ({model_config.model_type}); "
-            f"supported are {', '.join(ARCHITECTURES.values())}"
-        )
-    if stored := getattr(model_config, "quantization_config", None):
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        raise UserError(
-            f"model = {config.model}: its weights are stored quantized ({method}); name the model that was quantized, "
-            "of which the linear layers are stored in 4 bits here"
-        )
+    _check_model(config, model_config)
     _check_length(config, longest_row(model_config))
     _check_tokenizer(config, tokenizer)
     end_id = _turn_end(tokenizer)
@@ -142,6 +130,23 @@ def prepare(
         raise UserError(f"model = {config.model}: its tokenizer needs a padding token other than its end token")
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
     return base
+
+
+def _check_model(config: Config, model_config: Any) -> None:
+    """Raise a UserError if the model is none of `ARCHITECTURES`, or its weights are stored quantized."""
+    # A model saved for another task would load too, with a random head or without causal attention.
+    saved_as = model_config.architectures or [model_config.model_type]
+    if ARCHITECTURES.get(model_config.model_type) not in saved_as:
+        raise UserError(
+            f"model = {config.model}: its architecture is {' or '.join(saved_as)} ({model_config.model_type}); "
+            f"supported are {', '.join(ARCHITECTURES.values())}"
+        )
+    if stored := getattr(model_config, "quantization_config", None):
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise UserError(
+            f"model = {config.model}: its weights are stored quantized ({method}); name the model that was quantized, "
+            "of which the linear layers are stored in 4 bits here"
+        )
 
 
 def _check_files(config: Config, folder: Path) -> None:

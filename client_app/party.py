@@ -96,6 +96,9 @@ class Party:
         same = {question.question_id for question in shared if question.matches(wanted[question.question_id])}
         if others := len(shared) - len(same):
             log.warning("%d questions are left out: text or options differ from the server's public ones", others)
+        scaled = [q for q in shared if q.question_id in same and q.ordinal != wanted[q.question_id].ordinal]
+        if scaled:
+            log.warning("%d questions have another `ordinal` than the server's, which is used", len(scaled))
         return {key: shares for key, shares in self.survey.answers[group].items() if key in same}
 
     # --- what it remembers of the run -------------------------------------------------------------------------------

@@ -74,11 +74,13 @@ def test_deployed_the_node_config_names_the_group(tmp_path):
 EVERYTHING = "may-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
 
 
-def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
+def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path, caplog):
     node, own = Owned(tmp_path, EVERYTHING), SURVEY.answers[GROUP]
     catalogue, answered = node.public, np.flatnonzero(node.answered)
     questions = list(catalogue.questions)
-    renamed, shortened, reordered, unasked, reworded = answered[:5]
+    renamed, shortened, reordered, unasked, reworded, rescaled = answered[:6]
+    scale = tuple(float(place) for place in range(len(questions[rescaled].options)))
+    questions[rescaled] = replace(questions[rescaled], ordinal=scale[::-1])  # its answers are used, and it is said
     questions[reworded] = replace(questions[reworded], text="Something else under the same id")
     questions[reordered] = replace(questions[reordered], options=questions[reordered].options[::-1])
     questions[renamed] = replace(questions[renamed], question_id="another question")
@@ -93,6 +95,7 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     reply = node.send(messages.CATALOGUE, messages.pack_catalogue(public))
     joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,), noise=(float,))
     assert joined.fields["noise"] == []
+    assert "1 questions have another `ordinal`" in caplog.text
     truth_QK = node.truth(GROUP)
     known_Q = ~np.isnan(truth_QK).any(1)
     context_N = node.context_of(GROUP).question_N  # no held-out answer is among it

@@ -20,7 +20,7 @@ from appa_flwr.run.resume import claim
 from appa_flwr.run.run_files import write_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
-from experiments import liars, limits, predictor, rules
+from experiments import liars, limits, predictor, rules, scale
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan
 from pluralllm.data import GroupData
@@ -236,3 +236,11 @@ def test_long_lies_move_pluralllm_less_by_robust_steps_than_by_a_wide_bound(monk
     honest, lying = table[liars.HONEST], table[liars.FLIPPED_LONG]
     assert honest["FedAvg"] == honest["FedAvg, bound 10"]  # no honest step is cut
     assert lying["FedAvg"] != lying["FedAvg, bound 10"] != honest["FedAvg"]
+
+
+def test_each_part_of_a_run_is_measured(tmp_path):
+    scale.prepare(tmp_path, scale.QUESTIONS[0])
+    for part in (*scale.NODE, scale.GREETING, scale.ROUND, scale.REWARDS, scale.SCORES):
+        found = scale.do(tmp_path, part, 3)
+        assert found["CPU s"] > 0
+        assert all(found[way] > 0 for way in ("bytes to", "bytes from") if part != scale.SCORES), part

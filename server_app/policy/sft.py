@@ -14,7 +14,6 @@ import torch
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -96,16 +95,13 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         self._budget = Budget(TOKENS, tokens)
         self._causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """A linear warm-up and a cosine; unlike in Transformers the first step's learning rate is above 0."""
-        warmup = int(self.args.get_warmup_steps(num_training_steps))
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """The settings' schedule, with a warm-up of a tenth of the steps, rounded down.
 
-        def share(step: int) -> float:
-            fallen = max(0, step - warmup) / max(1, num_training_steps - warmup)
-            return min(1.0, (step + 1) / (warmup + 1)) * 0.5 * (1 + math.cos(math.pi * fallen))
-
-        self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, share)
-        return self.lr_scheduler
+        Transformers rounds up and begins at 0: of up to ten steps the first would be lost, which may be the only one.
+        """
+        self.args.warmup_steps = num_training_steps // 10
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
@@ -165,6 +161,7 @@ def arguments(config: Config, folder: Path, *, cpu: bool) -> SFTConfig:
         per_device_train_batch_size=pass_size,
         gradient_accumulation_steps=batch_size // pass_size,
         learning_rate=config.sft.learning_rate,
+        lr_scheduler_type="cosine",
         warmup_steps=0.1,  # of all steps, see `create_scheduler`
         weight_decay=0.01,
         num_train_epochs=1,  # see `passes_of_texts`

@@ -112,13 +112,13 @@ class Nodes:
         node, kind, count = sent.metadata.dst_node_id, sent.metadata.message_type, float(self._public.train_Q.sum())
         names = [self.names[node - 1]]
         if kind != messages.ASK:
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "answered": [int(count)],
                 "may": ["training", "rewards"],
                 "noise": [],
                 "by_mean": [0],
             }
-            return messages.pack_reply(names, **{name: told[name] for name in FIELDS.get(kind, ())})
+            return messages.pack_reply(names, **{name: fields[name] for name in FIELDS.get(kind, ())})
         layouts = asks.layouts_of(messages.unpack_ask(sent.content)[0], self._public)
         values: dict[str, Any] = {name: np.ones(layout.shape) for name, layout in layouts.items()}
         if "step" in layouts:

@@ -20,9 +20,9 @@ DIGITS = 4
 def add(run: RunInputs, answers: Mapping[str, Responses]) -> None:
     """Add methods' answers to the run's examples; they replace earlier answers of these methods."""
     examples = {example.question_id: example for example in EXAMPLES.read(run.folder.path) or ()}
-    for method, given in answers.items():
+    for method, responses in answers.items():
         for question, shares_K, text in zip(
-            run.questions(given.question_J), given.prediction_JK, given.texts, strict=True
+            run.questions(responses.question_J), responses.prediction_JK, responses.texts, strict=True
         ):
             key, options = question.question_id, question.options
             known = examples.get(key) or Example(question_id=key, question=question.text, options=options)

@@ -133,7 +133,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         line = line.model_copy(update={"kl_jumped": bool(kls) and line.kl - kls[-1] > KL_JUMP})
         kls.append(line.kl)
         folder.append(METRICS, line)
-        jumped = " (JUMPED: the last update threw the policy back; raise ppo.warmup-steps)" if line.kl_jumped else ""
+        jumped = " (JUMPED: the last update threw the policy back)" if line.kl_jumped else ""
         more = f"KL {line.kl:.2f}{jumped}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:

@@ -134,9 +134,9 @@ def join(run: RunInputs, expected: Sequence[str]) -> dict[str, int]:
 def note_claims(run: RunInputs) -> None:
     """Write for log and report what the owners say of noise in their answers, and who is predicted by the mean."""
     members = run.groups.members
-    for phase, said in ((NOISE, members.noise()), (BY_MEAN, members.by_mean())):
-        if said:
-            run.folder.progress(phase, 1, 1, said, None)
+    for phase, claim in ((NOISE, members.noise()), (BY_MEAN, members.by_mean())):
+        if claim:
+            run.folder.progress(phase, 1, 1, claim, None)
 
 
 def prepare_base(run: RunInputs, stop: Event) -> Base:

@@ -172,7 +172,7 @@ class Layout:
 def layouts_of(ask: Ask, catalogue: Masks) -> dict[str, Layout]:
     """Layout of the arrays in a reply, by name; both sides derive it from the request and the catalogue.
 
-    Whether a reward is known is told of survey answers alone: every answer has a target.
+    Only rewards against survey answers say whether they are known: every answer has a target.
 
     Raises:
         ValueError: the request does not fit its kind.
@@ -197,8 +197,8 @@ def layouts_of(ask: Ask, catalogue: Masks) -> dict[str, Layout]:
             "square": Layout((size,), 0.0, training),
         }
     request = ScoreRequest.of(ask)
-    told = {TARGET_SIDE: ("reward",), TRUTH_SIDE: ("reward", "known")}
-    names = [f"{metric} {side} {what}" for metric, side in request.keys for what in told[side]]
+    parts = {TARGET_SIDE: ("reward",), TRUTH_SIDE: ("reward", "known")}
+    names = [f"{metric} {side} {part}" for metric, side in request.keys for part in parts[side]]
     return dict.fromkeys(names, Layout((len(request.question_J),), 0.0, 1.0))
 
 

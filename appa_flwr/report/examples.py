@@ -98,9 +98,9 @@ def methods(run: RunFiles) -> dict[str, str]:
 
 
 def _shown(example: Example, why: str, names: Mapping[str, str], *, ranks: bool) -> Shown:
-    given = {label: example.answers[name] for name, label in names.items() if name in example.answers}
-    answers = {label: answer.shares for label, answer in given.items()}
-    unread = {label: answer.text for label, answer in given.items() if answer.shares is None}
+    answer_of = {label: example.answers[name] for name, label in names.items() if name in example.answers}
+    answers = {label: answer.shares for label, answer in answer_of.items()}
+    unread = {label: answer.text for label, answer in answer_of.items() if answer.shares is None}
     drawn = rows(example.options, answers, {**example.survey, **example.predictions}, ranks=ranks)
     predicted = [*example.predictions] if example.survey else [dot.name for dot in drawn[0].dots]
     return Shown(why, example.question, drawn, predicted, unread)

@@ -55,12 +55,12 @@ _TERM = re.compile("|".join(rf"\b{re.escape(term)}\b" for terms in GLOSSARY for 
 
 def explained(text: str) -> Markup:
     """The text with every term's meaning as the title of its first word."""
-    titles = {term: meaning for terms, meaning in GLOSSARY.items() for term in terms.split(", ")}
+    titles = {name: meaning for terms, meaning in GLOSSARY.items() for name in terms.split(", ")}
     parts, end = [], 0
-    for found in _TERM.finditer(text):
-        if meaning := titles.pop(found[0], ""):
-            parts += [escape(text[end : found.start()]), Markup('<abbr title="{}">{}</abbr>').format(meaning, found[0])]
-            end = found.end()
+    for term in _TERM.finditer(text):
+        if meaning := titles.pop(term[0], ""):
+            parts += [escape(text[end : term.start()]), Markup('<abbr title="{}">{}</abbr>').format(meaning, term[0])]
+            end = term.end()
     return Markup("").join([*parts, escape(text[end:])])
 
 
@@ -131,7 +131,7 @@ def served(summary: pd.DataFrame, metric: str) -> str:
     by_method = summary[summary["metric"] == metric].drop_duplicates("method").set_index("method")
     scores = by_method.filter(regex=f"^{GROUP}").reindex([PPO, "sft"]).astype(float).T
     ranked = scores.dropna(subset=[PPO]).sort_values(PPO, kind="stable")
-    if ranked[PPO].nunique() < len(("worst", "best")):
+    if ranked[PPO].nunique() <= 1:
         return ""
     worst, best = (
         f"{str(at).removeprefix(GROUP)} ({own:.3f}" + (f"; after SFT {sft:.3f})" if np.isfinite(sft) else ")")

@@ -45,7 +45,7 @@ NO_SURVEY_NOTE = (
 )
 BROKEN_NOTE = (
     f"KL jumped by more than {KL_JUMP:g} nat, or the format score fell by more than {plots.FALL:g} (dashed line). A "
-    "smaller ppo.learning-rate prevents it."
+    "warm-up (ppo.warmup-steps) makes the first jump smaller."
 )
 
 Picture = tuple[bytes, str]

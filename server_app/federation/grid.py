@@ -125,7 +125,7 @@ class OverlapGrid(Grid):
     def _replies(self, silent: dict[str, Message], started: float, timeout: float) -> Iterator[Message]:
         """Pull until all replies have arrived or time is up; raises WorkerLost in a simulation."""
         node_of = {key: message.metadata.dst_node_id for key, message in silent.items()}
-        idle_from = now = told = time.monotonic()
+        idle_from = now = reported = time.monotonic()
         pause, turns = FIRST_PAUSE, cycle(node_of)
         ends = float("inf") if self.simulated else started + timeout
         while silent:
@@ -147,8 +147,8 @@ class OverlapGrid(Grid):
                     break
             if not silent or over:
                 break
-            if self.progress and new and now - told > PROGRESS_SECONDS:
-                told, heard = now, len(node_of) - len(silent)
+            if self.progress and new and now - reported > PROGRESS_SECONDS:
+                reported, heard = now, len(node_of) - len(silent)
                 self.progress(heard, len(node_of), (now - started) / heard * len(silent))
             pause = FIRST_PAUSE if new else min(pause * GROWTH, LONGEST_PAUSE)
             time.sleep(pause)

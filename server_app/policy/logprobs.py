@@ -8,7 +8,7 @@ tokens, L tokens of a row in one pass, S scored tokens of all rows, B scored tok
 size, N key heads, D head size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -142,22 +142,6 @@ def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
     return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)
 
 
-class _Logprob(torch.autograd.Function):
-    """Log-probability of each row's token; the backward pass makes one tensor of the logits' size instead of five."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_BV: Tensor, token_B: Tensor) -> Tensor:
-        total_B1, token_B1 = logits_BV.logsumexp(-1, keepdim=True), token_B[:, None]
-        ctx.save_for_backward(logits_BV, total_B1, token_B1)
-        return (logits_BV.gather(-1, token_B1) - total_B1)[:, 0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        logits_BV, total_B1, token_B1 = ctx.saved_tensors
-        grad_B1 = gradients[0][:, None]
-        return (logits_BV - total_B1).exp_().mul_(-grad_B1).scatter_add_(-1, token_B1, grad_B1), None
-
-
 def response_logprobs(
     model: PreTrainedModel, sequences: Sequences, *, temperature: float, prefix: Layers = ()
 ) -> Tensor:
@@ -175,8 +159,7 @@ def response_logprobs(
         logits_BV = logits(model, hidden_BH)
         scaled_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
         scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature
-        of_tokens: Callable[..., Tensor] = _Logprob.apply
-        return of_tokens(scaled_BV, token_B)
+        return scaled_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1) - scaled_BV.logsumexp(-1)
 
     size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
     blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))

@@ -129,8 +129,8 @@ class PPOEngine:
         targets = self._targets(rollout, reference, score_J)
         sums = torch.zeros(4, dtype=torch.float64, device=mask_JT.device)
         for _ in range(self.settings.epochs):
-            # Answers to a question are scattered: steps on whole questions, of which a step sees a quarter, served the
-            # worst-off group worse, though they share more of their prompts.
+            # Answers to a question are scattered: steps on whole questions share more of their prompts, but each sees a
+            # quarter of the questions, and the worst-off group gained less (docs/results.md).
             order = torch.from_numpy(self.shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(self.settings.num_mini_batches, len(order))):
                 sums += self.budget.run(partial(self._gradients, batch, targets, mini_batch))

@@ -221,3 +221,11 @@ def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_t
     monkeypatch.setenv(THREADS, "two")
     with pytest.raises(UserError, match="OMP_NUM_THREADS"):
         bases.threads(Config.load({**CHOSEN, "model": "org/name"}))
+
+
+@pytest.mark.parametrize(("task", "sample"), [("dpa", "0.25,0.75"), ("opa", "B,A")])
+def test_a_tokenizer_must_write_the_answers_of_the_task(task, sample):
+    class Empty:
+        eos_token_id, __call__, decode = 0, lambda self, text: {"input_ids": []}, lambda self, ids: ""
+
+    refused(f"cannot write {sample};", bases._check_tokenizer, Config.load({"task": task}), Empty())

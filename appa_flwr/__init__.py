@@ -9,9 +9,9 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Run": "appa_flwr.public",
-    "Answer": "appa_flwr.public",
-    "Policy": "appa_flwr.public",
-    "Predictor": "appa_flwr.public",
+    "Answer": "appa_flwr.loaded",
+    "Policy": "appa_flwr.loaded",
+    "Predictor": "appa_flwr.loaded",
     "load_run": "appa_flwr.public",
     "fairness_index": "appa_flwr.analysis.equations",
     "alignment_scores": "appa_flwr.analysis.alignment",

@@ -1,4 +1,4 @@
-"""The groups' side: a Flower ClientApp with four actions and a single exit for replies (`client_app.leave`).
+"""The groups' side: a Flower ClientApp with four actions and a single exit for replies (`client_app.egress`).
 
 Axis letters: Q public questions, K options.
 """
@@ -14,10 +14,10 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.survey.types import answer_table
-from client_app import leave
-from client_app.leave import Leaving
+from client_app import egress
+from client_app.egress import Outgoing
 from client_app.memory import keep_array, keep_survey_path, read_array
-from client_app.party import Party
+from client_app.node import Node
 
 log = logging.getLogger("appa.client")
 
@@ -26,33 +26,33 @@ app = ClientApp()
 
 
 @app.query("hello")
-@leave.guarded
-def hello(content: RecordDict, party: Party) -> Leaving:
+@egress.guarded
+def hello(content: RecordDict, node: Node) -> Outgoing:
     """Reply with the groups of this node; a simulated node stores the path of the run's survey."""
     survey = messages.unpack_hello(content)
-    if party.ledger is None:
-        keep_survey_path(party.context, survey)
-    return Leaving(messages.pack_reply(party.hosted))
+    if node.ledger is None:
+        keep_survey_path(node.context, survey)
+    return Outgoing(messages.pack_reply(node.hosted))
 
 
 @app.query("catalogue")
-@leave.guarded
-def catalogue(content: RecordDict, party: Party) -> Leaving:
+@egress.guarded
+def catalogue(content: RecordDict, node: Node) -> Outgoing:
     """Store the public questions, and the groups' private answers to these questions; a run has one catalogue."""
-    leave.check_run(party)
+    egress.check_run(node)
     public, data = messages.unpack_catalogue(content), messages.to_bytes(content)
     digest = hashlib.sha256(data).hexdigest().encode()
-    if party.memory.setdefault("catalogue", digest) != digest:
+    if node.memory.setdefault("catalogue", digest) != digest:
         raise Refused(refusals.OTHER_CATALOGUE)
-    party.memory["public"] = data
-    keep_array(party.memory, "masks", np.column_stack([public.train_Q, public.option_QK]))
+    node.memory["public"] = data
+    keep_array(node.memory, "masks", np.column_stack([public.train_Q, public.option_QK]))
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     asked = [q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered]
     answered: dict[str, int] = {}
     problem = UserError("no group of this node has answers that can be used")
-    for name in party.hosted:
+    for name in node.hosted:
         try:
-            answers = party.answers(name, asked)
+            answers = node.answers(name, asked)
             if not (count := len(answers.keys() & training)):
                 raise Refused(refusals.NO_ANSWERS)
         except UserError as error:
@@ -61,22 +61,22 @@ def catalogue(content: RecordDict, party: Party) -> Leaving:
             problem = error
             continue
         truth_QK = answer_table(public.questions, answers, public.option_QK.shape[1])
-        keep_array(party.memory, f"truth {name}", truth_QK)
+        keep_array(node.memory, f"truth {name}", truth_QK)
         answered[name] = count
     if not answered:
         raise problem
-    party.memory["groups"] = "\n".join(answered).encode()
-    about = party.survey.about
-    if party.ledger is not None:
+    node.memory["groups"] = "\n".join(answered).encode()
+    about = node.survey.about
+    if node.ledger is not None:
         log.warning("%s: %s", ", ".join(answered), about.precision)
     noise = [] if about.noise is None else [about.noise.spent, about.noise.sd]
-    counts, may = list(answered.values()), list(party.policy.may_leave)
-    return Leaving(messages.pack_reply(list(answered), answered=counts, may=may, noise=noise))
+    counts, may = list(answered.values()), list(node.policy.may_leave)
+    return Outgoing(messages.pack_reply(list(answered), answered=counts, may=may, noise=noise))
 
 
 @app.query("targets")
-@leave.guarded
-def targets(content: RecordDict, party: Party) -> Leaving:
+@egress.guarded
+def targets(content: RecordDict, node: Node) -> Outgoing:
     """Write every group's target table from the final PluralLLM; scoring is then a look-up and a metric.
 
     The tables are written once per run, and later weights change nothing, so that all rewards of a run are comparable.
@@ -84,21 +84,21 @@ def targets(content: RecordDict, party: Party) -> Leaving:
     """
     from client_app import predictor
 
-    groups, data = party.groups, messages.to_bytes(content)
-    if "targets" not in party.memory:
-        ours = predictor.load(party.config, messages.unpack_weights(content), party.public)
-        if party.memory.setdefault("weights", data) == data:  # of two messages at once, the first one counts
+    groups, data = node.groups, messages.to_bytes(content)
+    if "targets" not in node.memory:
+        ours = predictor.load(node.config, messages.unpack_weights(content), node.public)
+        if node.memory.setdefault("weights", data) == data:  # of two messages at once, the first one counts
             for group in groups:
-                keep_array(party.memory, f"targets {group.name}", ours.targets(group.data))
-            keep_array(party.memory, "by mean", np.array([ours.by_mean.get(group.name, 0) for group in groups]))
-            party.memory["targets"] = messages.digest(content).encode()
-    by_mean = read_array(party.remembered("by mean")).tolist()
-    return Leaving(messages.pack_reply([group.name for group in groups], by_mean=by_mean))
+                keep_array(node.memory, f"targets {group.name}", ours.targets(group.data))
+            keep_array(node.memory, "by mean", np.array([ours.by_mean.get(group.name, 0) for group in groups]))
+            node.memory["targets"] = messages.digest(content).encode()
+    by_mean = read_array(node.remembered("by mean")).tolist()
+    return Outgoing(messages.pack_reply([group.name for group in groups], by_mean=by_mean))
 
 
 @app.query("ask")
-@leave.guarded
-def ask(content: RecordDict, party: Party) -> Leaving:
+@egress.guarded
+def ask(content: RecordDict, node: Node) -> Outgoing:
     """Reply with the groups' numbers of the requested kind."""
-    request, digest = messages.unpack_ask(content)
-    return leave.numbers(request, digest, party)
+    request, digest = messages.unpack_query(content)
+    return egress.numbers(request, digest, node)

@@ -17,12 +17,12 @@ from flwr.app import ArrayRecord
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.protocol.rewards import js_distance
 from pluralllm.data import GroupData, validation_questions
 from pluralllm.network import PluralLLM
-from pluralllm.prediction import Predictor
+from pluralllm.prediction import GroupPredictor
 from pluralllm.residual import SHARES
 from pluralllm.training import build, local_update, validation_round
 
@@ -53,11 +53,11 @@ def train(
     return join_weights(ArrayRecord(OrderedDict(model.state_dict()))), loss, len(data)
 
 
-def load(config: Config, weight_P: Weights, public: Catalogue) -> Predictor:
+def load(config: Config, weight_P: Weights, public: Catalogue) -> GroupPredictor:
     """Build the predictor of a run's config from joined weights (P,), and set torch to one thread."""
     torch.set_num_threads(1)
     model, settings = _model(config, weight_P), config.pluralllm
-    return Predictor(model, public, num_context=settings.num_context_questions, seed=config.seed)
+    return GroupPredictor(model, public, num_context=settings.num_context_questions, seed=config.seed)
 
 
 def validation_gains(

@@ -166,7 +166,7 @@ def our_ppo(work: Workload) -> dict[str, float]:
     from server_app.policy.ppo import PPOEngine
 
     keys: dict[str, Scalar] = {"policy.tuning": "lora", "policy.lora-rank": LORA_RANK, "ppo.epochs": PPO_EPOCHS}
-    keys |= {"policy.ppo-targets": ",".join(LORA_TARGETS), "ppo.num-mini-batches": 1, "ppo.baseline": "value"}
+    keys |= {"policy.ppo-lora-modules": ",".join(LORA_TARGETS), "ppo.num-mini-batches": 1, "ppo.baseline": "value"}
     config = Config.load({**keys, "ppo.answers-per-question": 1, "ppo.batch-size": work.rollouts})
     models = load_policy(config, Base(work.folder, tokenizer(), EOS_ID, (EOS_ID,)), work.adapter)
     engine = PPOEngine(models, config.ppo, num_iterations=1 + work.updates, stop_ids=(EOS_ID,), seed=SEED)
@@ -255,7 +255,7 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
         trainer = make_trainer(model, base, config, dataset, folder=folder, callbacks=[recorder])
     else:
         args = arguments(config, folder, cpu=True)
-        adapter = lora_config(config, config.policy.sft_targets, dropout=LORA_DROPOUT)
+        adapter = lora_config(config, config.policy.sft_lora_modules, dropout=LORA_DROPOUT)
         more: dict[str, Any] = {"processing_class": tokenizer(), "peft_config": adapter}
         trainer = SFTTrainer(model, args=args, train_dataset=dataset, callbacks=[recorder], **more)
     return {"loss": trainer.train().training_loss, **recorder.measured()}

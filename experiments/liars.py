@@ -23,7 +23,7 @@ import typer
 
 from appa_flwr.config.sources import assemble
 from appa_flwr.core.arrays import FloatArray
-from appa_flwr.protocol.asks import UPDATE, Ask
+from appa_flwr.protocol.queries import UPDATE, Query
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
@@ -90,10 +90,10 @@ def scores(setting: study.Setting, seed: int, *, surveys: Path) -> dict[str, flo
     problem = problem_of(survey, {SEEN: names}, encoder="ngrams", seed=seed)
     part, option_QK, rng = problem.parts[SEEN], problem.public.option_QK, np.random.default_rng(seed)
 
-    def sent(ask: Ask, group: str, numbers: Numbers) -> Numbers:
-        if group == names[0] and ask.kind == UPDATE and lie == FLIPPED_LONG:
+    def sent(query: Query, group: str, numbers: Numbers) -> Numbers:
+        if group == names[0] and query.kind == UPDATE and lie == FLIPPED_LONG:
             return numbers | {"step": LONG * numbers["step"]}
-        if group == names[0] and ask.kind == UPDATE and lie == NOISE and ask.count("round") == ROUNDS:
+        if group == names[0] and query.kind == UPDATE and lie == NOISE and query.count("round") == ROUNDS:
             noise_P = rng.standard_normal(len(numbers["step"]))
             return numbers | {"step": LONG * np.linalg.norm(numbers["step"]) * noise_P / np.linalg.norm(noise_P)}
         return numbers

@@ -26,8 +26,8 @@ from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.protocol.asks import VALIDATION, Ask, Catalogue, Layout, flatten
 from appa_flwr.protocol.messages import join_weights
+from appa_flwr.protocol.queries import VALIDATION, Catalogue, Layout, Query, flatten
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
@@ -37,7 +37,7 @@ from client_app import predictor
 from experiments import entry, study
 from pluralllm.data import GroupData, group_data
 from pluralllm.embedding import embed_questions
-from pluralllm.prediction import Predictor
+from pluralllm.prediction import GroupPredictor
 from pluralllm.scores import NEAREST, UNIFORM, nearest_question
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
@@ -136,7 +136,7 @@ class LocalGroups:
     """Groups whose numbers are a function of the request and the group's name; the place of `Groups` in pretraining."""
 
     names: Sequence[str]
-    numbers: Callable[[Ask, str], Mapping[str, Any]]
+    numbers: Callable[[Query, str], Mapping[str, Any]]
     folder: None = None
 
     @property
@@ -148,9 +148,9 @@ class LocalGroups:
         """See Grid."""
         return []
 
-    def request(self, ask: Ask) -> SimpleNamespace:
+    def request(self, query: Query) -> SimpleNamespace:
         """See `Groups.request`."""
-        rows = [self.numbers(ask, name) for name in self.names]
+        rows = [self.numbers(query, name) for name in self.names]
         shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
         replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))
         by_group = zip(self.names, replies.data_GN, strict=True)
@@ -161,27 +161,27 @@ Numbers = dict[str, Any]
 
 
 def train(
-    problem: Problem, config: Config, *, sent: Callable[[Ask, str, Numbers], Numbers] = lambda ask, group, row: row
-) -> Predictor:
+    problem: Problem, config: Config, *, sent: Callable[[Query, str, Numbers], Numbers] = lambda query, group, row: row
+) -> GroupPredictor:
     """Train a new network as a run's server does, with one node per group, all in this process.
 
     `sent` is what a group sends in place of its numbers.
     """
     context = {data.group: data for data in problem.parts[SEEN].context}
 
-    def numbers(ask: Ask, group: str) -> Numbers:
-        weight_P, data = ask.array("weights", np.float32, axes=1), context[group]
-        if ask.kind == VALIDATION:
+    def numbers(query: Query, group: str) -> Numbers:
+        weight_P, data = query.array("weights", np.float32, axes=1), context[group]
+        if query.kind == VALIDATION:
             count, gain_V, square_V = predictor.validation_gains(config, weight_P, data, problem.public)
             return {"answers": [count], "gain": gain_V, "square": square_V}
-        number, proximal = ask.count("round"), ask.number("proximal", most=1.0)
+        number, proximal = query.count("round"), query.number("proximal", most=1.0)
         after_P, loss, count = predictor.train(
             config, weight_P, data, problem.public, round_number=number, proximal=proximal
         )
         step_P = after_P.astype(np.float64) - weight_P
         return {"step": count * step_P, "answers": [count], "loss": [count * loss]}
 
-    groups = LocalGroups([*context], lambda ask, group: sent(ask, group, numbers(ask, group)))
+    groups = LocalGroups([*context], lambda query, group: sent(query, group, numbers(query, group)))
     weights, *_ = pretrain(cast(Groups, groups), config, initial_weights(config), progress=lambda *_: None)
     return predictor.load(config, join_weights(weights), problem.public)
 
@@ -234,7 +234,9 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
 
     def tables(part: Part, size: int) -> list[FloatArray]:
         ours = replace(trained, num_context=size)
-        return [np.mean([ours.targets(data, draw=draw) for draw in range(draws)], axis=0) for data in part.context]
+        return [
+            np.mean([ours.targets(data, context_seed=draw) for draw in range(draws)], axis=0) for data in part.context
+        ]
 
     for name, part in problem.parts.items():
         predicted = {row: tables(part, config.pluralllm.num_context_questions)}

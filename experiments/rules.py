@@ -3,7 +3,7 @@
     python -m experiments.rules
     python -m experiments.rules --liars --seeds 5    # what a lie gains for the liar and costs the others
 
-Free answers to each question are optimised under every rule (`appa_flwr.analysis.destinations`), on the same generated
+Free answers to each question are optimised under every rule (`appa_flwr.analysis.free_answers`), on the same generated
 populations, from nearly equal to very different groups. Free answers can reach the best shared answers, so their end
 points distinguish rules, but they do not show what a language model learns. Rules share questions and noise, so their
 scores on a population are paired.
@@ -26,7 +26,7 @@ import typer
 
 from appa_flwr.analysis.alignment import as_arrays
 from appa_flwr.analysis.ceilings import shared_answer
-from appa_flwr.analysis.destinations import destination
+from appa_flwr.analysis.free_answers import destination
 from appa_flwr.analysis.intervals import Measure, bootstrap
 from appa_flwr.analysis.rule_choice import make
 from appa_flwr.analysis.rules import Rule

@@ -28,7 +28,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 
 from appa_flwr.config import Config
 from appa_flwr.core import markdown
-from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol import messages, queries
 from appa_flwr.run import pair_scores
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
@@ -67,16 +67,16 @@ def prepare(folder: Path, questions: int) -> None:
     config = config_of(folder)
     public = build_catalogue(config)
     contents = [messages.pack_catalogue(public), messages.pack_weights(initial_weights(config))]
-    digest = asks.request_digest(rewards(public), asks.world_of(config, *map(messages.digest, contents)))
-    for name, content in zip(NODE, (*contents, messages.pack_ask(rewards(public), digest)), strict=True):
+    digest = queries.query_digest(rewards(public), queries.context_hash(config, *map(messages.digest, contents)))
+    for name, content in zip(NODE, (*contents, messages.pack_query(rewards(public), digest)), strict=True):
         (folder / name).write_bytes(messages.to_bytes(content))
 
 
-def rewards(public: asks.Catalogue) -> asks.Ask:
+def rewards(public: queries.Catalogue) -> queries.Query:
     """The request for the rewards of uniform answers."""
     question_J = np.arange(ANSWERS) % len(public.questions)
     answer_QK = public.option_QK / public.option_QK.sum(axis=1, keepdims=True)
-    return asks.ScoreRequest(question_J, answer_QK[question_J], ("js",)).ask()
+    return queries.RewardQuery(question_J, answer_QK[question_J], ("js",)).query()
 
 
 def message(kind: str, content: RecordDict, node: int) -> Message:
@@ -88,7 +88,7 @@ def message(kind: str, content: RecordDict, node: int) -> Message:
 class Nodes:
     """A node for each group; what the server needs of `flwr.serverapp.Grid`."""
 
-    def __init__(self, groups: int, public: asks.Catalogue) -> None:
+    def __init__(self, groups: int, public: queries.Catalogue) -> None:
         self.names, self._public, self._sent = [f"g{g}" for g in range(groups)], public, dict[str, Message]()
 
     def create_message(self, content: RecordDict, kind: str, node: int, *_: object) -> Message:
@@ -119,12 +119,12 @@ class Nodes:
                 "by_mean": [0],
             }
             return messages.pack_reply(names, **{name: fields[name] for name in FIELDS.get(kind, ())})
-        layouts = asks.layouts_of(messages.unpack_ask(sent.content)[0], self._public)
+        layouts = queries.layouts_of(messages.unpack_query(sent.content)[0], self._public)
         values: dict[str, Any] = {name: np.ones(layout.shape) for name, layout in layouts.items()}
         if "step" in layouts:
             step = np.random.default_rng(node).normal(0.0, 0.01 * count, layouts["step"].shape)
             values |= {"step": step, "answers": [count]}
-        return messages.pack_reply(names, asks.flatten(values, layouts)[None])
+        return messages.pack_reply(names, queries.flatten(values, layouts)[None])
 
 
 def do(folder: Path, part: str, groups: int) -> dict[str, float]:

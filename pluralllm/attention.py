@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pluralllm.data import EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS
-from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
+from pluralllm.network import Episodes, Head, OptionMixing, PluralLLM, Questions, TokenLayout, layout, log_share
 
 # K y - 1 (0 where the answer is uniform), the centred log of y, and the differences of both from the prior
 ANSWER_FEATURES = 4
@@ -45,14 +45,16 @@ class _ContextAttention(nn.Module):
         self.null_key_value = nn.Parameter(torch.zeros(2 * HIDDEN_DIM))
         self.out = nn.Linear(HIDDEN_DIM, HIDDEN_DIM)
 
-    def keys_and_values(self, token_ND: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, token_ND: Tensor, tokens: TokenLayout) -> tuple[Tensor, Tensor]:
         """Keys and values of the context, each (B, H, 1 + T, D / H); the first ones are learned."""
         key_value = tokens.pad(self.key_value(self.norm(token_ND)))
         null = self.null_key_value.expand(key_value.shape[0], 1, -1)
         key, value = torch.cat([null, key_value], dim=1).chunk(2, dim=-1)
         return self._heads(key), self._heads(value)
 
-    def forward(self, token_ND: Tensor, tokens: Layout, key_value: tuple[Tensor, Tensor], real_BT: Tensor) -> Tensor:
+    def forward(
+        self, token_ND: Tensor, tokens: TokenLayout, key_value: tuple[Tensor, Tensor], real_BT: Tensor
+    ) -> Tensor:
         """Attend from tokens (N, D) to the keys and values of a context; `real_BT` masks its real tokens."""
         query = self._heads(tokens.pad(self.query(self.norm(token_ND))))
         mask = F.pad(real_BT, (1, 0), value=True)[:, None, None, :]
@@ -115,7 +117,7 @@ class FewShotAttention(PluralLLM):
             target_ND = attention(mixing(target_ND, tokens), tokens, key_value, known.real_BT)
         return log_share(prior_N + self.head(self.mixing[-1](target_ND, tokens)), target.options)
 
-    def _question(self, embedding: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
+    def _question(self, embedding: Tensor, tokens: TokenLayout) -> tuple[Tensor, Tensor]:
         """Tokens (N, D) of questions before any answer is read, and their scores without context (N,)."""
         token_ND = self.prior_mixing(self.option(embedding[tokens.option_BSK]), tokens)
         return token_ND, self.prior_head(token_ND)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.survey.split import position
 from appa_flwr.survey.types import answer_table
 

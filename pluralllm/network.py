@@ -34,7 +34,7 @@ class Questions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """Positions of the N real option tokens in a padded (B, S, K) batch."""
 
     option_BSK: Tensor  # True where a token is real
@@ -59,7 +59,7 @@ class Layout:
         return total.index_add(0, self.question_N, value_ND) / self.size_S[:, None]
 
 
-def layout(option_BSK: Tensor) -> Layout:
+def layout(option_BSK: Tensor) -> TokenLayout:
     """The layout of a batch, from which options are real."""
     batch, questions, _ = option_BSK.shape
     flat = option_BSK.flatten(1)
@@ -67,7 +67,7 @@ def layout(option_BSK: Tensor) -> Layout:
     length = int(length_B.max()) if batch and flat.shape[1] else 0
     rank = flat.cumsum(1) - 1 + length * torch.arange(batch)[:, None]
     episode_N, question_N, _ = option_BSK.nonzero(as_tuple=True)
-    return Layout(
+    return TokenLayout(
         option_BSK=option_BSK,
         question_N=episode_N * questions + question_N,
         slot_N=rank[flat],
@@ -96,7 +96,7 @@ class OptionMixing(nn.Module):
         self.mean = nn.Linear(HIDDEN_DIM, 2 * HIDDEN_DIM, bias=False)
         self.out = nn.Linear(HIDDEN_DIM, HIDDEN_DIM)
 
-    def forward(self, token_ND: Tensor, tokens: Layout) -> Tensor:
+    def forward(self, token_ND: Tensor, tokens: TokenLayout) -> Tensor:
         """(N, D) to (N, D)."""
         normed = self.norm(token_ND)
         shared = self.mean(tokens.question_mean(normed)).index_select(0, tokens.question_N)

@@ -18,7 +18,7 @@ import torch
 
 from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData
 from pluralllm.network import PluralLLM, Questions
@@ -46,7 +46,7 @@ def _mix(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class GroupPredictor:
     """A frozen PluralLLM, with everything that predictions depend on except the group's answers.
 
     Predictions are conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability Modeling"). A
@@ -64,24 +64,26 @@ class Predictor:
     by_mean: dict[str, int] = field(default_factory=dict)
     """Groups predicted so far whose answers cannot be solved for -> number of questions that get the mean of all."""
 
-    def targets(self, data: GroupData, *, draw: int = 0) -> FloatArray:
+    def targets(self, data: GroupData, *, context_seed: int = 0) -> FloatArray:
         """One group's distribution over the options of every public question, (Q, K); padding is 0.
 
-        `data` are the group's training answers, without any held-out answers; `draw` is the number of the context.
+        `data` are the group's training answers, without any held-out answers; `context_seed` numbers the context.
         """
-        table_QK: FloatArray = self.choices(data, np.arange(len(self.public.questions)), (None,), draw=draw)[0]
+        table_QK: FloatArray = self.choices(
+            data, np.arange(len(self.public.questions)), (None,), context_seed=context_seed
+        )[0]
         return table_QK
 
     @torch.inference_mode()
     def choices(
-        self, data: GroupData, rows: IntArray, choices: Sequence[Shares | None], *, draw: int = 0
+        self, data: GroupData, rows: IntArray, choices: Sequence[Shares | None], *, context_seed: int = 0
     ) -> FloatArray:
         """Predict the questions `rows`, ascending, by each of `choices`, (V, R, K).
 
         A choice sets the shares of the views of "residual" for questions that were not trained on. None = the shares
         in the weights, and the only choice of "attention".
         """
-        model, order = self.model.eval(), self.context_order(data, draw=draw)
+        model, order = self.model.eval(), self.context_order(data, context_seed=context_seed)
         if isinstance(model, FewShotAttention):
             table_VRK = self._by_attention(model, data, order, rows)[None]
         else:
@@ -91,16 +93,16 @@ class Predictor:
         table_VRK /= table_VRK.sum(axis=-1, keepdims=True)
         return table_VRK
 
-    def context_order(self, data: GroupData, *, draw: int = 0) -> IntArray:
+    def context_order(self, data: GroupData, *, context_seed: int = 0) -> IntArray:
         """Choose a group's context: its first C answers in a pseudo-random order, and the next answer in that order.
 
-        Every answered question gets a key from (seed, draw, group) and its id, and the smallest keys win. So the choice
-        depends neither on any order, nor on the process, nor on the questions to predict. "attention" predicts a
-        question among the first C from the C others of these C + 1: for every single question the context is a uniform
-        sample of the other answers. "residual" predicts it from the C - 1 others of the first C. Returns (min(C + 1,
-        N),) distinct rows of `data`.
+        Every answered question gets a key from (seed, context_seed, group) and its id, and the smallest keys win. So
+        the choice depends neither on any order, nor on the process, nor on the questions to predict. "attention"
+        predicts a question among the first C from the C others of these C + 1: for every single question the context is
+        a uniform sample of the other answers. "residual" predicts it from the C - 1 others of the first C. Returns
+        (min(C + 1, N),) distinct rows of `data`.
         """
-        own_key = np.uint64(_hash(child_seed(self.seed, "context", draw), data.group, 0))
+        own_key = np.uint64(_hash(child_seed(self.seed, "context", context_seed), data.group, 0))
         ids = (self.public.questions[row].question_id for row in data.question_N)
         question_key_N = np.array([*map(_hash, ids)], dtype=np.uint64)
         order: IntArray = np.argsort(_mix(own_key ^ question_key_N), kind="stable")[: self.num_context + 1]

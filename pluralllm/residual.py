@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from pluralllm import data
-from pluralllm.network import Episodes, Head, Layout, OptionMixing, PluralLLM, Questions, layout, log_share
+from pluralllm.network import Episodes, Head, OptionMixing, PluralLLM, Questions, TokenLayout, layout, log_share
 
 # where in the list an option stands, how far from the middle, and one over the length of the list
 PLACE_FEATURES = 3
@@ -91,7 +91,7 @@ VIEWS = (*(View(blind, features) for blind in (False, True) for features in (Fal
 class _Read:
     """The option tokens of one group's questions (one episode), with the inputs of kernel and residual."""
 
-    tokens: Layout
+    tokens: TokenLayout
     question_PF: Tensor  # text of the question, norm 1
     option_PF: Tensor  # text of the option, norm 1
     place_P: Tensor  # place of the option in the list, -1 to 1
@@ -244,7 +244,7 @@ class ExactResidual(PluralLLM):
             None if feature_PR is None else feature_PR.to(exact),
         )
 
-    def _mean(self, questions: Questions, tokens: Layout, input_PE: Tensor, view: View) -> Tensor:
+    def _mean(self, questions: Questions, tokens: TokenLayout, input_PE: Tensor, view: View) -> Tensor:
         """Roots (P,) of the shares that the network predicts."""
         if view.blind:
             input_PE = input_PE.clone()

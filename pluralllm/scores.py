@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import GroupData
 

@@ -8,7 +8,7 @@ Axis letters: B episodes, C context questions, M target questions, E embedding.
 import torch
 
 from appa_flwr.config.sections import Architecture, PluralLLMSection
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import EMBEDDING_DIM, GroupData
 from pluralllm.network import Episodes, PluralLLM, Questions

@@ -16,10 +16,10 @@ from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.core.text import listed
-from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask, Catalogue
+from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, Catalogue, Query
 from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
-from appa_flwr.run.run_files import SUMMARY
+from appa_flwr.run.schema import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
 from server_app import examples
@@ -104,7 +104,7 @@ def _mean_answers(run: RunInputs) -> FloatArray | None:
     if run.groups.members.without(ANSWERS):
         return None
     try:
-        return np.asarray(run.groups.ask(Ask(ANSWERS)).each("votes").mean(axis=0))
+        return np.asarray(run.groups.ask(Query(ANSWERS)).each("votes").mean(axis=0))
     except UserError as error:
         log.warning("no rows by the groups' mean answers: %s", error)
         return None
@@ -132,7 +132,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     for name, answer_JK in known_JK.items():
         scores(name, answer_JK)
     if run.config.eval.ceilings and not run.groups.members.without("predictions"):
-        target_GJK = _rounded(run.groups.ask(Ask(PREDICTIONS)).each("votes")[:, question_J])
+        target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, question_J])
         scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
         for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
             scores(name, answer_JK, [metric], solved)

@@ -16,10 +16,10 @@ from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.text import listed
-from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, ScoreRequest
+from appa_flwr.protocol.queries import TARGET_REFERENCE, TRUTH_REFERENCE, RewardQuery
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows, put
 from appa_flwr.run.records import CurvePoint, RuleRound, ScoreRecord, SummaryRow
-from appa_flwr.run.run_files import SUMMARY
+from appa_flwr.run.schema import SUMMARY
 from server_app import examples
 from server_app.federation.replies import Replies
 from server_app.federation.responses import Responses, parse_responses
@@ -27,7 +27,7 @@ from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.base import Base
 from server_app.policy.sample import Decoding, sample
 
-SIDES = {TRUTH_SIDE: SURVEY, TARGET_SIDE: PREDICTIONS}
+REFERENCES = {TRUTH_REFERENCE: SURVEY, TARGET_REFERENCE: PREDICTIONS}
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
@@ -109,19 +109,19 @@ def round_in_words(line: RuleRound, *more: str) -> str:
 
 
 def scores(
-    replies: Replies, request: ScoreRequest, names: Sequence[str]
+    replies: Replies, request: RewardQuery, names: Sequence[str]
 ) -> dict[tuple[str, str], tuple[ScoreRecord, FloatArray]]:
-    """(metric, side) -> scores of answers by the groups `names`, from their replies to the request.
+    """(metric, reference) -> scores of answers by the groups `names`, from their replies to the request.
 
     Returns:
         The scores, NaN where unknown; and every group's rewards (G, J), NaN where a group has none.
     """
     result = {}
-    for metric, side in request.keys:
-        reward_GJ = replies.rows(f"{metric} {side} reward", names)
-        if side == TRUTH_SIDE:
-            reward_GJ = np.where(replies.rows(f"{metric} {side} known", names) == 1.0, reward_GJ, np.nan)
-        result[metric, side] = _record(reward_GJ, request.readable_J, names), reward_GJ
+    for metric, reference in request.keys:
+        reward_GJ = replies.rows(f"{metric} {reference} reward", names)
+        if reference == TRUTH_REFERENCE:
+            reward_GJ = np.where(replies.rows(f"{metric} {reference} known", names) == 1.0, reward_GJ, np.nan)
+        result[metric, reference] = _record(reward_GJ, request.readable_J, names), reward_GJ
     return result
 
 
@@ -143,9 +143,9 @@ def _record(reward_GJ: FloatArray, readable_J: BoolArray, names: Sequence[str]) 
     )
 
 
-def curve_points(replies: Replies, request: ScoreRequest, names: Sequence[str]) -> dict[str, CurvePoint]:
+def curve_points(replies: Replies, request: RewardQuery, names: Sequence[str]) -> dict[str, CurvePoint]:
     """Kind of target -> FI, Avg AS and Min AS of answers to held-out questions during PPO, if known."""
-    known = {SIDES[side]: record for (_, side), (record, _) in scores(replies, request, names).items()}
+    known = {REFERENCES[reference]: record for (_, reference), (record, _) in scores(replies, request, names).items()}
     return {
         against: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)
         for against, record in known.items()
@@ -172,14 +172,14 @@ def scored(
         A row for each metric and target, none against survey answers if no group gives such scores; and the single
         scores behind the rows' means.
     """
-    request = answers.request(metrics, sides=tuple(SIDES))
-    record_of = scores(run.groups.ask(request.ask()), request, run.groups.names)
+    request = answers.reward_query(metrics, references=tuple(REFERENCES))
+    record_of = scores(run.groups.ask(request.query()), request, run.groups.names)
     written = bool(np.isfinite(answers.format_score_J).all())
     questions = [question.question_id for question in run.questions(answers.question_J)]
     pairs, rows = [], []
     for metric in metrics:
-        for side, against in SIDES.items():
-            record, reward_GJ = record_of[metric, side]
+        for reference, against in REFERENCES.items():
+            record, reward_GJ = record_of[metric, reference]
             pairs.append(as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions))
             if against == SURVEY and math.isnan(record.avg_as):
                 continue

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from appa_flwr.core.arrays import FloatArray, IntArray
-from appa_flwr.protocol.asks import PREDICTIONS, Ask
+from appa_flwr.protocol.queries import PREDICTIONS, Query
 from appa_flwr.run.records import Example, MethodAnswer
-from appa_flwr.run.run_files import EXAMPLES
+from appa_flwr.run.schema import EXAMPLES
 from server_app.federation.responses import Responses
 from server_app.inputs import RunInputs
 
@@ -37,7 +37,7 @@ def add_groups(run: RunInputs, question_J: IntArray) -> None:
     """Add the groups' answers: their own if the server knows them, or else the predictions that ceilings ask for."""
     predicted = {}
     if run.config.eval.ceilings and not run.groups.members.without(PREDICTIONS):
-        replies = run.groups.ask(Ask(PREDICTIONS))  # the same request as that of the ceilings, whose replies are kept
+        replies = run.groups.ask(Query(PREDICTIONS))  # the same request as that of the ceilings, whose replies are kept
         predicted = dict(zip(replies.groups, replies.each("votes"), strict=True))
     place_of = {question.question_id: j for question, j in zip(run.questions(question_J), question_J, strict=True)}
     shown = []

@@ -11,15 +11,13 @@ import numpy as np
 
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
-from appa_flwr.protocol import formats, votes
-from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
-from appa_flwr.run.run_files import QUESTIONS
+from appa_flwr.protocol import votes
+from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, VOTES, Catalogue, Query
 from appa_flwr.survey.types import Question
 from server_app.federation.groups import Groups
 from server_app.policy import sft
 from server_app.policy.base import Base
-from server_app.questions import fitting_questions
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +25,7 @@ class RunInputs:
     """Inputs of every phase."""
 
     config: Config
-    folder: RunFolder
+    folder: RunWriter
     groups: Groups
     catalogue: Catalogue
     survey: str = ""
@@ -59,29 +57,10 @@ def ask_votes(run: RunInputs) -> VoteResult:
     """Let the groups vote; raises the errors of `Groups.ask`."""
     config, groups, option_QK = run.config, run.groups, run.catalogue.option_QK
     kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
-    votes_GQK = groups.ask(Ask(kind)).each("votes")
+    votes_GQK = groups.ask(Query(kind)).each("votes")
     cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
     # A predictor that ignores its context predicts the same for every group; only this number would show it.
     differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
     sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
     sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     return VoteResult(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
-
-
-def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:
-    """Make the prompts, and choose the questions whose prompt and answer fit."""
-    config, catalogue = run.config, run.catalogue
-    prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
-    sizes_Q = [len(question.options) for question in catalogue.questions]
-    by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
-    lengths = {"prompt_tokens_Q": [*map(len, prompts)], "answer_tokens_Q": [by_size[size] for size in sizes_Q]}
-    train_J, test_J, counts = fitting_questions(config, catalogue, **lengths)
-    run.folder.write(QUESTIONS, counts)
-    run.folder.progress("questions", 1, 1, counts.sentence(), None)
-    return PolicyInputs(base, prompts, train_J, test_J)
-
-
-def answer_tokens(base: Base, task: str, num_options: int) -> int:
-    """Number of tokens of an answer in the requested format, including the end token; measured on the uniform one."""
-    text = formats.answer(task, np.ones(num_options))
-    return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1

@@ -9,7 +9,7 @@ import torch
 
 from appa_flwr import __version__
 from appa_flwr.core.code_version import code_version
-from appa_flwr.run.run_files import MACHINE, PROGRESS
+from appa_flwr.run.schema import MACHINE, PROGRESS
 
 GIBIBYTE = 2**30
 

@@ -13,10 +13,10 @@ from flwr.serverapp import Grid, ServerApp
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
-from appa_flwr.run.run_files import MACHINE
+from appa_flwr.run.schema import MACHINE
 from server_app import quiet
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 # A SuperLink that was frozen loses its own process that starts runs.
 GO_ON = "start the SuperLink anew, then submit the run again with the same run-name and run.resume=true"
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     escape_output()
     config = Config.load(context.run_config).named(datetime.now())
-    with RunFolder(config) as folder, _last_words(folder):
+    with RunWriter(config) as folder, _last_words(folder):
         try:
             # The imports take up to half a minute; a run whose folder belongs to another run has failed before.
             from server_app.machine import machine
@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 @contextmanager
-def _last_words(folder: RunFolder) -> Iterator[None]:
+def _last_words(folder: RunWriter) -> Iterator[None]:
     """Write the reason into the run's folder if Flower ends the run by SIGINT.
 
     Flower's process sends itself SIGINT once its SuperLink has gone, or no longer knows the run's token.

@@ -16,10 +16,10 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.run import pair_scores, run_files
+from appa_flwr.run import pair_scores, schema
 from appa_flwr.run.records import KL_JUMP, PPO, Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
-from appa_flwr.run.run_files import CHECKPOINT_FILE, CONFIG_FILE, METRICS, POLICY, WEIGHTS_FILE, rule_folder
+from appa_flwr.run.schema import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, POLICY, WEIGHTS_FILE, rule_folder
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, flower_quiet
 from server_app.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ from server_app.policy.models import PolicyModels
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import QuestionOrder
 from server_app.reward_rule import RewardRule
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 from server_app.strategy import AppaStrategy
 
 MODEL_CARD = "README.md"
@@ -38,7 +38,7 @@ TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterati
 # Files that the policies of all rules share, and that the report of each policy shows.
 _SHARED = (
     WEIGHTS_FILE,
-    *(file.name for file in (run_files.CARD, run_files.QUESTIONS, run_files.RULE_VALUES, run_files.EXAMPLES)),
+    *(file.name for file in (schema.CARD, schema.QUESTIONS, schema.RULE_VALUES, schema.EXAMPLES)),
 )
 
 
@@ -57,7 +57,7 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
         yield None
         return
     config = resumable(path) if (path / CONFIG_FILE).exists() else baseline_config(run.config, rule, path)
-    with RunFolder(config, above=run.folder) as folder:
+    with RunWriter(config, above=run.folder) as folder:
         with writing(folder.path):
             for name in _SHARED:
                 if (run.folder.path / name).exists():
@@ -127,12 +127,12 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     if made:
         phase.step(done, iterations, f"resumed at iteration {done}" + (f"; repeats {repeated}" if repeated else ""))
 
-    kls = [line.kl for line in METRICS.read(folder.path)]
+    kls = [line.kl for line in METRICS_FILE.read(folder.path)]
 
     def keep(line: Iteration, state: State) -> None:
         line = line.model_copy(update={"kl_jumped": bool(kls) and line.kl - kls[-1] > KL_JUMP})
         kls.append(line.kl)
-        folder.append(METRICS, line)
+        folder.append(METRICS_FILE, line)
         jumped = " (JUMPED: the last update threw the policy back)" if line.kl_jumped else ""
         more = f"KL {line.kl:.2f}{jumped}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))

@@ -14,9 +14,9 @@ from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.arrays import IntArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.run.records import QuestionCounts
-from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.run.schema import SURVEY_FILE
 from appa_flwr.survey import sources, store
 from appa_flwr.survey.split import split_questions, without_copies
 from appa_flwr.survey.types import Question, Survey
@@ -44,9 +44,8 @@ def keep_survey(config: Config, file: Path) -> Survey:
     return survey
 
 
-def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
+def divided_questions(config: Config, survey: Survey) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
     """The questions of a run, further questions without answers, and the ids of the run's training questions."""
-    survey = run_survey(config)
     asked = survey.questions
     if config.data.max_questions and len(asked) > config.data.max_questions:
         # A random choice, since the first questions of a file often come from one battery.
@@ -58,15 +57,17 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
     return asked, tuple(without_copies(survey.extra, held_out)), set(split.train)
 
 
-def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> Catalogue:
-    """Build the catalogue of questions, split and features that every group gets.
+def build_catalogue(
+    config: Config, survey: Survey | None = None, *, progress: Progress = lambda done, of: None
+) -> Catalogue:
+    """Build the catalogue of questions, split and features that every group gets; `survey` is the run's, if it is read.
 
     `progress` is called with (texts done, texts) while a pretrained model embeds them.
 
     Raises:
         UserError: the survey or the embedding model cannot be read.
     """
-    asked, unanswered, train = divided_questions(config)
+    asked, unanswered, train = divided_questions(config, survey or run_survey(config))
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)

@@ -14,8 +14,8 @@ from appa_flwr.analysis.rule_choice import configured
 from appa_flwr.analysis.rules import Rule, State
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
-from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Ask
+from appa_flwr.protocol import queries
+from appa_flwr.protocol.queries import Query
 from server_app.federation.replies import Replies
 from server_app.federation.responses import Responses
 
@@ -38,10 +38,10 @@ class RewardRule:
         """The state before any iteration."""
         return self._rule.init(len(self.names))
 
-    def ask(self, answers: Responses, draw: int) -> Ask:
-        """Build the request for the rewards; `draw` numbers the groups' contexts, if each request has its own."""
-        draw = draw if self.config.pluralllm.fresh_contexts else 0
-        return answers.request([self.config.reward_metric], draw=draw).ask()
+    def query(self, answers: Responses, context_seed: int) -> Query:
+        """Build the query of rewards; `context_seed` numbers the groups' contexts, if each query has its own."""
+        context_seed = context_seed if self.config.pluralllm.fresh_contexts else 0
+        return answers.reward_query([self.config.reward_metric], context_seed=context_seed).query()
 
     def result(self, state: State, answers: Responses, replies: Replies) -> tuple[FloatArray, State, dict[str, Any]]:
         """Compute each answer's reward from the groups' replies (Algorithm 1).
@@ -55,7 +55,7 @@ class RewardRule:
             The rewards (J,), the state for the next iteration, and the fields of `appa_flwr.run.records.RuleRound`
             except the number of the iteration.
         """
-        reward_GJ = replies.rows(f"{self.config.reward_metric} {asks.TARGET_SIDE} reward", self.names)
+        reward_GJ = replies.rows(f"{self.config.reward_metric} {queries.TARGET_REFERENCE} reward", self.names)
         weight, format_J, parsed_J = self.config.appa.alignment_weight, answers.format_score_J, answers.parsed_J
         training_GJ = training_reward(reward_GJ, format_J, parsed_J, alignment_weight=weight)
         result = self._rule.apply(state, reward_GJ, training_GJ)

@@ -25,36 +25,39 @@ from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
 from appa_flwr.core.text import NAMES, listed
+from appa_flwr.protocol import formats
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
-from appa_flwr.run.run_files import (
+from appa_flwr.run.schema import (
     BY_MEAN,
     NOISE,
+    QUESTIONS,
     REPLIES_FOLDER,
     RULE_VALUES,
     SFT_MODEL,
     SUMMARY,
     SURVEY_FILE,
 )
-from server_app import examples, ppo_phase, predictor_phase
+from server_app import examples, ppo_phase
 from server_app.baselines import score_baselines
 from server_app.evaluation import evaluate
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Groups
-from server_app.inputs import PolicyInputs, RunInputs, VoteResult, ask_votes, policy_inputs
+from server_app.inputs import PolicyInputs, RunInputs, VoteResult, ask_votes
 from server_app.policy import base as base_models
 from server_app.policy import sft
 from server_app.policy.base import Base
 from server_app.policy.models import load_policy
+from server_app.predictor import phase as predictor_phase
 from server_app.predictor.checkpoint import load
 from server_app.predictor.pretraining import initial_weights
 from server_app.preflight import WITHOUT_POLICY, check
-from server_app.questions import build_catalogue, keep_survey
-from server_app.run_folder import RunFolder
+from server_app.questions import build_catalogue, fitting_questions, keep_survey
+from server_app.run_writer import RunWriter
 
 
-def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
+def run_phases(grid: OverlapGrid, config: Config, folder: RunWriter) -> None:
     """Run all phases of the config, from the greeting of the groups to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
     rules = check_rules(config, survey.groups or config.group_names)
@@ -76,10 +79,11 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions")
     own = survey.answers if grid.simulated else {}
-    run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence(), own)
+    catalogue = build_catalogue(config, survey, progress=embedded)
+    run = RunInputs(config, folder, groups, catalogue, survey.about.sentence(), own)
     start = initial_weights(config)  # before other threads start, since it draws from torch's global generator
     file = config.pluralllm.checkpoint
-    checkpoint = load(Path(file), config, run.catalogue, start) if file else None
+    checkpoint = load(Path(file), config, catalogue, start) if file else None
     # A deployment must name its groups; in a simulation they are the survey's.
     answered = join(run, config.group_names or (sorted(survey.groups) if grid.simulated else ()))
     if config.run.phases in WITHOUT_POLICY:
@@ -151,6 +155,25 @@ def prepare_base(run: RunInputs, stop: Event) -> Base:
             built(step, of)
 
     return base_models.prepare(run.config, run.questions(~run.catalogue.held_out_Q), progress=progress)
+
+
+def policy_inputs(run: RunInputs, base: Base) -> PolicyInputs:
+    """Make the prompts, and choose the questions whose prompt and answer fit."""
+    config, catalogue = run.config, run.catalogue
+    prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
+    sizes_Q = [len(question.options) for question in catalogue.questions]
+    by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
+    lengths = {"prompt_tokens_Q": [*map(len, prompts)], "answer_tokens_Q": [by_size[size] for size in sizes_Q]}
+    train_J, test_J, counts = fitting_questions(config, catalogue, **lengths)
+    run.folder.write(QUESTIONS, counts)
+    run.folder.progress("questions", 1, 1, counts.sentence(), None)
+    return PolicyInputs(base, prompts, train_J, test_J)
+
+
+def answer_tokens(base: Base, task: str, num_options: int) -> int:
+    """Number of tokens of an answer in the requested format, including the end token; measured on the uniform one."""
+    text = formats.answer(task, np.ones(num_options))
+    return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1
 
 
 def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:

@@ -15,10 +15,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from appa_flwr.analysis.rules import State
-from appa_flwr.protocol.asks import Ask, ScoreRequest
+from appa_flwr.protocol.queries import Query, RewardQuery
 from appa_flwr.run.records import Iteration
 from server_app import evaluation
-from server_app.federation.groups import Request
+from server_app.federation.groups import PendingQuery
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import Responses, parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
@@ -36,10 +36,12 @@ class Round:
 
     rollout: Rollout
     answers: Responses
-    request: Request  # for the rewards of the answers
+    request: PendingQuery  # for the rewards of the answers
     seconds: dict[str, float]  # of each part
     line: Iteration | None = None  # the round's line of metrics.jsonl, after the update
-    held_out: tuple[ScoreRequest, Request] | None = None  # answers to held-out questions, and the request to score them
+    held_out: tuple[RewardQuery, PendingQuery] | None = (
+        None  # answers to held-out questions, and the request to score them
+    )
 
 
 @dataclass(eq=False)
@@ -71,11 +73,11 @@ class AppaStrategy(Strategy):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
-        request = self._request(self.rule.ask(answers, self.done + server_round), server_round)
+        request = self._request(self.rule.query(answers, self.done + server_round), server_round)
         self._round = Round(rollout, answers, request, seconds)
         return request.messages
 
-    def _request(self, ask: Ask, server_round: int) -> Request:
+    def _request(self, ask: Query, server_round: int) -> PendingQuery:
         """A request of an iteration, which has the same replies, perhaps without some groups, if it is repeated.
 
         All rules begin with the same model, so the first iteration's replies are for the next rules too.
@@ -115,8 +117,8 @@ class AppaStrategy(Strategy):
         if not every or (self.done + server_round) % every:
             return []
         answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
-        scores = answers.request([self.run.config.reward_metric], sides=tuple(evaluation.SIDES))
-        request = self._request(scores.ask(), server_round)
+        scores = answers.reward_query([self.run.config.reward_metric], references=tuple(evaluation.REFERENCES))
+        request = self._request(scores.query(), server_round)
         self._round.held_out = scores, request
         return request.messages
 

@@ -22,8 +22,8 @@ from small import SMALLEST
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.owner.owner_policy import OwnerPolicy, read_owner_policy
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol import messages, queries, refusals
+from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.survey.types import Survey
 from server_app.questions import build_catalogue, run_survey
 
@@ -69,17 +69,21 @@ FIELDS = {
 
 def asked_for(asked: Crossed) -> str:
     """The kind of numbers that a request asks for; the kind of message where it asks for none."""
-    return messages.unpack_ask(asked.message.content)[0].kind if asked.kind == messages.ASK else asked.kind
+    return messages.unpack_query(asked.message.content)[0].kind if asked.kind == messages.ASK else asked.kind
 
 
 def words_for(asked: Crossed, policy: OwnerPolicy) -> str:
     """The ledger's words for what a reply holds: those of the owner's policy for its numbers."""
     if asked.kind != messages.ASK:
         return asked.kind.partition(".")[2]
-    ask, _ = messages.unpack_ask(asked.message.content)
-    if ask.kind in (asks.UPDATE, asks.VALIDATION, asks.SCORES):
+    query, _ = messages.unpack_query(asked.message.content)
+    if query.kind in (queries.UPDATE, queries.VALIDATION, queries.SCORES):
         return "training"
-    return f"{ask.kind}, truth" if "truth" in ask.settings.get("sides", []) and policy.may("truth") else ask.kind
+    return (
+        f"{query.kind}, truth"
+        if "truth" in query.settings.get("references", []) and policy.may("truth")
+        else query.kind
+    )
 
 
 def audit(grid: InProcessGrid, world: World) -> list[str]:
@@ -128,8 +132,8 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) 
         numbers = content.array_records["arrays"]["numbers"].numpy()
         yield from numbers_in(asked, numbers, public)
     for name, kind in FIELDS.get(asked.kind, {}).items():
-        fields[name] = asks.typed(content.config_records["head"][name], (kind,))
-    if not {*fields.get("may", ())} <= {*refusals.MAY_NOT_LEAVE, asks.TRUTH_SIDE}:
+        fields[name] = queries.typed(content.config_records["head"][name], (kind,))
+    if not {*fields.get("may", ())} <= {*refusals.MAY_NOT_LEAVE, queries.TRUTH_REFERENCE}:
         yield "words that are none of the policy's"
     if content != messages.pack_reply([group], numbers, **fields):
         yield "more than was asked for"
@@ -137,15 +141,15 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: Catalogue) 
 
 def numbers_in(asked: Crossed, numbers: np.ndarray, public: Catalogue) -> Iterator[str]:
     """Other numbers than were asked for."""
-    ask, _ = messages.unpack_ask(asked.message.content)
-    shapes = asks.layouts_of(ask, public)
+    query, _ = messages.unpack_query(asked.message.content)
+    shapes = queries.layouts_of(query, public)
     try:
-        own = {name: array[0] for name, array in asks.split(numbers, shapes).items()}
-        asks.flatten(own, shapes)
+        own = {name: array[0] for name, array in queries.split(numbers, shapes).items()}
+        queries.flatten(own, shapes)
     except ValueError as error:
         yield str(error)
         return
-    if ask.kind == asks.VOTES and not np.isin(own["votes"], np.arange(public.option_QK.shape[1] + 1)).all():
+    if query.kind == queries.VOTES and not np.isin(own["votes"], np.arange(public.option_QK.shape[1] + 1)).all():
         yield "a vote that is none"
 
 
@@ -160,5 +164,5 @@ def private_numbers(asked: Crossed, reply: Crossed, world: World) -> Iterator[st
             yield "a private answer"
     # Weights are so many that single ones meet a share by chance, and a reward against the group's own answer can be a
     # share of it (one-hot answer, two options, Wasserstein): whole rows tell there.
-    if asked_for(asked) not in (asks.UPDATE, asks.REWARDS) and np.isin(numbers, np.concatenate(world.rows)).any():
+    if asked_for(asked) not in (queries.UPDATE, queries.REWARDS) and np.isin(numbers, np.concatenate(world.rows)).any():
         yield "a private share"

@@ -15,12 +15,12 @@ from small import SMALLEST, keys_of
 
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
+from appa_flwr.protocol import messages, queries
+from appa_flwr.protocol.queries import Catalogue, Query, RewardQuery
 from appa_flwr.survey.generate import generate
 from client_app.main import app
 from client_app.memory import Memory, keep_survey_path, memory_of, read_array, survey_path
-from client_app.party import Group, Party
+from client_app.node import Group, Node
 from pluralllm.data import GroupData
 from pluralllm.residual import SHARES, SHARES_KEY
 from pluralllm.scores import SUMS
@@ -32,7 +32,7 @@ def config_of(**changes: object) -> Config:
     return Config.load({**SMALLEST, **keys_of(changes)})
 
 
-class Node:
+class ClientNode:
     """One node: asks its ClientApp and keeps its context, replies crossed as bytes."""
 
     def __init__(self, context: Context) -> None:
@@ -40,7 +40,7 @@ class Node:
 
     @property
     def config(self) -> Config:
-        return Party.of(self.context).config
+        return Node.of(self.context).config
 
     @property
     def memory(self) -> Memory:
@@ -53,22 +53,22 @@ class Node:
         reply = self.send(messages.HELLO, messages.pack_hello(survey))
         return messages.unpack_reply(reply.content)
 
-    def ask(self, asked: Ask) -> Message:
-        """Ask for numbers, in the world that the node knows."""
-        world = Party.of(self.context).world if "catalogue" in self.memory else ""
-        return self.send(messages.ASK, messages.pack_ask(asked, asks.request_digest(asked, world)))
+    def ask(self, asked: Query) -> Message:
+        """Ask for numbers, in the context that the node knows."""
+        context_hash = Node.of(self.context).context_hash if "catalogue" in self.memory else ""
+        return self.send(messages.ASK, messages.pack_query(asked, queries.query_digest(asked, context_hash)))
 
-    def numbers(self, asked: Ask) -> dict[str, dict[str, np.ndarray]]:
+    def numbers(self, asked: Query) -> dict[str, dict[str, np.ndarray]]:
         """Group -> its numbers by name."""
         reply = self.ask(asked)
         assert reply.has_content(), reply.error.reason
         rows = messages.unpack_reply(reply.content, numbers=True)
-        by_name = asks.split(rows.numbers, asks.layouts_of(asked, self.catalogue))
+        by_name = queries.split(rows.numbers, queries.layouts_of(asked, self.catalogue))
         return {group: {name: rows_G[g] for name, rows_G in by_name.items()} for g, group in enumerate(rows.groups)}
 
     @property
     def catalogue(self) -> Catalogue:
-        return Party.of(self.context).public
+        return Node.of(self.context).public
 
     def targets(self, group: str) -> np.ndarray:
         return read_array(self.memory[f"targets {group}"])
@@ -78,26 +78,26 @@ class Node:
 
     def context_of(self, group: str) -> GroupData:
         """Its training answers."""
-        return Group(Party.of(self.context), group).data
+        return Group(Node.of(self.context), group).data
 
-    def prepared(self, catalogue: Catalogue) -> "Node":
+    def prepared(self, catalogue: Catalogue) -> "ClientNode":
         assert self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
         assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
         return self
 
 
-def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object) -> Ask:
+def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object) -> Query:
     """What the server would ask for."""
     arrays = {"weights": messages.join_weights(weights(config))}
-    if kind == asks.UPDATE:
-        return Ask(kind, arrays, {"round": 1, "proximal": 0.0})
-    if kind == asks.VALIDATION:
-        return Ask(kind, arrays, {"size": len(SHARES) if config.pluralllm.architecture == "residual" else 1})
-    if kind == asks.SCORES:
-        return Ask(kind, {}, {"size": len(SUMS)})
-    if kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
-        return Ask(kind)
-    return uniform_request(catalogue, **changes).ask()
+    if kind == queries.UPDATE:
+        return Query(kind, arrays, {"round": 1, "proximal": 0.0})
+    if kind == queries.VALIDATION:
+        return Query(kind, arrays, {"size": len(SHARES) if config.pluralllm.architecture == "residual" else 1})
+    if kind == queries.SCORES:
+        return Query(kind, {}, {"size": len(SUMS)})
+    if kind in (queries.VOTES, queries.PREDICTIONS, queries.ANSWERS):
+        return Query(kind)
+    return uniform_request(catalogue, **changes).query()
 
 
 def weights(config: Config) -> ArrayRecord:
@@ -112,16 +112,16 @@ def weights(config: Config) -> ArrayRecord:
     return ArrayRecord({name: noisy.get(name, value) for name, value in fresh.items()})
 
 
-def uniform_request(catalogue: Catalogue, **changes: object) -> ScoreRequest:
+def uniform_request(catalogue: Catalogue, **changes: object) -> RewardQuery:
     option_QK = catalogue.option_QK
-    wanted = ScoreRequest(np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",))
+    wanted = RewardQuery(np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",))
     return replace(wanted, **changes)
 
 
-def one_node(config: Config) -> Node:
+def one_node(config: Config) -> ClientNode:
     """One that hosts all groups of a simulation."""
     (context,) = simulated(config, 1).values()
-    return Node(context)
+    return ClientNode(context)
 
 
 @functools.cache
@@ -131,13 +131,13 @@ def _prepared(**changes: object) -> tuple[Context, Catalogue]:
     return one_node(config).prepared(catalogue).context, catalogue
 
 
-def prepared_node(**changes: object) -> tuple[Node, Catalogue]:
+def prepared_node(**changes: object) -> tuple[ClientNode, Catalogue]:
     """Such a node with its target tables, and the catalogue."""
     context, catalogue = _prepared(**changes)
     own, survey = copy.deepcopy(context), Path(survey_path(context))
     folder = shutil.copytree(survey.parent, Path(tempfile.mkdtemp()) / "run")
     keep_survey_path(own, str(folder / survey.name))
-    return Node(own), catalogue
+    return ClientNode(own), catalogue
 
 
 CATALOGUES: dict[str, Catalogue] = {}
@@ -155,7 +155,7 @@ SURVEY = generate(num_questions=160, num_groups=2, seed=3)
 GROUP = SURVEY.groups[0]
 
 
-class Owned(Node):
+class Owned(ClientNode):
     """A deployed node of the first group, in its first run."""
 
     def __init__(self, folder, owner_policy="", *, survey=SURVEY, **changes):

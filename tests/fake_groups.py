@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, Error, Message
 from small import keys_of
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import asks, messages, refusals, votes
-from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
+from appa_flwr.protocol import messages, queries, refusals, votes
+from appa_flwr.protocol.queries import Catalogue, Query, RewardQuery
 from client_app.numbers import score
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
@@ -36,11 +36,15 @@ class FakeGroups:
     """
 
     def __init__(
-        self, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, np.ndarray]], *, may: Sequence[str] = MAY
+        self,
+        names: Sequence[str],
+        numbers: Callable[[Query, str], Mapping[str, np.ndarray]],
+        *,
+        may: Sequence[str] = MAY,
     ) -> None:
         self.names, self.numbers, self.may = tuple(names), numbers, list(may)
         self.catalogue: Catalogue | None = None
-        self.asked, self.kinds = list[Ask](), list[str]()
+        self.asked, self.kinds = list[Query](), list[str]()
         self.silent, self.gate = set[str](), threading.Event()
         self.gate.set()
 
@@ -56,13 +60,13 @@ class FakeGroups:
             return self._reply(message, by_mean=[0] * len(self.names))
         if self.catalogue is None:
             return failing(refusals.FORGOTTEN)(message)
-        ask, _ = messages.unpack_ask(message.content)
-        self.asked.append(ask)
+        query, _ = messages.unpack_query(message.content)
+        self.asked.append(query)
         assert self.gate.wait(10)
         if not (names := [name for name in self.names if name not in self.silent]):
             return failing(refusals.FAILED, "silent")(message)
-        shapes = asks.layouts_of(ask, self.catalogue)
-        rows = [flat(self.numbers(ask, name), shapes) for name in names]
+        shapes = queries.layouts_of(query, self.catalogue)
+        rows = [flat(self.numbers(query, name), shapes) for name in names]
         return Message(messages.pack_reply(names, np.stack(rows)), reply_to=message)
 
     def _reply(self, message: Message, **fields: object) -> Message:
@@ -77,7 +81,7 @@ def failing(code: int, text: str = "") -> Node:
 GONE = failing(5, "node is gone")
 
 
-def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Layout]) -> np.ndarray:
+def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, queries.Layout]) -> np.ndarray:
     """A row, whatever stands in it; 0 for arrays that are not there."""
     parts = [np.broadcast_to(arrays.get(name, 0.0), number.shape).ravel() for name, number in shapes.items()]
     return np.concatenate(parts).astype(np.float64)
@@ -86,7 +90,7 @@ def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Layout]) ->
 def rewards_of(key: tuple[str, str], reward_J: np.ndarray) -> dict[str, np.ndarray]:
     """The numbers of a request for rewards; NaN where there is nothing to compare with."""
     name = " ".join(key)
-    if key[1] == asks.TARGET_SIDE:
+    if key[1] == queries.TARGET_REFERENCE:
         return {f"{name} reward": reward_J}
     return {f"{name} reward": np.nan_to_num(reward_J), f"{name} known": (~np.isnan(reward_J)).astype(float)}
 
@@ -94,8 +98,8 @@ def rewards_of(key: tuple[str, str], reward_J: np.ndarray) -> dict[str, np.ndarr
 def replying(*names: str, rewards: Mapping[tuple[str, str], np.ndarray] | None = None) -> FakeGroups:
     """A node whose groups all give the same rewards, and the first option's vote."""
 
-    def numbers(ask: Ask, name: str) -> dict[str, np.ndarray]:
-        if ask.kind == asks.VOTES:
+    def numbers(query: Query, name: str) -> dict[str, np.ndarray]:
+        if query.kind == queries.VOTES:
             return {"votes": np.eye(1, 3)}
         return {
             k: v for key, reward_J in (rewards or {KEY: GOOD}).items() for k, v in rewards_of(key, reward_J).items()
@@ -123,17 +127,20 @@ def scoring_node(
         may: what its owner lets leave.
     """
 
-    def numbers(ask: Ask, name: str) -> dict[str, np.ndarray]:
+    def numbers(query: Query, name: str) -> dict[str, np.ndarray]:
         option_QK, table_QK = node.catalogue.option_QK, table_by_group[name]
-        if ask.kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
-            ballot = "mode" if ask.kind == asks.VOTES else votes.DISTRIBUTION
+        if query.kind in (queries.VOTES, queries.PREDICTIONS, queries.ANSWERS):
+            ballot = "mode" if query.kind == queries.VOTES else votes.DISTRIBUTION
             return {"votes": votes.cast(table_QK, option_QK, kind=ballot)}
-        request = ScoreRequest.of(ask)
-        sides = {asks.TARGET_SIDE: table_QK, asks.TRUTH_SIDE: (truth_by_group or table_by_group)[name]}
-        scored = {side: score(request, sides[side], option_QK) for side in request.sides}
+        request = RewardQuery.of(query)
+        references = {
+            queries.TARGET_REFERENCE: table_QK,
+            queries.TRUTH_REFERENCE: (truth_by_group or table_by_group)[name],
+        }
+        scored = {reference: score(request, references[reference], option_QK) for reference in request.references}
         arrays = {}
-        for metric, side in request.keys:
-            arrays |= rewards_of((metric, side), scored[side][metric])
+        for metric, reference in request.keys:
+            arrays |= rewards_of((metric, reference), scored[reference][metric])
         return arrays
 
     node = FakeGroups([*table_by_group], numbers, may=may)
@@ -177,9 +184,9 @@ def at_work(nodes: FakeGrid | Mapping[int, Node], *given: Any, **keys: Any) -> G
 _numbers = itertools.count()
 
 
-def new_request() -> Ask:
+def new_request() -> Query:
     """A request that nobody has been asked."""
-    return replace(REQUEST, draw=next(_numbers)).ask()
+    return replace(REQUEST, context_seed=next(_numbers)).query()
 
 
 # --- three groups that score five questions, three of them held out ---

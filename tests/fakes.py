@@ -18,7 +18,7 @@ from in_process import Node as Node
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
-from appa_flwr.protocol import asks
+from appa_flwr.protocol import queries
 from appa_flwr.survey.types import Question
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import FullModels, LoraModels, PolicyModels
@@ -46,7 +46,7 @@ def raising(error: BaseException, real: Callable[..., object] | None = None) -> 
 
 def catalogue_of(
     num_options: Sequence[int], *, train: Sequence[bool] | None = None, embedding_QKE: np.ndarray | None = None
-) -> asks.Catalogue:
+) -> queries.Catalogue:
     """Questions with so many options each, those of `train` or all for training, with these features or none."""
     questions = tuple(
         Question(f"Q{q}", f"What about topic {q}?", tuple(f"answer {k}" for k in range(count)))
@@ -55,7 +55,9 @@ def catalogue_of(
     option_QK = np.arange(max(num_options))[None] < np.array(num_options)[:, None]
     train_Q = np.ones(len(questions), bool) if train is None else np.array(train)
     value_QKE = np.zeros((*option_QK.shape, 2)) if embedding_QKE is None else embedding_QKE
-    return asks.Catalogue(train_Q, option_QK, questions, value_QKE.astype(np.float32), np.zeros(len(questions), bool))
+    return queries.Catalogue(
+        train_Q, option_QK, questions, value_QKE.astype(np.float32), np.zeros(len(questions), bool)
+    )
 
 
 def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> dict[str, np.ndarray]:
@@ -70,9 +72,9 @@ def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> 
 
 QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
 CATALOGUE = catalogue_of([2, 3, 3], train=[True, True, False])
-REQUEST = asks.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
+REQUEST = queries.RewardQuery(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
 """Three answers to the first two questions of the catalogue."""
-KEY = ("js", asks.TARGET_SIDE)
+KEY = ("js", queries.TARGET_REFERENCE)
 GOOD = np.array([0.25, 0.5, 0.75])
 """Rewards for them that are ones."""
 

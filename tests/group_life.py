@@ -74,7 +74,7 @@ def live(record: Mapping[str, object]) -> list[dict[str, object]]:
         message, before = (message_from_proto(MessageBytes.FromString(data)) for data in (asked, expected))
         kind = message.metadata.message_type
         if kind == messages.ASK:
-            kind = messages.unpack_ask(message.content)[0].kind
+            kind = messages.unpack_query(message.content)[0].kind
         reply = cross(app(message, contexts[message.metadata.dst_node_id])).message
         same = reply.has_content() and reply.content == before.content
         lines.append({"kind": kind, "same": same, "error": reply.error.reason if reply.has_error() else ""})

@@ -32,7 +32,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
-from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.run.schema import SURVEY_FILE
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Survey
 from client_app.main import app

@@ -10,9 +10,9 @@ from typing import Any
 from appa_flwr.config import TASK_METRICS
 from appa_flwr.report import frames
 from appa_flwr.report.page import page
-from appa_flwr.run.read import RunFiles, read_run
+from appa_flwr.run.read import RunReader, read_run
 from appa_flwr.run.records import Iteration
-from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
+from appa_flwr.run.schema import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
 
@@ -168,7 +168,7 @@ def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
     return write_run(folder, config=CONFIG, summary=summary(GOOD | changed))
 
 
-def read(folder: Path, **files: Any) -> RunFiles:
+def read(folder: Path, **files: Any) -> RunReader:
     """What is read of a run folder with these files."""
     return read_run(write_run(folder, **{"config": CONFIG, **files}))
 

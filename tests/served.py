@@ -16,12 +16,12 @@ from fastapi import HTTPException
 
 from appa_flwr.config import Config
 from appa_flwr.core.files import keep_lines
-from appa_flwr.run.run_files import SERVED
+from appa_flwr.reward_client import client
+from appa_flwr.run.schema import SERVED
 from appa_flwr.run.served import read_runs
-from appa_flwr.trainers import client
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 from server_app.serve import app
-from server_app.serve.rounds import Item, Rounds, ScoreRequest
+from server_app.serve.rounds import Item, Rounds, ScoreBody
 
 CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
 TABLES = {
@@ -33,7 +33,7 @@ TABLES = {
 class Folder:
     """Of a run's folder what the service needs."""
 
-    append, _append = RunFolder.append, RunFolder._append
+    append, _append = RunWriter.append, RunWriter._append
 
     def __init__(self, path):
         self.path = path
@@ -57,7 +57,7 @@ class Served:
     async def score(self, *answers, number=None, **fields):
         """The rewards of answers, which are triples of id, question and text."""
         items = [Item(id=name, question_id=question, completion=text) for name, question, text in answers]
-        found = await self.rounds.score(ScoreRequest(run=fields.pop("run", "r"), round=number, items=items, **fields))
+        found = await self.rounds.score(ScoreBody(run=fields.pop("run", "r"), round=number, items=items, **fields))
         return [item["reward"] for item in found["items"]]
 
     def lines(self, run="r"):

@@ -21,10 +21,10 @@ from whole_loop import Killed, looped, read_every_answer
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages
-from appa_flwr.run.run_files import write_config
+from appa_flwr.run.schema import write_config
 from server_app.federation.grid import OverlapGrid
 from server_app.policy import tiny
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 REPEATS = ("config.json", "run.log", "README.md", "checkpoint.pt", ".lock", "error.txt")
 """Files that repeat the keys, or hold times."""
@@ -85,9 +85,9 @@ class Stages:
             shutil.copytree(self.folder / since, config.run_folder)
             write_config(config.run_folder, config)
             config = Config.load({**config.flat(), "run.resume": True})
-        begin, send, error, waits = RunFolder.phase, OverlapGrid.send_and_receive, "", defaultdict[str, str](str)
+        begin, send, error, waits = RunWriter.phase, OverlapGrid.send_and_receive, "", defaultdict[str, str](str)
 
-        def phase(own: RunFolder, name: str, **rest: int) -> object:
+        def phase(own: RunWriter, name: str, **rest: int) -> object:
             if name == until:
                 raise Killed
             return begin(own, name, **rest)
@@ -100,7 +100,7 @@ class Stages:
         with pytest.MonkeyPatch.context() as patched:
             read_every_answer(patched)
             patched.setattr(gc, "collect", lambda *_: 0)  # half of the seconds
-            patched.setattr(RunFolder, "phase", phase)
+            patched.setattr(RunWriter, "phase", phase)
             patched.setattr(OverlapGrid, "send_and_receive", sent)
             for steps in ("STEPS", "COUNTED_STEPS"):
                 patched.setattr(tiny, steps, 2)

@@ -3,10 +3,15 @@
 A rule is an entry of `appa_flwr.analysis.rules.RULES`, or a user's class or instance "module:name".
 """
 
+import hashlib
+import importlib
 import inspect
+import os
+import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from pydantic import ValidationError
@@ -14,8 +19,10 @@ from pydantic import ValidationError
 from appa_flwr.analysis.rules import RULES, Rule
 from appa_flwr.config import Config
 from appa_flwr.config.sections import APPASection
-from appa_flwr.core import own_code
-from appa_flwr.core.errors import UserError, first_problem, unknown_name
+from appa_flwr.core.errors import UserError, first_problem, in_words, unknown_name
+
+CODE_FOLDER: Final = "APPA_CODE"
+"""Environment variable that tells the server's process the folder in which the run was started."""
 
 _NUM_TRIED = 16  # rollouts on which a user's rule is tried
 
@@ -26,12 +33,10 @@ def find(name: str) -> tuple[type[Rule], dict[str, Any]]:
     Raises:
         UserError: an unknown rule, a module that cannot be imported, or no rule of that name in it.
     """
-    if name in RULES:
-        return RULES[name], {}
     module, _, name_there = name.partition(":")
-    if not name_there:
+    if name not in RULES and not name_there:
         raise unknown_name("rule", name, valid=RULES)
-    rule = own_code.load(name)
+    rule = RULES[name] if name in RULES else _load(name)
     if isinstance(rule, Rule):
         return type(rule), {key: getattr(rule, key) for key in rule.model_fields_set}
     if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
@@ -85,10 +90,33 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> dict[str, Rule]:
                 raise
             except Exception as error:
                 at = traceback.extract_tb(error.__traceback__)[-1]
-                cause = f"{own_code.in_words(error)} ({at.filename}, line {at.lineno})"
+                cause = f"{in_words(error)} ({at.filename}, line {at.lineno})"
                 raise UserError(f'rule "{name}" does not work: {cause}') from error
     if groups and len(groups) < config.run.min_groups:
         raise UserError(
             f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
         )
     return rules
+
+
+def text_hash(name: str) -> str:
+    """Hash of the file of the module of a loaded "module:name"; empty for the name of a rule of this package."""
+    file = Path(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if ":" in name and file.is_file() else ""
+
+
+def _load(name: str) -> object:
+    """Load a rule's "module:name", also from the folder where the run was started; None if the module lacks the name.
+
+    Raises:
+        UserError: the module cannot be imported.
+    """
+    module, _, held = name.partition(":")
+    try:
+        if (folder := os.environ.get(CODE_FOLDER) or os.getcwd()) not in sys.path:
+            sys.path.append(folder)
+        return getattr(importlib.import_module(module), held, None)
+    except (Exception, SystemExit) as error:  # the module's code can raise anything
+        there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
+        advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
+        raise UserError(f'rule "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error

@@ -1,7 +1,7 @@
 """The paper's rules (average, minimum, Park et al.'s alpha aggregation and APPA), and a mix of two objectives.
 
 The base class `Rule` leaves out missing groups, computes fairness and updates histories. To add a rule, subclass it
-with the rule's parameters as fields, and add the class to `RULES`; or keep the class in your own module
+with the rule's parameters as fields, and add it to `RULES`; or keep the class in your own module
 (`appa_flwr.analysis.rule_choice`).
 
 Legend: G groups, J rollouts.
@@ -10,7 +10,7 @@ Legend: G groups, J rollouts.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ class Combination(NamedTuple):
     fell_back: bool | None = None
 
 
-class Past(NamedTuple):
+class RuleContext(NamedTuple):
     """Inputs of a rule other than training rewards, for present groups only.
 
     Histories are those before this iteration, log-weights have its change; `fairness` is the Fairness Index of its
@@ -96,11 +96,10 @@ class Rule(BaseModel, ABC):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    name: ClassVar[str]
     ema_decay: sections.EmaDecay = APPA_DEFAULTS.ema_decay
 
     @abstractmethod
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
+    def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:
         """Combine the present groups' training rewards (G, J) into one reward (J,)."""
 
     def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
@@ -136,8 +135,8 @@ class Rule(BaseModel, ABC):
         log_weight_G[present_G] = self._finite(
             "log-weights", self.update_log_weights(log_weight_G[present_G], mean_G), size=len(mean_G)
         )
-        past = Past(history_G[present_G], log_weight_G[present_G], fairness)
-        combined = self.combine(training_reward_GJ[present_G], past)
+        context = RuleContext(history_G[present_G], log_weight_G[present_G], fairness)
+        combined = self.combine(training_reward_GJ[present_G], context)
         fell_back = None if combined.fell_back is None else bool(combined.fell_back)
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
         weight_G = np.zeros(present_G.size)
@@ -195,54 +194,38 @@ def _by_alpha(reward_GJ: FloatArray, alpha: float) -> Combination:
 class Average(Rule):
     """The mean over the groups (section "Aggregation Strategies"); Equation 2 at alpha = 0."""
 
-    name = "average"
-
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
+    def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:  # noqa: D102
         return _by_alpha(reward_GJ, 0.0)
 
 
 class Minimum(Rule):
     """The reward of each rollout's worst-off group (same section); Equation 2 at alpha = -inf."""
 
-    name = "min"
-
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
+    def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:  # noqa: D102
         return _by_alpha(reward_GJ, -np.inf)
 
 
 class Alpha(Rule):
     """Park et al.'s rule, Equation 2 at any `alpha`."""
 
-    name = "alpha"
     alpha: sections.Alpha
 
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
+    def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:  # noqa: D102
         return _by_alpha(reward_GJ, self.alpha)
 
 
 class Appa(Rule):
     """The paper's rule, Equations 3 and 6."""
 
-    name = "appa"
     temperature: sections.Temperature = APPA_DEFAULTS.temperature
     fairness_threshold: sections.FairnessThreshold = APPA_DEFAULTS.fairness_threshold
 
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        weight_G = equations.reversed_softmax(past.history_G, temperature=self.temperature)
+    def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:  # noqa: D102
+        weight_G = equations.reversed_softmax(context.history_G, temperature=self.temperature)
         aggregate_J = equations.adaptive_aggregate(
-            reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
+            reward_GJ, weight_G, fairness=context.fairness, fairness_threshold=self.fairness_threshold
         )
-        return Combination(aggregate_J, weight_G, past.fairness >= self.fairness_threshold)
-
-
-class PrintedAppa(Rule):
-    """`Appa` at the temperature and threshold that the paper prints (APPA table)."""
-
-    name = "appa-printed"
-
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        printed = Appa(temperature=0.1, fairness_threshold=0.99)
-        return printed.combine(reward_GJ, past)
+        return Combination(aggregate_J, weight_G, context.fairness >= self.fairness_threshold)
 
 
 class Mix(Rule):
@@ -253,18 +236,24 @@ class Mix(Rule):
     weights stop changing only when these rewards are equal.
     """
 
-    name = "mix"
     worst_share: sections.WorstShare = APPA_DEFAULTS.worst_share
 
     def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
         moved_G = log_weight_G + WEIGHT_STEP * (mean_G.mean() - mean_G)
         return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LOG_WEIGHT_GAP))
 
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        dro_weight_G = np.asarray(softmax(past.log_weight_G))
+    def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:  # noqa: D102
+        dro_weight_G = np.asarray(softmax(context.log_weight_G))
         weight_G = (1 - self.worst_share) / len(dro_weight_G) + self.worst_share * dro_weight_G
         return Combination(weight_G @ reward_GJ, weight_G)
 
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, PrintedAppa, Mix)}
-"""Rules by their names in config and reports."""
+RULES: dict[str, type[Rule] | Rule] = {
+    "average": Average,
+    "min": Minimum,
+    "alpha": Alpha,
+    "appa": Appa,
+    "appa-printed": Appa(temperature=0.1, fairness_threshold=0.99),  # as the paper prints them (APPA table)
+    "mix": Mix,
+}
+"""Rules by their names in config and reports; of an instance no config changes the values that it sets."""

@@ -16,7 +16,6 @@ from appa_flwr.config import sections
 from appa_flwr.config.keys import Scalar as Scalar
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.sections import Section, kebab, key, path_or
-from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import clean
 
@@ -35,7 +34,8 @@ SURVEY_WORDS = ("data.group-by", "data.weight", "data.missing")
 THREADS = "APPA_THREADS"
 """Environment variable by which the launcher passes on the user's OMP_NUM_THREADS; empty if the user has set none."""
 
-OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
+_WORD = "[A-Za-z_][A-Za-z0-9_]*"
+OwnName = Annotated[str, StringConstraints(pattern=rf"^{_WORD}(\.{_WORD})*:{_WORD}$")]
 """MODULE:NAME in a user's code."""
 RuleName = Literal["appa", "average", "min", "alpha", "mix", "appa-printed"] | OwnName
 """A built-in rule, or MODULE:NAME of a user's rule (`analysis.rule_choice.find`)."""

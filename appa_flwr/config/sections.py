@@ -167,8 +167,8 @@ class PolicySection(Section):
         "full", "full = train all weights; lora = train adapters on a frozen base; qlora = on a 4-bit base (PPO table)"
     )
     lora_rank: int = key(16, "rank of the adapters; their alpha is twice the rank (SFT and PPO tables)", ge=1)
-    sft_targets: Projections = key(ALL_PROJECTIONS, "layers with an adapter in SFT (SFT table)")
-    ppo_targets: Projections = key(ATTENTION_PROJECTIONS, "layers with an adapter in PPO (PPO table)")
+    sft_lora_modules: Projections = key(ALL_PROJECTIONS, "layers with an adapter in SFT (SFT table)")
+    ppo_lora_modules: Projections = key(ATTENTION_PROJECTIONS, "layers with an adapter in PPO (PPO table)")
 
 
 class SFTSection(Section):

@@ -35,3 +35,8 @@ def first_problem(error: Any) -> str:
     place = ".".join(map(str, problem["loc"]))
     reason = "there is no such key" if problem["type"] == "extra_forbidden" else str(problem["msg"])
     return (place and f"{place}: ") + reason.removeprefix("Value error, ")
+
+
+def in_words(error: BaseException) -> str:
+    """Describe an exception of foreign code in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -12,7 +12,7 @@ from appa_flwr.core.ports import listening
 from appa_flwr.launch import bundle
 from appa_flwr.launch.terminal import USER_ERROR, RunFailed, show
 from appa_flwr.run.resume import rule_values
-from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.run.schema import SURVEY_FILE
 from appa_flwr.survey import sources
 from appa_flwr.survey.split import split_questions, too_few
 from appa_flwr.survey.types import Survey

@@ -1,6 +1,5 @@
 """The command `appa` and its subcommands, except those for surveys and for a group's owner."""
 
-import importlib
 import json
 import re
 import sys
@@ -20,9 +19,9 @@ from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.sites import OWNER_POLICY_FILE, PORT
 from appa_flwr.launch.survey_commands import export, survey
-from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Words, exit_codes, show
+from appa_flwr.launch.terminal import RUN_FAILED, USER_ERROR, Overrides, exit_codes, show
 from appa_flwr.run.resume import resumable
-from appa_flwr.run.run_files import CARD, REPORT_FILE, WEIGHTS_FILE
+from appa_flwr.run.schema import CARD, REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 
 OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
@@ -44,18 +43,18 @@ Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of a st
 
 
 @app.command()
-def run(words: Words = None, resume: Resume = None) -> None:
+def run(overrides: Overrides = None, resume: Resume = None) -> None:
     """Align a policy with the groups of a survey, in a Flower simulation on this machine."""
-    written = (folder := _launched(words, resume)) / REPORT_FILE
+    written = (folder := _launched(overrides, resume)) / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
 
 
-def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
+def _launched(overrides: list[str] | None, resume: Path | None, *more: str) -> Path:
     """Start or resume a run, wait for its end, and return its folder."""
     if resume is None:
-        config = assemble([*(words or []), *more], folder=Path.cwd())
+        config = assemble([*(overrides or []), *more], folder=Path.cwd())
     else:
-        config = resumable(resume, read_words(words or []))
+        config = resumable(resume, read_words(overrides or []))
         if more and config.run.phases != "serve":
             raise UserError(f"{resume}: the run trains and has not served; appa run --resume {resume} goes on with it")
     from appa_flwr.launch.flower import launch
@@ -64,9 +63,9 @@ def _launched(words: list[str] | None, resume: Path | None, *more: str) -> Path:
 
 
 @app.command()
-def serve(words: Words = None, resume: Resume = None) -> None:
+def serve(overrides: Overrides = None, resume: Resume = None) -> None:
     """Score the answers of other trainers over HTTP, until Ctrl-C."""
-    folder = _launched(words, resume, "run.phases=serve")
+    folder = _launched(overrides, resume, "run.phases=serve")
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
 
 
@@ -89,7 +88,7 @@ def evaluate(
 
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.report import frames, tables
-    from appa_flwr.trainers.client import Served
+    from appa_flwr.reward_client.client import Served
 
     served = Served(patience=600.0)
     check_place(out)
@@ -101,9 +100,9 @@ def evaluate(
 
 
 @app.command()
-def pluralllm(words: Words = None) -> None:
+def pluralllm(overrides: Overrides = None) -> None:
     """Pretrain only the preference predictor, and show its scores."""
-    folder = _launched(words, None, "run.phases=pluralllm")
+    folder = _launched(overrides, None, "run.phases=pluralllm")
     from appa_flwr.report import predictor, tables
 
     if (card := CARD.read(folder)) is not None:
@@ -115,7 +114,7 @@ def pluralllm(words: Words = None) -> None:
 @app.command()
 def deploy(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the parties' folders.")],
-    words: Words = None,
+    overrides: Overrides = None,
     local: Annotated[bool, typer.Option("--local", help="Start all parties on this machine, and run once.")] = False,
     host: Annotated[str, typer.Option(help="Host name or IP address of the server, as groups reach it.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=1, max=65000, help="Port of the server.")] = PORT,
@@ -126,7 +125,7 @@ def deploy(
     from appa_flwr.launch import deploy as deployment
 
     # PluralLLM trains in few rounds of many steps, since messages take seconds.
-    config = assemble(words or [], folder=Path.cwd(), beneath=preset("deployed"))
+    config = assemble(overrides or [], folder=Path.cwd(), beneath=preset("deployed"))
     if local:
         typer.echo(f"report: {deployment.deploy_local(config, folder) / REPORT_FILE}")
     else:
@@ -195,7 +194,9 @@ def ask(
     choices = settings.split_names(options)
     if not MIN_OPTIONS <= len(choices) <= MAX_OPTIONS:  # checked before a model is loaded
         raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-    importlib.import_module("server_app").quiet()  # by name, since a group lacks the server's code
+    from server_app import quiet
+
+    quiet()
     answer = opened.policy().ask(question, choices)
     if answer.prediction is not None:
         name = f"PPO by {opened.config.rule}"
@@ -206,9 +207,9 @@ def ask(
 
 
 @app.command()
-def config(words: Words = None) -> None:
+def config(overrides: Overrides = None) -> None:
     """Print all config keys, as a TOML file: value, meaning and possible values."""
-    values = assemble(words or [], folder=None).flat()
+    values = assemble(overrides or [], folder=None).flat()
     typer.echo(f"# set SECTION.KEY=VALUE, or preset=NAME: {', '.join(PRESETS)}")
     for section in ("", *settings.SECTIONS):
         if section:

@@ -20,7 +20,7 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, OWNER_POLICY_FIL
 from appa_flwr.launch.terminal import show
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import claim
-from appa_flwr.run.run_files import SUPERLINK_LOG
+from appa_flwr.run.schema import SUPERLINK_LOG
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 START, SERVER = "./start.sh", "(server)"

@@ -1,7 +1,6 @@
 """`appa eval`: any model's greedy answers to a served run's held-out questions, scored by the run's groups."""
 
 import asyncio
-import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from rich.progress import Progress
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.trainers.client import Served
+from appa_flwr.reward_client.client import Served
 
 KEY = "APPA_EVAL_KEY"
 PATIENCE, ANSWER_SECONDS = 120.0, 300.0  # seconds of retries, and of waiting for one answer
@@ -31,9 +30,12 @@ def evaluate(served: Served, name: str, *, model: str, endpoint: str = "", plain
     if endpoint:
         texts = asyncio.run(_remote(endpoint, prompts, model=model, tokens=tokens, plain=plain))
     else:
-        # Imported by name, since a group has this package without the server's code.
-        importlib.import_module("server_app").quiet(bars=True)
-        texts = importlib.import_module("server_app.loaded").LocalModel(model).answers(prompts, answer_tokens=tokens)
+        # Imported here, since a group's machine has this package without the server's.
+        from appa_flwr.loaded import LocalModel
+        from server_app import quiet
+
+        quiet(bars=True)
+        texts = [*LocalModel(model).answers(prompts, answer_tokens=tokens)]
     answers = {row["question_id"]: text for row, text in zip(held_out["questions"], texts, strict=True)}
     return asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))
 

@@ -22,9 +22,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from appa_flwr.analysis import rule_choice
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
-from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.ports import LOOPBACK, free_port
 from appa_flwr.core.text import duration
@@ -34,7 +34,7 @@ from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import HOME
 from appa_flwr.launch.terminal import RunFailed, Stopped
 from appa_flwr.owner.ledger import MEMORY_SUFFIX
-from appa_flwr.run import run_files as files
+from appa_flwr.run import schema as files
 from appa_flwr.run.resume import claim
 from appa_flwr.survey import store
 
@@ -206,7 +206,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         **own,
         "FLWR_HOME": str(home),
         HOME: str(home),
-        own_code.FOLDER: os.getcwd(),
+        rule_choice.CODE_FOLDER: os.getcwd(),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",

@@ -1,6 +1,6 @@
 """The folders of a deployment: one for the server and one per group, with all files that the party's machine needs.
 
-Runs are submitted on the server's machine; the server accepts them from no other machine (`door`).
+Runs are submitted on the server's machine; the server accepts them from no other machine (`superlink_filter`).
 """
 
 import re
@@ -114,7 +114,7 @@ def prepare(
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
     listen = LOOPBACK if host == LOOPBACK else "0.0.0.0"
-    server = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth", "--host", listen]
+    server = ["python", "-P", "-m", "appa_flwr.launch.superlink_filter", "--enable-supernode-auth", "--host", listen]
     server += ["--port", str(port), "--database", STATE_FILE, "--ssl-ca-certfile", "ca.crt"]
     server += ["--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
     _script(sites.server, f'{shlex.join(server)} "$@"')

@@ -1,6 +1,5 @@
 """The commands that read a survey: `appa survey` and `export`."""
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from appa_flwr.config.sections import DataSection
 from appa_flwr.config.sources import assemble, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_folder, check_place
-from appa_flwr.launch.terminal import Words, show
+from appa_flwr.launch.terminal import Overrides, show
 from appa_flwr.survey import store
 from appa_flwr.survey.split import too_few
 from appa_flwr.survey.types import UNITS, Survey
@@ -41,8 +40,8 @@ Again = Annotated[bool, typer.Option("--again", help="Release noisy answers once
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file or folder, or generated.")]
 
 
-def _config(source: str, words: list[str] | None) -> Config:
-    return assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
+def _config(source: str, overrides: list[str] | None) -> Config:
+    return assemble([*(overrides or []), f"survey={source}"], folder=Path.cwd())
 
 
 def _path(metavar: str, text: str) -> Any:
@@ -51,7 +50,7 @@ def _path(metavar: str, text: str) -> Any:
 
 def survey(
     source: Source,
-    words: Words = None,
+    overrides: Overrides = None,
     write: Annotated[Path | None, _path("FILE.jsonl", "Write all answers in this package's format.")] = None,
     out: Annotated[Path | None, _path("FOLDER", "Write one private file per group, and the public questions.")] = None,
     codebook: Annotated[Path | None, _path("FILE.toml", "Read a file of respondents by this codebook.")] = None,
@@ -82,7 +81,7 @@ def survey(
         check_folder(write.absolute().parent)
     if promise and out:
         check_place(out)
-    config, made = _converted(source, words or [], codebook, questions, promise if write or out else None)
+    config, made = _converted(source, overrides or [], codebook, questions, promise if write or out else None)
     survey = made.survey
     costs = [] if promise is None or survey.about.noise else [*_costs(source, made, promise)]
     # Files are written before tables are printed, so that they exist even if `| head` cuts the output.
@@ -99,13 +98,13 @@ def survey(
 
 
 def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
-    from appa_flwr.analysis import destinations
+    from appa_flwr.analysis import free_answers
     from appa_flwr.report import tables
 
-    rules = destinations.rules(config)
-    frames = destinations.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
+    rules = free_answers.rules(config)
+    frames = free_answers.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
     yield from (tables.show(frame, sign=True) for frame in frames)
-    yield destinations.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
+    yield free_answers.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
 
 
 def _written(
@@ -169,13 +168,13 @@ def _costs(source: str, made: "Conversion", promise: "Promise") -> Iterator[Tabl
 
 
 def _converted(
-    source: str, words: list[str], codebook: Path | None, questions: Path | None, promise: "Promise | None"
+    source: str, overrides: list[str], codebook: Path | None, questions: Path | None, promise: "Promise | None"
 ) -> tuple[Config, "Conversion"]:
     """Read a source by the words of `appa survey` and by the keys of a run, which select groups and answers."""
     from appa_flwr.survey.sources import Conversion, convert, read_run, with_extra
 
-    own = [word for word in words if word.partition("=")[0].strip() in SURVEY_WORDS]
-    config = _config(source, [word for word in words if word not in own])
+    own = [word for word in overrides if word.partition("=")[0].strip() in SURVEY_WORDS]
+    config = _config(source, [word for word in overrides if word not in own])
     if config.survey == GENERATED_SURVEY:
         return config, Conversion(read_run(config))
     by = {key.removeprefix("data.").replace("-", "_"): value for key, value in read_words(own).items()}
@@ -207,14 +206,14 @@ def _table(survey: Survey) -> Table:
 
 
 @export.command("prompts")
-def prompts(
+def export_prompts(
     source: Source,
-    words: Words = None,
+    overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("prompts"),
     plain: Annotated[bool, typer.Option("--plain", help="Write prompts as plain text, not as a chat.")] = False,
 ) -> None:
     """Write the prompts of a survey for TRL, OpenRLHF, verl and slime (docs/engines.md)."""
-    # Imported by name, since a group has this package without the server's code.
-    export_prompts = importlib.import_module("server_app.serve.prompts").export
-    written = export_prompts(_config(source, words), out, plain=plain)
+    from server_app.serve import prompts
+
+    written = prompts.export(_config(source, overrides), out, plain=plain)
     typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

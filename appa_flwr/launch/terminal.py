@@ -15,7 +15,7 @@ from appa_flwr.core.errors import UserError
 RUN_FAILED, USER_ERROR, SIGNAL_BASE = 1, 2, 128
 _PIPE_WIDTH = 160  # width of tables if the output is no terminal
 
-Words = Annotated[
+Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE]... [KEY=VALUE]...",

@@ -28,7 +28,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
 from appa_flwr.core.arrays import BoolArray, IntArray
-from appa_flwr.protocol.asks import KINDS, Ask, Catalogue, typed
+from appa_flwr.protocol.queries import KINDS, Catalogue, Query, typed
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 
 HELLO, CATALOGUE, TARGETS, ASK = (f"query.{name}" for name in ("hello", "catalogue", "targets", "ask"))
@@ -133,7 +133,7 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         return Catalogue(train_Q, option_SK[scale_Q], questions, embedding_QKE, unanswered_Q)
 
 
-def _features(arrays: Ask, scale_Q: npt.NDArray[np.int32], option_SK: BoolArray) -> npt.NDArray[np.float32]:
+def _features(arrays: Query, scale_Q: npt.NDArray[np.int32], option_SK: BoolArray) -> npt.NDArray[np.float32]:
     """Features of every option (Q, K, E), 0 on padding, from a catalogue's vectors."""
     question_UF, option_UF = (arrays.array(f"{name}_features", np.float32, axes=2) for name in ("question", "option"))
     width = question_UF.shape[1] + option_UF.shape[1]
@@ -159,7 +159,7 @@ def _distinct(values: Sequence[Any]) -> tuple[IntArray, npt.NDArray[np.int32]]:
     return np.unique(place_N, return_index=True)[1], place_N
 
 
-def _places(arrays: Ask, name: str, count: int) -> npt.NDArray[np.int32]:
+def _places(arrays: Query, name: str, count: int) -> npt.NDArray[np.int32]:
     """So many places in an array; those past its end raise an IndexError where they are used."""
     place_N = arrays.array(name, np.int32, axes=1)
     if place_N.shape != (count,) or (place_N < 0).any():
@@ -178,20 +178,20 @@ def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
         return _arrays(content).array(_WEIGHTS, np.float32, axes=1)
 
 
-def pack_ask(ask: Ask, request: str) -> RecordDict:
-    """Request and its digest (`appa_flwr.protocol.asks.request_digest`) -> records."""
-    head = ConfigRecord({"kind": ask.kind, "request": request})
-    return RecordDict({_HEAD: head, _SETTINGS: ConfigRecord({**ask.settings}), _ARRAYS: arrays_record(ask.arrays)})
+def pack_query(query: Query, request: str) -> RecordDict:
+    """Request and its digest (`appa_flwr.protocol.queries.query_digest`) -> records."""
+    head = ConfigRecord({"kind": query.kind, "request": request})
+    return RecordDict({_HEAD: head, _SETTINGS: ConfigRecord({**query.settings}), _ARRAYS: arrays_record(query.arrays)})
 
 
-def unpack_ask(content: RecordDict) -> tuple[Ask, str]:
+def unpack_query(content: RecordDict) -> tuple[Query, str]:
     """Records -> request and its digest."""
     with _checked("a request for numbers", content, head=["kind", "request"], settings=None, arrays=None):
         settings: Mapping[str, Any] = dict(content.config_records[_SETTINGS])
         kind, request = (typed(content.config_records[_HEAD][name], str) for name in ("kind", "request"))
         if kind not in KINDS:
             raise ValueError("the kind is unknown")
-        return Ask(kind, _arrays(content).arrays, settings), request
+        return Query(kind, _arrays(content).arrays, settings), request
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +250,9 @@ def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
-def _arrays(content: RecordDict) -> Ask:
-    """Wrap a content's arrays in an `Ask`, whose method `array` checks types."""
-    return Ask("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
+def _arrays(content: RecordDict) -> Query:
+    """Wrap a content's arrays in an `Query`, whose method `array` checks types."""
+    return Query("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
 
 
 def num_bytes(content: RecordDict) -> int:

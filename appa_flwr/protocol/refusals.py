@@ -5,7 +5,7 @@ The messages are the same for every group, so they reveal nothing about a group'
 
 from appa_flwr.core.errors import UserError
 
-FAILED, FORGOTTEN, OTHER_CATALOGUE, OTHER_WORLD, NO_ANSWERS = range(100, 105)
+FAILED, FORGOTTEN, OTHER_CATALOGUE, OTHER_CONTEXT, NO_ANSWERS = range(100, 105)
 MAY_NOT_LEAVE = {
     name: code for code, name in enumerate(("votes", "training", "rewards", "predictions", "answers"), 130)
 }
@@ -13,7 +13,7 @@ MAY_NOT_LEAVE = {
 REFUSALS = {
     FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
     OTHER_CATALOGUE: "it has had another catalogue in this run: a run has one",
-    OTHER_WORLD: "the request is of another catalogue, other target tables or another config than it was sent",
+    OTHER_CONTEXT: "the request is of another catalogue, other target tables or another config than it was sent",
     NO_ANSWERS: "it has answered none of the run's training questions: id, text and options must be the run's",
     **{code: f"its owner's policy lets no {name} leave (may-leave)" for name, code in MAY_NOT_LEAVE.items()},
 }

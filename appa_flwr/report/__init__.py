@@ -9,8 +9,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import frames, plots
 from appa_flwr.report.page import Picture, page
-from appa_flwr.run.read import RunFiles, read_run
-from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
+from appa_flwr.run.read import RunReader, read_run
+from appa_flwr.run.schema import PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
@@ -35,7 +35,7 @@ def build(run_folder: Path) -> Path:
     return run.folder / REPORT_FILE
 
 
-def _pictures(run: RunFiles, intervals: pd.DataFrame) -> Iterator[tuple[str, Picture]]:
+def _pictures(run: RunReader, intervals: pd.DataFrame) -> Iterator[tuple[str, Picture]]:
     """Yield the name of every picture for which the run has numbers, and the picture."""
     if not intervals["low"].isna().all():
         yield "methods", (plots.methods(intervals, rule=run.config.rule), "scores by method, with intervals")

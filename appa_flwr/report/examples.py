@@ -14,7 +14,7 @@ from rich.text import Text
 
 from appa_flwr.report.frames import MOST_GROUPS, QUANTILES, method_name
 from appa_flwr.run.pair_scores import TARGETS, table
-from appa_flwr.run.read import BY, RunFiles
+from appa_flwr.run.read import BY, RunReader
 from appa_flwr.run.records import LOOK_UPS, PPO, Example
 
 OF_EACH = 2
@@ -51,7 +51,7 @@ class Shown(NamedTuple):
     unread: Mapping[str, str]
 
 
-def worst_off(run: RunFiles) -> tuple[str, pd.Series]:
+def worst_off(run: RunReader) -> tuple[str, pd.Series]:
     """The group with PPO's lowest score, and its scores by question; "" and none if they are not known."""
     for against in TARGETS:
         score_GQ = table(run.scores, PPO, metric=run.metric, against=against)
@@ -61,7 +61,7 @@ def worst_off(run: RunFiles) -> tuple[str, pd.Series]:
     return "", pd.Series(dtype=float)
 
 
-def shown(run: RunFiles) -> Iterator[Shown]:
+def shown(run: RunReader) -> Iterator[Shown]:
     """Yield the chosen questions; none without scores of PPO."""
     worst, score_Q = worst_off(run)
     known = {example.question_id: example for example in run.examples if example.question_id in score_Q}
@@ -87,7 +87,7 @@ def _apart(example: Example) -> float:
     return float(np.abs(share_GK - share_GK.mean(axis=0)).sum(axis=1).mean()) if len(share_GK) else 0.0
 
 
-def methods(run: RunFiles) -> dict[str, str]:
+def methods(run: RunReader) -> dict[str, str]:
     """SFT, PPO by each rule, and the look-up whose worst-off group is best off, with their names."""
     if run.summary.empty:
         return {}

@@ -16,16 +16,16 @@ from appa_flwr.analysis.intervals import MEASURES, NUMBERS, Interval, bootstrap
 from appa_flwr.config import GENERATED_SURVEY, TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, TARGETS, aligned, table
-from appa_flwr.run.read import BY, GROUP, RunFiles, read_run
+from appa_flwr.run.read import BY, GROUP, RunReader, read_run
 from appa_flwr.run.records import MODEL, PPO
-from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.run.schema import SURVEY_FILE
 from appa_flwr.survey.generate import population
 from appa_flwr.survey.store import read_about
 
 COLUMNS = ("method", "less", "metric", "against", "measure", *NUMBERS)
 FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable"}
 """Measure -> column of a run's summary."""
-METRICS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
+METRIC_LABELS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
 MOST_PANELS = 3
 MOST_GROUPS, FIRST = 30, 10
@@ -68,7 +68,7 @@ def intervals(
     return pd.DataFrame(rows, columns=[*COLUMNS])
 
 
-def of_run(run: RunFiles) -> pd.DataFrame:
+def of_run(run: RunReader) -> pd.DataFrame:
     """Intervals of a run by its training metric; PPO and the models of `appa eval` are compared with all others."""
     names = dict.fromkeys(run.summary["method"])
     compared = [name for name in names if name == PPO or name.startswith(MODEL)]
@@ -129,7 +129,7 @@ def differences(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "
         yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
 
 
-def all_metrics(run: RunFiles) -> pd.DataFrame:
+def all_metrics(run: RunReader) -> pd.DataFrame:
     """Every measure by every metric, in the layout of the paper's tables."""
     order = dict.fromkeys((*TASK_METRICS["dpa"], *TASK_METRICS["opa"], *run.summary["metric"]))
     rows = run.summary.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
@@ -138,11 +138,11 @@ def all_metrics(run: RunFiles) -> pd.DataFrame:
     columns = [(measure, metric) for measure in FIELDS for metric in order if (measure, metric) in wide]
     shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["against", "method"]].drop_duplicates()), columns=columns)
     shown = shown.rename(index=_namer(run.summary, run.config.rule), level="method")
-    shown = shown.rename(columns=METRICS)
+    shown = shown.rename(columns=METRIC_LABELS)
     return shown.rename_axis(index=["Against", METHOD]).reset_index()
 
 
-def groups(run: RunFiles) -> pd.DataFrame:
+def groups(run: RunReader) -> pd.DataFrame:
     """Groups' scores by the training metric, last weights and missed iterations; lowest scores of PPO first.
 
     One row per group; one column per kind of target and policy, and for the uniform answer.
@@ -163,7 +163,7 @@ def groups(run: RunFiles) -> pd.DataFrame:
     return named.rename_axis("Group").reset_index()
 
 
-def before_and_after(run: RunFiles) -> pd.DataFrame:
+def before_and_after(run: RunReader) -> pd.DataFrame:
     """Groups' scores after SFT and after PPO by each rule, by the first kind of target; quantiles of many groups."""
     by_metric = run.summary[run.summary["metric"] == run.metric]
     first = by_metric[by_metric["against"] == by_metric["against"].iloc[0]] if len(by_metric) else by_metric
@@ -233,7 +233,7 @@ def compare(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return levels.rename_axis("Run").reset_index(), minus.rename_axis(f"Minus {base}").reset_index()
 
 
-def _scored(run: RunFiles) -> dict[str, object]:
+def _scored(run: RunReader) -> dict[str, object]:
     """What scores of this run depend on: the survey's contents, the keys by which it was read, and the metric."""
     config, keys = run.config, ("refusals", "min_respondents")
     # The folder of a baseline rule's policy is inside the run's folder, which has the survey.

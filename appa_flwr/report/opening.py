@@ -13,7 +13,7 @@ from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.keys import to_toml
 from appa_flwr.core.text import duration
 from appa_flwr.report.frames import method_name
-from appa_flwr.run.read import BY, GROUP, RunFiles
+from appa_flwr.run.read import BY, GROUP, RunReader
 from appa_flwr.run.records import LOOK_UPS, PPO
 
 BETTER, WORSE, UNCLEAR = "better than", "worse than", "not clearly different from"
@@ -71,7 +71,7 @@ def glossary(text: str) -> Iterator[tuple[str, str]]:
             yield terms, meaning
 
 
-def sentences(run: RunFiles, intervals: pd.DataFrame) -> Iterator[str]:
+def sentences(run: RunReader, intervals: pd.DataFrame) -> Iterator[str]:
     """Yield what was done; for a run with scores of its policy, whether it worked; and how sure that is."""
     config, counts = run.config, run.questions
     deployed, trained = bool(config.run.group_keys), PPO in {*run.summary.get("method", ())}

@@ -14,9 +14,9 @@ from appa_flwr.core.text import duration, listed
 from appa_flwr.report import examples, frames, opening, plots, predictor, template
 from appa_flwr.report.examples import Shown
 from appa_flwr.report.tables import html
-from appa_flwr.run import run_files
+from appa_flwr.run import schema
 from appa_flwr.run.pair_scores import SURVEY
-from appa_flwr.run.read import BY, GROUP, RunFiles
+from appa_flwr.run.read import BY, GROUP, RunReader
 from appa_flwr.run.records import KL_JUMP, LOOK_UPS, PPO, TRAINED_METHODS
 
 FEW_QUESTIONS = 30
@@ -52,7 +52,7 @@ Picture = tuple[bytes, str]
 """PNG, and alternative text."""
 
 
-def page(run: RunFiles, intervals: pd.DataFrame, pictures: Mapping[str, Picture]) -> str:
+def page(run: RunReader, intervals: pd.DataFrame, pictures: Mapping[str, Picture]) -> str:
     """Make an HTML document that needs no other file; missing pictures are left out."""
     jinja = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     drawn = {
@@ -74,7 +74,7 @@ def page(run: RunFiles, intervals: pd.DataFrame, pictures: Mapping[str, Picture]
     )
 
 
-def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
+def _of_examples(run: RunReader, shown: Sequence[Shown]) -> dict[str, object]:
     """What the template needs to draw examples: them, and the classes of bars and dots by their names."""
     worst, own = examples.worst_off(run)[0], frames.method_name(PPO, run.config.rule)
     kinds = {PPO: "ppo", "sft": "sft", **dict.fromkeys(LOOK_UPS, "look-up")}
@@ -100,7 +100,7 @@ def _of_examples(run: RunFiles, shown: Sequence[Shown]) -> dict[str, object]:
 
 
 def _sections(
-    run: RunFiles, intervals: pd.DataFrame, drawn: Mapping[str, list[Markup]]
+    run: RunReader, intervals: pd.DataFrame, drawn: Mapping[str, list[Markup]]
 ) -> Iterator[tuple[str, list[Markup]]]:
     summary, kinds = run.summary, {*run.summary["against"]}
     if not summary.empty:
@@ -128,7 +128,7 @@ def _sections(
     yield "Provenance", [_facts(provenance(run)), _folded("All keys", html(keys, css="texts"))]
 
 
-def _tables(run: RunFiles, intervals: pd.DataFrame) -> Iterator[Markup]:
+def _tables(run: RunReader, intervals: pd.DataFrame) -> Iterator[Markup]:
     rule, summary = run.config.rule, run.summary
     if not summary.empty:
         note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
@@ -160,7 +160,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Markup:
     return Markup("<dl>{}</dl>").format(rows) if rows else rows
 
 
-def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
+def missing(run: RunReader) -> Iterator[tuple[str, str]]:
     """What an incomplete run lacks: scores of policies, iterations, and PluralLLM's card."""
     others = (PPO + BY + rule for rule in run.config.rules[1:])
     policies = (*TRAINED_METHODS, *others) if run.config.run.phases == "all" else ()
@@ -180,10 +180,10 @@ def missing(run: RunFiles) -> Iterator[tuple[str, str]]:
     if run.by_mean:
         yield "Predicted by the mean of all groups", f"{run.by_mean}: their own answers could not be used"
     if run.pluralllm is None:
-        yield "PluralLLM", f"no {run_files.CARD.name}"
+        yield "PluralLLM", f"no {schema.CARD.name}"
 
 
-def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
+def provenance(run: RunReader) -> Iterator[tuple[str, str]]:
     """The command that repeats the run, the version that made it, and facts on its training."""
     config = run.config
     yield "Command", opening.command(config)
@@ -191,7 +191,7 @@ def provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "Made by", run.made_by
     own = {"Task": config.task, "Model": config.model, "Rule": config.rule, "Metric": run.metric, "Seed": config.seed}
     yield from ((name, str(value)) for name, value in own.items())
-    for name, values in (run_files.RULE_VALUES.read(run.folder) or {}).items():
+    for name, values in (schema.RULE_VALUES.read(run.folder) or {}).items():
         if name in config.rules:  # the folder of one of `baseline-rules` has the values of all
             yield f"Parameters of {name}", values.sentence()
     if not run.iterations.empty:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import read_hashed, replace_hashed
-from appa_flwr.run.run_files import SCORES_FILE
+from appa_flwr.run.schema import SCORES_FILE
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 ROUNDING = 1e-6  # by which a reward may leave 0 to 1

@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from appa_flwr.config import Config
-from appa_flwr.run import pair_scores, records, run_files
+from appa_flwr.run import pair_scores, records, schema
 from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import METHODS, MODEL, PPO
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import read_config, rule_folder
+from appa_flwr.run.schema import read_config, rule_folder
 from appa_flwr.run.served import read_runs
 from appa_flwr.survey.store import read_about
 
@@ -24,7 +24,7 @@ GROUP, BY = "group/", " by "
 
 
 @dataclass(frozen=True)
-class RunFiles:
+class RunReader:
     """Contents of a run's folder.
 
     Attributes:
@@ -76,29 +76,29 @@ class RunFiles:
         return wanted if wanted in known or not known else known[0]
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> RunReader:
     """Read the files that a run has written so far.
 
     Raises:
-        UserError: see `appa_flwr.run.run_files.read_config` and `read`.
+        UserError: see `appa_flwr.run.schema.read_config` and `read`.
     """
-    config, progress = read_config(folder), run_files.PROGRESS.read(folder)
-    begins = max((k for k, line in enumerate(progress) if line.phase == run_files.MACHINE), default=0)
+    config, progress = read_config(folder), schema.PROGRESS.read(folder)
+    begins = max((k for k, line in enumerate(progress) if line.phase == schema.MACHINE), default=0)
     last = {line.phase: line.message for line in progress[begins:]}  # a resumed run may have other answers
     # A resumed run may repeat an iteration; training continued from the later line.
-    lines = {line.iteration: line for line in run_files.METRICS.read(folder)}
+    lines = {line.iteration: line for line in schema.METRICS_FILE.read(folder)}
     summary, scores = [*_summary(folder)], [pair_scores.read(folder)]
-    answers = {example.question_id: example for example in run_files.EXAMPLES.read(folder) or ()}
+    answers = {example.question_id: example for example in schema.EXAMPLES.read(folder) or ()}
     for rule in config.rules[1:]:
         if finished(other := folder / rule_folder(rule)):
             method = PPO + BY + rule
             summary += [{**row, "method": method} for row in _summary(other) if row["method"] == PPO]
             scores.append(pair_scores.read(other).query("method == @PPO").assign(method=method))
-            for theirs in run_files.EXAMPLES.read(other) or ():
+            for theirs in schema.EXAMPLES.read(other) or ():
                 if ours := answers.get(theirs.question_id):
                     more = {method: theirs.answers[PPO]} if PPO in theirs.answers else {}
                     answers[ours.question_id] = ours.model_copy(update={"answers": ours.answers | more})
-    return RunFiles(
+    return RunReader(
         folder=folder,
         config=config,
         summary=pd.DataFrame(sorted(summary, key=_place), columns=None if summary else ["method", "metric", "against"]),
@@ -106,12 +106,12 @@ def read_run(folder: Path) -> RunFiles:
         scores=pd.concat([rows for rows in scores if len(rows)] or scores[:1], ignore_index=True),
         served={name: as_frame(run.rounds) for name, run in read_runs(folder).items()},
         examples=tuple(answers.values()),
-        pluralllm=run_files.CARD.read(folder),
-        questions=run_files.QUESTIONS.read(folder),
-        made_by=last.get(run_files.MACHINE, ""),
-        noise=last.get(run_files.NOISE, ""),
-        by_mean=last.get(run_files.BY_MEAN, ""),
-        survey=read_about(folder / run_files.SURVEY_FILE).sentence(),
+        pluralllm=schema.CARD.read(folder),
+        questions=schema.QUESTIONS.read(folder),
+        made_by=last.get(schema.MACHINE, ""),
+        noise=last.get(schema.NOISE, ""),
+        by_mean=last.get(schema.BY_MEAN, ""),
+        survey=read_about(folder / schema.SURVEY_FILE).sentence(),
         seconds=progress[-1].seconds if progress else 0.0,
     )
 
@@ -122,7 +122,7 @@ def as_frame(lines: Sequence[records.RuleRound]) -> pd.DataFrame:
 
 
 def _summary(folder: Path) -> Iterator[dict[str, Any]]:
-    for row in run_files.SUMMARY.read(folder) or ():
+    for row in schema.SUMMARY.read(folder) or ():
         yield row.model_dump(exclude={"per_group"}) | {GROUP + name: score for name, score in row.per_group.items()}
 
 

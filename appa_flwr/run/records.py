@@ -1,4 +1,4 @@
-"""Records of a run's files, shared by their writers and readers (`appa_flwr.run.run_files`).
+"""Records of a run's files, shared by their writers and readers (`appa_flwr.run.schema`).
 
 Fields have the same order and names as in the files.
 """

@@ -8,12 +8,11 @@ from filelock import FileLock
 from pydantic import BaseModel
 
 from appa_flwr.config import Config, Scalar
-from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, make_folder, writing
-from appa_flwr.run import run_files as files
+from appa_flwr.run import schema as files
 from appa_flwr.run.records import RuleValues
-from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
+from appa_flwr.run.schema import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
 # These keys change no number of a run.
@@ -56,7 +55,7 @@ def claim(config: Config, *, launcher: bool = False) -> FileLock:
                 f"keeps its keys, all of them are in {CONFIG_FILE}"
             )
     # The server creates the metrics first; the launcher may have written this same config.
-    elif (folder / files.METRICS.name).exists() or (
+    elif (folder / files.METRICS_FILE.name).exists() or (
         (folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))
     ):
         raise UserError(
@@ -82,8 +81,10 @@ def rule_values(config: Config, rules: Mapping[str, BaseModel]) -> dict[str, Rul
     Raises:
         UserError: the run is resumed, and a user's rule has changed since it began.
     """
+    from appa_flwr.analysis import rule_choice  # it needs NumPy and SciPy, and a command line starts without them
+
     values = {
-        name: RuleValues(parameters={key: str(value) for key, value in rule}, text=own_code.text_hash(name))
+        name: RuleValues(parameters={key: str(value) for key, value in rule}, text=rule_choice.text_hash(name))
         for name, rule in rules.items()
     }
     first = (files.RULE_VALUES.read(config.run_folder) if config.run.resume else None) or values

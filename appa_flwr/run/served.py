@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appa_flwr.run.records import ServedAnswer, ServedLine, ServedRound
-from appa_flwr.run.run_files import SERVED
+from appa_flwr.run.schema import SERVED
 
 MOST_KEPT = 65_536
 
@@ -46,7 +46,7 @@ class ServedRun:
 
 
 def read_runs(folder: Path) -> dict[str, ServedRun]:
-    """Read the state of each trainer's run, in the order of their first lines; raises as `run_files.read`."""
+    """Read the state of each trainer's run, in the order of their first lines; raises as `schema.read`."""
     runs: dict[str, ServedRun] = {}
     for line in SERVED.lines(folder):
         runs.setdefault(line.run, ServedRun()).add(line)

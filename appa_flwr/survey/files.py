@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, in_words
 from appa_flwr.core.files import stand_in
-from appa_flwr.core.own_code import in_words
 from appa_flwr.core.text import clean, decode
 from appa_flwr.survey import labelled
 from appa_flwr.survey.frames import LAYOUTS, NOT_UTF8, TWICE, Column, Encoding, FileLayout, Frame

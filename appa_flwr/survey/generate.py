@@ -1,10 +1,10 @@
 """Generated population with known ground truth, the default survey.
 
-A question combines a frame ("How worried are you about ...?") with a topic ("wind power"), like the batteries of real
-questionnaires. A held-out question is thus a new pair of known parts, to which a policy can generalise. Groups form
-clusters of unequal size that differ in their stance on a few issues. Topics and frames load on these issues, so
-similar questions divide the groups similarly, as in real surveys: there, a group's deviations on a question and on the
-nearest other one correlate by .25 to .45.
+A question combines a template ("How worried are you about ...?") with a topic ("wind power"), like the batteries of
+real questionnaires. A held-out question is thus a new pair of known parts, to which a policy can generalise. Groups
+form clusters of unequal size that differ in their stance on a few issues. Topics and templates load on these issues,
+so similar questions divide the groups similarly, as in real surveys: there, a group's deviations on a question and on
+the nearest other one correlate by .25 to .45.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -28,13 +28,13 @@ RESPONDENTS = 1000
 REFUSAL_OPTION = "Don't know / refused"
 NUM_ISSUES = 3
 UNASKED = 2  # extra questions without answers, per question with answers
-# Loadings of topics and frames on the issues. With these values the best answers for the average group cost the worst
-# group .03 or more of the score that it could have, and the ceiling is about .9.
-TOPIC_LOADING, FRAME_LOADING = 0.45, 0.45
+# Loadings of topics and templates on the issues. With these values the best answers for the average group cost the
+# worst group .03 or more of the score that it could have, and the ceiling is about .9.
+TOPIC_LOADING, TEMPLATE_LOADING = 0.45, 0.45
 
 
 @dataclass(frozen=True)
-class Frame:
+class Template:
     """A question's wording, combined with many topics."""
 
     wording: str  # with {} for the topic
@@ -46,7 +46,7 @@ class Frame:
 _DATA = tomllib.loads(resources.files(__package__).joinpath("questionnaire.toml").read_text(encoding="utf-8"))
 GROUP_NAMES: tuple[str, ...] = tuple(_DATA["groups"])
 TOPICS: tuple[str, ...] = tuple(_DATA["topics"])
-FRAMES = tuple(Frame(**{**frame, "options": tuple(frame["options"])}) for frame in _DATA["frames"])
+TEMPLATES = tuple(Template(**{**template, "options": tuple(template["options"])}) for template in _DATA["frames"])
 
 
 def population(data: DataSection, seed: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     """Draw a survey from the generated population.
 
     Args:
-        num_questions: Q, from 2 to `len(TOPICS) * len(FRAMES)`, else `UserError`.
+        num_questions: Q, from 2 to `len(TOPICS) * len(TEMPLATES)`, else `UserError`.
         num_groups: G >= 2.
         disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups have the same stance.
         seed: the same seed gives the same survey on every machine.
@@ -67,7 +67,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
         A survey in which each group answered about three quarters of the Q questions, with sampling noise. `extra`
         has twice as many questions without answers, or all remaining ones.
     """
-    most = len(TOPICS) * len(FRAMES)
+    most = len(TOPICS) * len(TEMPLATES)
     if not 2 <= num_questions <= most:
         raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
     every = min(most, (1 + UNASKED) * num_questions)
@@ -95,7 +95,7 @@ def ground_truth(
     The latter are group name -> question id -> distribution (K,).
     """
     rng = np.random.default_rng([seed, 0])
-    pairs = rng.permutation(len(TOPICS) * len(FRAMES))[:num_questions]
+    pairs = rng.permutation(len(TOPICS) * len(TEMPLATES))[:num_questions]
     rounds = (divmod(g, len(GROUP_NAMES)) for g in range(num_groups))
     names = [f"{GROUP_NAMES[k]} {again + 1}" if again else GROUP_NAMES[k] for again, k in rounds]
     cluster_G = np.searchsorted(np.cumsum(CLUSTER_SHARES)[:-1], (np.arange(num_groups) + 0.5) / num_groups)
@@ -107,37 +107,38 @@ def ground_truth(
 
     favour_T = rng.normal(size=len(TOPICS))  # how the whole population leans on a topic
     loading_TI = TOPIC_LOADING * rng.normal(size=(len(TOPICS), NUM_ISSUES))
-    loading_FI = FRAME_LOADING * rng.normal(size=(len(FRAMES), NUM_ISSUES))
-    lean_F = 1.1 * rng.normal(size=len(FRAMES))
-    logits_FK = [1.6 * rng.normal(size=len(f.options)) for f in FRAMES]
-    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in FRAMES)))
-    width_F = rng.uniform(0.11, 0.2, size=len(FRAMES))
-    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(FRAMES)))
+    loading_FI = TEMPLATE_LOADING * rng.normal(size=(len(TEMPLATES), NUM_ISSUES))
+    lean_F = 1.1 * rng.normal(size=len(TEMPLATES))
+    logits_FK = [1.6 * rng.normal(size=len(f.options)) for f in TEMPLATES]
+    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in TEMPLATES)))
+    width_F = rng.uniform(0.11, 0.2, size=len(TEMPLATES))
+    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(TEMPLATES)))
 
     questions: list[Question] = []
     truth: dict[str, dict[str, FloatArray]] = {name: {} for name in names}
     for pair in pairs:
-        topic, f = divmod(int(pair), len(FRAMES))
-        frame = FRAMES[f]
-        text = frame.wording.format(TOPICS[topic])
-        options = frame.options + ((REFUSAL_OPTION,) if frame.refusal else ())
-        ordinal = tuple(map(float, range(len(options)))) if frame.polarity is not None and not frame.refusal else None
+        topic, f = divmod(int(pair), len(TEMPLATES))
+        template = TEMPLATES[f]
+        text = template.wording.format(TOPICS[topic])
+        options = template.options + ((REFUSAL_OPTION,) if template.refusal else ())
+        has_scale = template.polarity is not None and not template.refusal
+        ordinal = tuple(map(float, range(len(options)))) if has_scale else None
         question = Question(f"T{topic:02d}F{f:02d}", text[0].upper() + text[1:], options, ordinal)
         questions.append(question)
         noise = 0.15 * rng.normal()
         for g, name in enumerate(names):
             pull = (loading_TI[topic] + loading_FI[f]) @ stance_GI[g]
-            if frame.polarity is not None:
-                lean = lean_F[f] + frame.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
+            if template.polarity is not None:
+                lean = lean_F[f] + template.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
                 centre = 1.0 / (1.0 + np.exp(1.3 * lean))  # 0: the first option's end of the scale
-                scale_K = (np.arange(len(frame.options)) + 0.5) / len(frame.options)
+                scale_K = (np.arange(len(template.options)) + 0.5) / len(template.options)
                 logits_K = -0.5 * ((scale_K - centre) / width_F[f]) ** 2
             else:
-                tilt = np.cos(np.arange(len(frame.options)) * np.pi / 2.0)
-                logits_K = logits_FK[f] + topic_logits[topic, : len(frame.options)] + 1.4 * pull * tilt
+                tilt = np.cos(np.arange(len(template.options)) * np.pi / 2.0)
+                logits_K = logits_FK[f] + topic_logits[topic, : len(template.options)] + 1.4 * pull * tilt
             share_K = np.exp(logits_K - logits_K.max())
             share_K = 0.98 * share_K / share_K.sum() + 0.02 / len(share_K)  # every option has a positive share
-            if frame.refusal:
+            if template.refusal:
                 share_K = np.append(share_K * (1.0 - refusal_GF[g, f]), refusal_GF[g, f])
             truth[name][question.question_id] = share_K
     return tuple(questions), truth

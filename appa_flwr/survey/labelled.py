@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from appa_flwr.core.errors import UserError
-from appa_flwr.core.own_code import in_words
+from appa_flwr.core.errors import UserError, in_words
 from appa_flwr.core.text import clean
 from appa_flwr.survey.frames import NOT_UTF8, Column, FileLayout, Frame
 from appa_flwr.survey.names import Notes

@@ -23,14 +23,14 @@ from appa_flwr.survey.files import read_frame
 from appa_flwr.survey.frames import LEFT_OUT, Column, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.settle import settle
+from appa_flwr.survey.normalize import normalize
 from appa_flwr.survey.tables import read_list, read_numbers
 from appa_flwr.survey.types import About, Noise, Survey
 
 _WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
-class Words(Section):
+class ReadOptions(Section):
     """How `appa survey` reads a source; a file of respondents by `codebook`, or else by the three words before it."""
 
     group_by: str = ""  # columns of groups, separated by commas
@@ -75,7 +75,7 @@ def read_survey(source: str | Path, *, groups: Sequence[str] | None = None, **wo
 def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words: Any) -> Conversion:
     """Read a survey as `read_survey` does, and the codebook by which a file of respondents was read."""
     try:
-        by = Words.model_validate(words)
+        by = ReadOptions.model_validate(words)
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
     if by.promise and not by.codebook:
@@ -107,11 +107,11 @@ def convert(source: str | Path, *, groups: Sequence[str] | None = None, **words:
         book, raws, line = _counted(frame, book, by)
         weight = "" if book.weight.column == codebooks.UNWEIGHTED else book.weight.column
         about = About(group_by=",".join(book.groups), weight=weight, refusals=book.refusals, noise=line)
-    survey = settle(frame, raws, missing, groups, about, min_respondents=by.min_respondents)
+    survey = normalize(frame, raws, missing, groups, about, min_respondents=by.min_respondents)
     return Conversion(survey, book, draft.weightiest(frame, book) if book else [], frame)
 
 
-def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[RawAnswer], Noise | None]:
+def _counted(frame: Frame, book: Codebook, by: ReadOptions) -> tuple[Codebook, list[RawAnswer], Noise | None]:
     """The answers of a file of respondents, exact or with noise; and the codebook, restricted to public questions."""
     with ExitStack() as stack:
         if by.promise and by.codebook:
@@ -133,7 +133,7 @@ def _counted(frame: Frame, book: Codebook, by: Words) -> tuple[Codebook, list[Ra
         return book, raws, line
 
 
-def _opinionqa(folder: Path, by: Words, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
+def _opinionqa(folder: Path, by: ReadOptions, missing: Missing) -> tuple[Frame, list[RawAnswer]]:
     """Read the answers of all waves in the folder `human_resp` or its parent; one table has the notes on all.
 
     In each wave `info.csv` lists questions and options, and `metadata.csv` the columns of groups.
@@ -173,7 +173,7 @@ def capped(frame: Frame, book: Codebook, cap: float) -> Survey:
     """The exact answers by the weights that a release counts."""
     weight_R, about = noise.weights(frame, book, cap), About(refusals=book.refusals)
     frame = replace(frame, cells=frame.cells.assign(**{book.weight.column: weight_R}), notes=Notes())
-    return settle(frame, respondents.raw_answers(frame, book), Missing(), None, about, min_respondents=0)
+    return normalize(frame, respondents.raw_answers(frame, book), Missing(), None, about, min_respondents=0)
 
 
 def read_run(config: Config) -> Survey:
@@ -196,7 +196,7 @@ def read_run(config: Config) -> Survey:
         command = f"appa survey {path} data.group-by=NAME --write {path.stem}.jsonl"
         raise UserError(f"{path}: is no table of shares or counts; convert it first: {command}")
     raws, about, groups = tables.raw_answers(frame), About(refusals=data.refusals), config.group_names or None
-    survey = settle(frame, raws, Missing(), groups, about, min_respondents=data.min_respondents)
+    survey = normalize(frame, raws, Missing(), groups, about, min_respondents=data.min_respondents)
     return with_extra(survey, config)
 
 

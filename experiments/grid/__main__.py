@@ -21,7 +21,7 @@ from appa_flwr.core.files import lock
 from appa_flwr.launch.flower import launch
 from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import CONFIG_FILE
+from appa_flwr.run.schema import CONFIG_FILE
 from experiments import entry
 from experiments.grid.grid_results import write_results
 from experiments.grid.plan import Trial, read_grid, trials

@@ -15,7 +15,7 @@ from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.read import BY, read_run
 from appa_flwr.run.records import LOOK_UPS, PPO
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import RULE_VALUES
+from appa_flwr.run.schema import RULE_VALUES
 from experiments.grid import pictures
 from experiments.grid.plan import Grid, Trial
 

@@ -23,7 +23,7 @@ from appa_flwr.core.code_version import code_version
 from appa_flwr.core.errors import UserError, first_problem, unknown_name
 from appa_flwr.core.text import parse_toml
 from appa_flwr.run.resume import FREE_KEYS
-from appa_flwr.run.run_files import WEIGHTS_FILE
+from appa_flwr.run.schema import WEIGHTS_FILE
 
 AXES = ("datasets", "tasks", "models")
 HASH_DIGITS = 8

@@ -21,7 +21,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.protocol.messages import MOST_BYTES, num_bytes
 from appa_flwr.protocol.refusals import FAILED
-from server_app.federation.foreign import plain
+from server_app.federation.sanitize import plain
 
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, factor
 

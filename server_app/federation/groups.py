@@ -17,13 +17,13 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.text import NAMES
-from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Catalogue, Layout
-from server_app.federation.foreign import listed, plain
+from appa_flwr.protocol import messages, queries
+from appa_flwr.protocol.queries import Catalogue, Layout, Query
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import Members
 from server_app.federation.replies import Replies, keep_replies, kept_replies
+from server_app.federation.sanitize import listed, plain
 
 PASSING = "ppo"  # folder inside that of the stored replies
 
@@ -71,13 +71,13 @@ class Groups:
         self.members.prepare()
         self.members.require(self.members.hosts(), what)
 
-    def ask(self, ask: Ask, *, history: bool = False) -> Replies:
-        """Send a request for numbers and read the replies; raises the errors of `Request.read`."""
-        request = self.request(ask, history=history)
+    def ask(self, query: Query, *, history: bool = False) -> Replies:
+        """Send a request for numbers and read the replies; raises the errors of `PendingQuery.read`."""
+        request = self.request(query, history=history)
         timeout = self.config.run.reply_timeout
         return request.read(self.grid.send_and_receive(request.messages, timeout=timeout))
 
-    def request(self, ask: Ask, *, history: bool = False, passing: bool = False) -> "Request":
+    def request(self, query: Query, *, history: bool = False, passing: bool = False) -> "PendingQuery":
         """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait.
 
         Only groups without a stored reply are asked, and none if other numbers rest on the stored replies (`history`).
@@ -87,14 +87,14 @@ class Groups:
         assert self._catalogue is not None
         self.grid.seconds_waited = 0.0
         self.grid.traffic.clear()
-        digest = asks.request_digest(ask, asks.world_of(self.config, *self._digests.values()))
+        digest = queries.query_digest(query, queries.context_hash(self.config, *self._digests.values()))
         path = None
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
-        if self.folder is not None and ask.kind not in (asks.UPDATE, asks.VALIDATION):
+        if self.folder is not None and query.kind not in (queries.UPDATE, queries.VALIDATION):
             path = self.folder / (PASSING if passing else "") / f"{digest}.npz"
-        layouts = asks.layouts_of(ask, self._catalogue)
+        layouts = queries.layouts_of(query, self._catalogue)
         kept = kept_replies(path, layouts) if path is not None and path.exists() else None
-        request = Request(self.members, ask, messages.pack_ask(ask, digest), self._catalogue, path, kept)
+        request = PendingQuery(self.members, query, messages.pack_query(query, digest), self._catalogue, path, kept)
         missing = set(self.names) - set(kept.groups if kept else ())
         if missing and not (kept and history):
             before = self.members.hosts().items()
@@ -111,11 +111,11 @@ class Groups:
 
 
 @dataclass(eq=False)
-class Request:
+class PendingQuery:
     """A request for numbers to all groups."""
 
     members: Members
-    ask: Ask
+    query: Query
     content: RecordDict
     catalogue: Catalogue
     path: Path | None  # file that stores the replies; None = they are not stored
@@ -125,7 +125,7 @@ class Request:
     @cached_property
     def layouts(self) -> dict[str, Layout]:
         """The arrays of a group's numbers, by name."""
-        return asks.layouts_of(self.ask, self.catalogue)
+        return queries.layouts_of(self.query, self.catalogue)
 
     def to(self, groups: Collection[str]) -> list[Message]:
         """Messages to the nodes that host these groups, as far as they can be asked now."""
@@ -161,7 +161,7 @@ class Request:
         members, there = self.members, () if self.kept is None else self.kept.groups
         missing = {name: "no answer" for name in members.names if name not in there}
         yield from self._taken(replies, missing)
-        for left in members.pauses(missing, f"give {self.ask.kind}"):
+        for left in members.pauses(missing, f"give {self.query.kind}"):
             members.prepare(again=True)
             again = self.to(missing.keys() - members.refusing(missing))
             yield from self._taken(members.grid.send_and_receive(again, timeout=left), missing)
@@ -169,14 +169,14 @@ class Request:
             names = [name for name in missing if missing[name] == reason]
             some = "group %s counts" if len(names) == 1 else "groups %s count"
             log.warning(f"{some} as missing: %s", listed(names), plain(reason))
-        members.require([name for name in members.names if name not in missing], f"give {self.ask.kind}")
+        members.require([name for name in members.names if name not in missing], f"give {self.query.kind}")
 
     def _taken(self, replies: Iterable[Message], missing: dict[str, str]) -> Iterator[tuple[str, FloatArray]]:
         """Rows of groups that were `missing`, which are removed from there; or else the fault is noted."""
         for node, reply in self.members.read(replies):
             assert reply.numbers is not None
             for place, name in self.members.own(node, reply):
-                fault = asks.fault(self.ask, reply.numbers[place], self.catalogue, task=self.members.config.task)
+                fault = queries.fault(self.query, reply.numbers[place], self.catalogue, task=self.members.config.task)
                 if name in missing and fault is None:
                     del missing[name]
                     yield name, reply.numbers[place]

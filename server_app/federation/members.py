@@ -19,10 +19,10 @@ from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.survey.types import noise_sentence
-from server_app.federation.foreign import listed
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
 from server_app.federation.replies import TooFew
+from server_app.federation.sanitize import listed
 
 JOIN_PAUSE = 0.5  # seconds between two greetings while groups are still joining
 JOIN_SECONDS = 15.0  # for the reply to the last greeting: a node polls every three seconds, then starts a process
@@ -41,7 +41,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 log = logging.getLogger("appa.server")
 
 
-class State(Enum):
+class NodeState(Enum):
     """What a node holds, as known to the server."""
 
     UNKNOWN = auto()  # the node must be greeted: it is new, has restarted, or failed to take the catalogue or targets
@@ -51,7 +51,10 @@ class State(Enum):
     OUT = auto()  # the node hosts no group of the run, lacks the key, refuses or failed too often: no message any more
 
 
-SETUP = {messages.CATALOGUE: (State.GREETED, State.INFORMED), messages.TARGETS: (State.INFORMED, State.READY)}
+SETUP = {
+    messages.CATALOGUE: (NodeState.GREETED, NodeState.INFORMED),
+    messages.TARGETS: (NodeState.INFORMED, NodeState.READY),
+}
 """Setup message -> state of the nodes that need the message next, and their state once they have answered it."""
 
 
@@ -59,7 +62,7 @@ SETUP = {messages.CATALOGUE: (State.GREETED, State.INFORMED), messages.TARGETS: 
 class Node:
     """A node, as known to the server."""
 
-    state: State = State.UNKNOWN
+    state: NodeState = NodeState.UNKNOWN
     groups: tuple[str, ...] = ()  # groups that the node may speak for, whether or not they are in the run
     answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
@@ -99,7 +102,7 @@ class Members:
 
     def hosts(self) -> dict[str, int]:
         """Group -> its node, for groups that can be asked for numbers now."""
-        able = State.READY if messages.TARGETS in self.setup else State.INFORMED
+        able = NodeState.READY if messages.TARGETS in self.setup else NodeState.INFORMED
         node_of = {name: self._node_of[name] for name in self.present}
         return {name: n for name, n in node_of.items() if n not in self._late and self._nodes[n].state is able}
 
@@ -166,7 +169,7 @@ class Members:
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         hosts, away = set(self._node_of.values()), len(self._node_of) < len(self.names)
         # Hosts that have been greeted are not greeted again: each message to a deployed node starts a process there.
-        unknown = {node for node in online if self._nodes[node].state is State.UNKNOWN}
+        unknown = {node for node in online if self._nodes[node].state is NodeState.UNKNOWN}
         able = {node for node in online - self._late if not self._nodes[node].pause}
         nodes = [node for node in able if (node in unknown if node in hosts else away)]
         hosted, known = defaultdict[int, set[str]](set), frozenset(self.names)
@@ -175,9 +178,9 @@ class Members:
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if name in known]
             if not names:
-                self._nodes[node].state = State.OUT
-            elif self._nodes[node].state is State.UNKNOWN:
-                self._nodes[node].state = State.GREETED
+                self._nodes[node].state = NodeState.OUT
+            elif self._nodes[node].state is NodeState.UNKNOWN:
+                self._nodes[node].state = NodeState.GREETED
             for name in hosted[node].difference(names):
                 del self._node_of[name]
             for name in names:
@@ -200,13 +203,13 @@ class Members:
 
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
         """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys."""
-        joining = sorted(node for node in nodes if self._nodes[node].state is not State.OUT)
+        joining = sorted(node for node in nodes if self._nodes[node].state is not NodeState.OUT)
         if self._keys is None:
             return dict.fromkeys(joining)
         keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
         for node in sorted(node for node, names in keyed.items() if not names):
             log.warning("node %s has no group's key; the node is left out", node)
-            self._nodes[node].state = State.OUT  # it could make the server wait
+            self._nodes[node].state = NodeState.OUT  # it could make the server wait
         return {node: names for node, names in keyed.items() if names}
 
     # --- setting up -------------------------------------------------------------------------------------------------
@@ -230,7 +233,7 @@ class Members:
                 self._note_failure(number)
         nodes = self._nodes
         self._node_of = {
-            n: k for n, k in self._node_of.items() if nodes[k].state is not State.OUT and not nodes[k].pause
+            n: k for n, k in self._node_of.items() if nodes[k].state is not NodeState.OUT and not nodes[k].pause
         }
 
     def _note_failure(self, number: int) -> None:
@@ -238,10 +241,13 @@ class Members:
         node, groups = self._nodes[number], listed(self._nodes[number].groups)
         node.failures += 1
         if node.error > refusals.FORGOTTEN:
-            node.state = State.OUT
+            node.state = NodeState.OUT
             log.warning("node %s (%s) refuses, and takes no part", number, groups)
             return
-        node.state, node.pause = State.UNKNOWN, 2 ** min(node.failures - 1, LONGEST_PAUSE) if node.failures > 1 else 0
+        node.state, node.pause = (
+            NodeState.UNKNOWN,
+            2 ** min(node.failures - 1, LONGEST_PAUSE) if node.failures > 1 else 0,
+        )
         when = f"after {node.pause} more requests" if node.pause else "before the next request"
         log.warning(
             "node %s (%s): its set-up failed (%d in a row); tried again %s", number, groups, node.failures, when
@@ -283,8 +289,8 @@ class Members:
             node = self._nodes[number]
             if message.has_error():
                 node.error = message.error.code
-                if node.error == refusals.FORGOTTEN and node.state is not State.OUT:
-                    node.state = State.UNKNOWN
+                if node.error == refusals.FORGOTTEN and node.state is not NodeState.OUT:
+                    node.state = NodeState.UNKNOWN
                 log.warning("node %s: %s", number, message.error.reason)
                 continue
             try:

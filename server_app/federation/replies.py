@@ -16,8 +16,8 @@ import numpy as np
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Layout
+from appa_flwr.protocol import queries
+from appa_flwr.protocol.queries import Layout
 
 
 class TooFew(UserError):
@@ -29,12 +29,12 @@ class Replies:
     """The groups' replies to one request for numbers."""
 
     groups: tuple[str, ...]  # groups that replied, in the order of the run's groups
-    numbers: Mapping[str, Layout]  # the arrays by name, see `appa_flwr.protocol.asks.layouts_of`
+    numbers: Mapping[str, Layout]  # the arrays by name, see `appa_flwr.protocol.queries.layouts_of`
     data_GN: FloatArray  # a row for each group
 
     def each(self, name: str) -> FloatArray:
         """Every group's array, (G, its shape)."""
-        return asks.split(self.data_GN, self.numbers)[name]
+        return queries.split(self.data_GN, self.numbers)[name]
 
     def rows(self, name: str, names: Sequence[str]) -> FloatArray:
         """The arrays of the groups `names`; NaN for a group that did not reply."""
@@ -48,7 +48,7 @@ def kept_replies(path: Path, numbers: Mapping[str, Layout]) -> Replies:
     try:
         with np.load(path, allow_pickle=False) as file:
             groups, data_GN = tuple(file["groups"].tolist()), file["data"]
-        asks.split(data_GN, numbers)
+        queries.split(data_GN, numbers)
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise UserError(f"{path}: cannot be read ({error}); without it the groups are asked again") from None
     return Replies(groups, numbers, data_GN)

@@ -10,7 +10,7 @@ import numpy as np
 
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol import formats
-from appa_flwr.protocol.asks import TARGET_SIDE, Catalogue, ScoreRequest
+from appa_flwr.protocol.queries import TARGET_REFERENCE, Catalogue, RewardQuery
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +23,11 @@ class Responses:
     format_score_J: FloatArray  # in [0, 1]
     parsed_J: BoolArray  # False for a completely unparseable answer; see `formats.Parsed`
 
-    def request(self, metrics: Sequence[str], *, sides: Sequence[str] = (TARGET_SIDE,), draw: int = 0) -> ScoreRequest:
+    def reward_query(
+        self, metrics: Sequence[str], *, references: Sequence[str] = (TARGET_REFERENCE,), context_seed: int = 0
+    ) -> RewardQuery:
         """Build the request for the groups' scores."""
-        return ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
+        return RewardQuery(self.question_J, self.prediction_JK, tuple(metrics), tuple(references), context_seed)
 
 
 def parse_responses(task: str, texts: Sequence[str], question_J: IntArray, catalogue: Catalogue) -> Responses:

@@ -151,4 +151,4 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
     if full:
         return FullModels(model, value=value)
     # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
-    return LoraModels(model, sft, lora_config(config, config.policy.ppo_targets), value=value)
+    return LoraModels(model, sft, lora_config(config, config.policy.ppo_lora_modules), value=value)

@@ -198,7 +198,7 @@ def make_trainer(
     torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is made before the trainer sets its seed
     if config.policy.tuning != "full":
         model.name_or_path = base.hub_id or base.source  # the saved adapter names this as its base model
-        adapter = lora_config(config, config.policy.sft_targets, dropout=LORA_DROPOUT)
+        adapter = lora_config(config, config.policy.sft_lora_modules, dropout=LORA_DROPOUT)
         trained = get_peft_model(model, adapter)  # in float32, also on a base of 16 bits
         round_once(trained)
     return _LeanTrainer(

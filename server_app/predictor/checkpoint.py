@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import replace_file, sha256_of
-from appa_flwr.protocol.asks import Catalogue
-from appa_flwr.run import run_files
+from appa_flwr.protocol.queries import Catalogue
+from appa_flwr.run import schema
 from appa_flwr.run.records import Card, EmbeddingSummary, Means, SurveySummary
 from appa_flwr.survey.types import Question
 
@@ -39,7 +39,7 @@ def save(path: Path, weights: ArrayRecord, card: Card) -> None:
 
 def write_card(path: Path, card: Card) -> None:
     """Write the card of the file of weights at this path; raises as `replace_file`."""
-    run_files.write(path.with_suffix(".json"), card.model_copy(update={"weights": sha256_of(path)}))
+    schema.write(path.with_suffix(".json"), card.model_copy(update={"weights": sha256_of(path)}))
 
 
 def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -> tuple[ArrayRecord, Card]:
@@ -56,7 +56,7 @@ def load(path: Path, config: Config, catalogue: Catalogue, start: ArrayRecord) -
                 f"there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
                 "pluralllm.json beside it"
             )
-    card = run_files.read(card_path, Card)
+    card = schema.read(card_path, Card)
     assert card is not None  # the file exists, see above
     if card.weights != sha256_of(path):
         raise UserError(f"{path}: its card {card_path.name} belongs to other weights; both files come from one run")

@@ -19,9 +19,9 @@ from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Ask
+from appa_flwr.protocol import queries
 from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.protocol.queries import Query
 from appa_flwr.run.records import Means
 from pluralllm.residual import SHARES, SHARES_KEY, Shares
 from pluralllm.training import build, step_size_factor, validation_round
@@ -70,7 +70,7 @@ class GroupRounds(FedAvg):
         """Ask every group for an update; groups without answers send one of length 0."""
         self._sent = _single(arrays)
         settings = {"round": server_round, "proximal": float(str(config.get("proximal-mu", 0.0)))}
-        self._request = self.groups.request(Ask(asks.UPDATE, {"weights": join_weights(self._sent)}, settings))
+        self._request = self.groups.request(Query(queries.UPDATE, {"weights": join_weights(self._sent)}, settings))
         return self._request.messages
 
     def aggregate_train(
@@ -82,7 +82,7 @@ class GroupRounds(FedAvg):
         """
         with Updates(self.groups.folder or Path(gettempdir()), size=len(join_weights(self._sent))) as updates:
             for name, row_N in self._request.rows(replies):
-                numbers = asks.split(row_N, self._request.layouts)
+                numbers = queries.split(row_N, self._request.layouts)
                 if (count := float(numbers["answers"][0])) > 0:
                     updates.put(name, numbers["step"] / count, count=count, loss=float(numbers["loss"][0]) / count)
             updates.order(self.groups.names)
@@ -105,7 +105,7 @@ class GroupRounds(FedAvg):
         if server_round != validation_round(self.config.pluralllm):
             return []
         weights = {"weights": join_weights(_single(arrays))}
-        self._validation = self.groups.request(Ask(asks.VALIDATION, weights, {"size": len(SHARES)}))
+        self._validation = self.groups.request(Query(queries.VALIDATION, weights, {"size": len(SHARES)}))
         return self._validation.messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:

@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appa_flwr.core.ports import listening
 from appa_flwr.run.records import ServedRound
-from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
+from appa_flwr.run.schema import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from server_app.evaluation import round_in_words
 from server_app.inputs import RunInputs
-from server_app.serve import judge, prompts
-from server_app.serve.rounds import Rounds, RunName, ScoreRequest, Text
+from server_app.serve import external_models, prompts
+from server_app.serve.rounds import Rounds, RunName, ScoreBody, Text
 
 MEBIBYTE = 2**20
 BODY_MIB = 32  # size of the largest request
@@ -75,7 +75,7 @@ def web_app(rounds: Rounds, run: RunInputs, token: str) -> FastAPI:
         return JSONResponse({"detail": [{key: one[key] for key in ("type", "loc", "msg")} for one in first]}, 422)
 
     @app.post("/v1/score")
-    async def score(request: Request, body: ScoreRequest) -> JSONResponse:
+    async def score(request: Request, body: ScoreBody) -> JSONResponse:
         """Score answers, as a round of the rule or a part of a round."""
         return JSONResponse(await answered(request, rounds.score(body)))  # FastAPI would first walk through a dict
 
@@ -88,7 +88,7 @@ def web_app(rounds: Rounds, run: RunInputs, token: str) -> FastAPI:
     @app.post("/v1/models/{name}")
     async def model(body: ModelAnswers, name: RunName) -> Any:
         """Let the groups score a model's answers; returns the scores of all models, with intervals."""
-        return await rounds.in_turn(judge.scores, run, name, body.answers)
+        return await rounds.in_turn(external_models.scores, run, name, body.answers)
 
     return app
 

@@ -11,7 +11,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
-from server_app.questions import divided_questions
+from server_app.questions import divided_questions, run_survey
 
 Row = dict[str, Any]
 
@@ -28,7 +28,7 @@ def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[
 
 def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, int]:
     """Write the rows of each split as JSONL, and for verl as Parquet; returns split -> number of rows."""
-    asked, unanswered, train = divided_questions(config)
+    asked, unanswered, train = divided_questions(config, run_survey(config))
     learned = [*(question for question in asked if question.question_id in train), *unanswered]
     held_out = [question for question in asked if question.question_id not in train]
     splits = {"train": rows(config, learned, plain=plain), "test": rows(config, held_out, plain=plain)}

@@ -1,6 +1,6 @@
 """Score trainers' answers in rounds of the rule: gather answers, ask the groups, write served.jsonl, then reply.
 
-A rule needs a batch (`rules.Past`), but each process of a trainer sends a part of a batch, and most engines
+A rule needs a batch (`rules.RuleContext`), but each process of a trainer sends a part of a batch, and most engines
 send one answer per request. A numbered round waits until all its answers have arrived. A round without a number takes
 the answers that arrive within `GATHER_SECONDS`, or ends at `GATHER_SIZE` answers. HTTP errors: 409 contradicts earlier
 requests, 422 is invalid, 429 and 503 tell when the same request may succeed.
@@ -23,9 +23,9 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import TARGET_SIDE
+from appa_flwr.protocol.queries import TARGET_REFERENCE
 from appa_flwr.run.records import ServedAnswer, ServedLine, ServedRound
-from appa_flwr.run.run_files import SERVED
+from appa_flwr.run.schema import SERVED
 from appa_flwr.run.served import ServedRun, read_runs
 from server_app.federation.responses import parse_responses
 from server_app.inputs import RunInputs
@@ -58,7 +58,7 @@ class Item(BaseModel):
         return hashlib.sha256(json.dumps([self.question_id, self.completion]).encode()).hexdigest()[:32]
 
 
-class ScoreRequest(BaseModel):
+class ScoreBody(BaseModel):
     """The body of POST /v1/score: answers of a training run.
 
     Attributes:
@@ -109,19 +109,19 @@ class Batch:
     refusal: HTTPException | None = None  # for the waiting requests if the groups are not asked
     scored: asyncio.Task[Scored] = field(init=False)
 
-    def takes(self, request: ScoreRequest) -> bool:
+    def takes(self, request: ScoreBody) -> bool:
         """True if all answers of the request fit into this batch, which may already hold some."""
         if self.round != request.round or any(self.items.get(item.id, item) != item for item in request.items):
             return False
         return self.round is None or self.size == request.total >= len(self.items) + self.num_new(request)
 
-    def num_new(self, request: ScoreRequest) -> int:
+    def num_new(self, request: ScoreBody) -> int:
         """Number of answers of the request that this batch lacks."""
         return sum(item.id not in self.items for item in request.items)
 
 
 def relation(
-    request: ScoreRequest, kept: Mapping[str, ServedAnswer], last: int, *, asked: Batch | None, opened: Batch | None
+    request: ScoreBody, kept: Mapping[str, ServedAnswer], last: int, *, asked: Batch | None, opened: Batch | None
 ) -> Relation:
     """What a request is to its trainer's run: the first row of the table that applies.
 
@@ -178,7 +178,7 @@ class Rounds:
         async with self._turn:
             pass
 
-    async def score(self, request: ScoreRequest) -> dict[str, Any]:
+    async def score(self, request: ScoreBody) -> dict[str, Any]:
         """Score answers; return the body of the reply after the rewards are written.
 
         Raises:
@@ -215,7 +215,7 @@ class Rounds:
             self.failed = error
             raise _later(503, f"the service has failed ({type(error).__name__})") from error
 
-    def _batch(self, request: ScoreRequest, past: ServedRun) -> Batch | None:
+    def _batch(self, request: ScoreBody, past: ServedRun) -> Batch | None:
         """The batch that a request waits for, with its new answers; None if all its answers have rewards."""
         asked = self._asked if self._asked and self._asked.run == request.run else None
         opened = self._open.get(request.run)
@@ -252,7 +252,7 @@ class Rounds:
         batch.notice = f"run '{batch.run}': {what}; two trainers need two names"
         log.warning(batch.notice)
 
-    def _opened(self, request: ScoreRequest) -> Batch:
+    def _opened(self, request: ScoreBody) -> Batch:
         """Open a batch for the answers of this request and of later requests."""
         batch = Batch(request.run, request.round, request.total if request.round else GATHER_SIZE)
         batch.scored = asyncio.create_task(self._answers(batch))
@@ -305,7 +305,7 @@ class Rounds:
         answers = parse_responses(config.task, [item.completion for item in items], question_J, catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
         state = self._rule.restored(vars(last)) if last else self._rule.first()
-        replies = groups.ask(self._rule.ask(answers, self._num_asked), history=True)
+        replies = groups.ask(self._rule.query(answers, self._num_asked), history=True)
         reward_J, after, fields = self._rule.result(state, answers, replies)
         held_out = bool(catalogue.held_out_Q[question_J].any())  # such a round leaves the rule's state as it was
         record = ServedRound(
@@ -316,7 +316,7 @@ class Rounds:
             seconds=time.monotonic() - started,
             **(fields | self._rule.saved(state if held_out else after)),
         )
-        alignment_J = replies.each(f"{config.reward_metric} {TARGET_SIDE} reward").mean(axis=0)
+        alignment_J = replies.each(f"{config.reward_metric} {TARGET_REFERENCE} reward").mean(axis=0)
         numbers_J = zip(reward_J.tolist(), alignment_J.tolist(), answers.format_score_J.tolist(), strict=True)
         scored = (
             ServedAnswer(id=item.id, digest=item.digest, reward=reward, components={"alignment": mean, "format": score})

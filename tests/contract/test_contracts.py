@@ -127,6 +127,7 @@ def test_an_installed_wheel_has_the_bundle_of_its_checkout(tmp_path):
     (wheel,) = (tmp_path / "dist").iterdir()
     installed = tmp_path / "packages"
     zipfile.ZipFile(wheel).extractall(installed)
+    assert not (installed / "experiments").exists()  # for a checkout: a wheel's top level is the app
     (here := tmp_path / "empty").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(

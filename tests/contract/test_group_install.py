@@ -21,7 +21,7 @@ from whole_loop import looped
 
 from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare
-from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol import messages, queries
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Noise
 from server_app.questions import run_survey
@@ -68,7 +68,13 @@ def test_a_group_takes_part_with_no_more_than_its_list(record):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     setup = (messages.HELLO, messages.CATALOGUE, messages.TARGETS)
-    numbers = {asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS}  # what owners allow by themselves
+    numbers = {
+        queries.VOTES,
+        queries.UPDATE,
+        queries.VALIDATION,
+        queries.SCORES,
+        queries.REWARDS,
+    }  # what owners allow by themselves
     assert {line["kind"] for line in found["answered"]} == {*setup, *numbers}
     assert [line for line in found["answered"] if not line["same"]] == []
     assert HEAVY.isdisjoint(found["imported"])

@@ -18,9 +18,9 @@ from small import READABLE, SMALLEST
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
-from appa_flwr.run.run_files import PROGRESS
-from appa_flwr.trainers import client
-from appa_flwr.trainers.trl import RemoteGroupRewards
+from appa_flwr.reward_client import client
+from appa_flwr.reward_client.trl import RemoteGroupRewards
+from appa_flwr.run.schema import PROGRESS
 from server_app.policy import tiny
 from server_app.questions import build_catalogue
 

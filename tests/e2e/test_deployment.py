@@ -27,7 +27,7 @@ from appa_flwr.core.ports import LOOPBACK
 from appa_flwr.launch import deploy, doctor
 from appa_flwr.launch.sites import CONNECTION, Sites
 from appa_flwr.launch.terminal import RunFailed
-from appa_flwr.run.run_files import CARD
+from appa_flwr.run.schema import CARD
 from appa_flwr.survey.codebook import write
 from appa_flwr.survey.noise import Promise
 from appa_flwr.survey.sources import convert

@@ -15,7 +15,7 @@ import pytest
 import torch
 from served import MEAN_OF_TWO, TWO, rounds_of, serving
 
-from appa_flwr.trainers import engines
+from appa_flwr.reward_client import engines
 
 ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
 pytestmark = [

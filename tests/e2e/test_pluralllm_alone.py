@@ -16,10 +16,10 @@ from whole_loop import looped
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol import messages, queries
 from appa_flwr.report.page import missing
 from appa_flwr.run.read import read_run
-from appa_flwr.run.run_files import PROGRESS
+from appa_flwr.run.schema import PROGRESS
 from pluralllm.residual import SHARES, SHARES_KEY
 from server_app.questions import run_survey
 
@@ -48,7 +48,7 @@ def alone(tmp_path_factory) -> tuple[Config, InProcessGrid]:
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     config, grid = alone
     setup = (messages.HELLO, messages.CATALOGUE, messages.TARGETS)
-    assert set(map(asked_for, grid.requests)) == {*setup, asks.UPDATE, asks.VALIDATION, asks.SCORES}
+    assert set(map(asked_for, grid.requests)) == {*setup, queries.UPDATE, queries.VALIDATION, queries.SCORES}
     phases = list(dict.fromkeys(line.phase for line in PROGRESS.read(config.run_folder)))
     assert phases == ["machine", "survey", "join", "pluralllm", "targets", "report"]
     assert (config.run_folder / "report.html").exists()
@@ -70,8 +70,8 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
     path = first.run_folder / FILE
     second, grid = run(tmp_path, "second", **{"pluralllm.checkpoint": str(path)}, **keys)
     kinds = set(map(asked_for, grid.requests))
-    assert asks.UPDATE not in kinds
-    assert asks.SCORES in kinds  # they are those of the first run, for the cards are the same
+    assert queries.UPDATE not in kinds
+    assert queries.SCORES in kinds  # they are those of the first run, for the cards are the same
     # the run can be carried away and serve others in turn
     assert (second.run_folder / FILE).read_bytes() == path.read_bytes()
     assert card(second) == card(first)

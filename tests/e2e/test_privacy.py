@@ -20,7 +20,7 @@ from whole_loop import run_server
 
 from appa_flwr import report
 from appa_flwr.config import Config
-from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol import messages, queries, refusals
 from server_app.questions import build_catalogue
 
 
@@ -60,7 +60,7 @@ SETUP = {messages.HELLO, messages.CATALOGUE, messages.TARGETS}
 
 @pytest.mark.parametrize(
     ("owner_policy", "more"),
-    [("", {asks.SCORES}), ('may-leave = ["votes", "rewards"]', set())],
+    [("", {queries.SCORES}), ('may-leave = ["votes", "rewards"]', set())],
     ids=["that nobody wrote", "strictest"],
 )
 def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner_policy, more, whole_run, tmp_path):
@@ -69,12 +69,12 @@ def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner
     pairs = [
         (asked_for(asked), reply.message.has_error()) for asked, reply in zip(grid.requests, grid.replies, strict=True)
     ]
-    assert {kind for kind, refused in pairs if not refused} == {*SETUP, asks.VOTES, asks.REWARDS, *more}
+    assert {kind for kind, refused in pairs if not refused} == {*SETUP, queries.VOTES, queries.REWARDS, *more}
     assert any(refused for _, refused in pairs) == (not more)  # by the first the server asks for nothing in vain
     for asked, reply in zip(grid.requests, grid.replies, strict=True):
-        if asked_for(asked) == asks.REWARDS:
-            shapes = asks.layouts_of(messages.unpack_ask(asked.message.content)[0], build_catalogue(world.config))
-            own = asks.split(messages.unpack_reply(reply.message.content, numbers=True).numbers[0], shapes)
+        if asked_for(asked) == queries.REWARDS:
+            shapes = queries.layouts_of(messages.unpack_query(asked.message.content)[0], build_catalogue(world.config))
+            own = queries.split(messages.unpack_reply(reply.message.content, numbers=True).numbers[0], shapes)
             assert not any(array.any() for name, array in own.items() if "truth" in name)
     rows = json.loads((world.config.run_folder / "summary.json").read_text())
     assert list(dict.fromkeys(row["method"] for row in rows)) == ["base", "sft", "uniform", "majority", "ppo"]
@@ -83,7 +83,7 @@ def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner
 
 def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     world, grid = whole_run
-    assert {asked_for(asked) for asked in grid.requests} == {*SETUP, *asks.KINDS} - {asks.ANSWERS}
+    assert {asked_for(asked) for asked in grid.requests} == {*SETUP, *queries.KINDS} - {queries.ANSWERS}
     assert not any(reply.message.has_error() for reply in grid.replies)
     assert audit(grid, world) == []
     written = {path.name: path.read_bytes() for path in world.config.run_folder.rglob("*") if path.is_file()}
@@ -120,13 +120,13 @@ def at(start: int, value: Callable[[np.ndarray], np.ndarray] | float) -> Change:
 
 
 LEAKS = [
-    (asks.REWARDS, put("", "notes", ConfigRecord({"x": 1})), "more than was asked for"),
+    (queries.REWARDS, put("", "notes", ConfigRecord({"x": 1})), "more than was asked for"),
     (messages.HELLO, put("head", "groups", ["Avaria", f"{DIARY}-1"]), "more than was asked for"),
     (messages.CATALOGUE, put("head", "may", ["a yes"]), "words that are none"),
-    (asks.SCORES, at(1, lambda row: row[:1]), "a private share"),
-    (asks.REWARDS, at(3, np.copy), "a private answer"),
-    (asks.REWARDS, at(3, 1.5), "js targets reward is outside"),
-    (asks.VOTES, at(0, 0.5), "a vote that is none"),
+    (queries.SCORES, at(1, lambda row: row[:1]), "a private share"),
+    (queries.REWARDS, at(3, np.copy), "a private answer"),
+    (queries.REWARDS, at(3, 1.5), "js targets reward is outside"),
+    (queries.VOTES, at(0, 0.5), "a vote that is none"),
 ]
 
 

@@ -8,7 +8,7 @@ from served import CATALOGUE, rounds_of, serving
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr.trainers.trl import RemoteGroupRewards
+from appa_flwr.reward_client.trl import RemoteGroupRewards
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from appa_flwr import load_run
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
-from appa_flwr.run.run_files import PROGRESS
+from appa_flwr.run.schema import PROGRESS
 from appa_flwr.survey import store
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey

@@ -15,7 +15,7 @@ import pytest
 from client_node import (
     GROUP,
     SURVEY,
-    Node,
+    ClientNode,
     Owned,
     asked_of,
     config_of,
@@ -27,16 +27,16 @@ from client_node import (
 from flwr.app import Context, RecordDict
 from in_process import flower_task, simulated
 
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Ask, Catalogue
+from appa_flwr.protocol import messages, queries, refusals
+from appa_flwr.protocol.queries import Catalogue, Query
 from appa_flwr.survey.types import Survey
 from client_app.memory import KEPT_SECONDS, survey_path
-from client_app.party import Party
+from client_app.node import Node
 from server_app.questions import run_survey
 
 
 def deployed_node(**node_config):
-    return Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
+    return ClientNode(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
 
 
 # --- who lives here ---------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def deployed_node(**node_config):
 
 def test_letters_that_stdout_lacks_end_no_action(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    monkeypatch.setattr(Party, "of", lambda context: print("México", flush=True))
+    monkeypatch.setattr(Node, "of", lambda context: print("México", flush=True))
     with flower_task():
         deployed_node().send(messages.HELLO)
     assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
@@ -57,7 +57,7 @@ def groups_of(node, survey=""):
 @pytest.mark.parametrize("num_nodes", [1, 2, 7])
 def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
     config = config_of(data__num_groups=5)
-    groups_by_node = [groups_of(Node(context)) for context in simulated(config, num_nodes).values()]
+    groups_by_node = [groups_of(ClientNode(context)) for context in simulated(config, num_nodes).values()]
     everyone = run_survey(config).groups
     assert sorted(name for names in groups_by_node for name in names) == sorted(everyone)
     if num_nodes == 2:
@@ -128,14 +128,14 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path, architectu
     worlds, keys = [], {"pluralllm.architecture": architecture, "pluralllm.num-context-questions": 8}
     for name, survey in (("real", SURVEY), ("absurd", absurd_where_held_out(SURVEY, held_out))):
         node = Owned(tmp_path / name, EVERYTHING, survey=survey, **keys).prepared(catalogue)
-        requests = {kind: asked_of(kind, catalogue, node.config) for kind in asks.KINDS}
-        requests["draw"] = uniform_request(catalogue, draw=4 * (architecture == "attention")).ask()
-        requests["truth"] = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask()
+        requests = {kind: asked_of(kind, catalogue, node.config) for kind in queries.KINDS}
+        requests["context seed"] = uniform_request(catalogue, context_seed=4 * (architecture == "attention")).query()
+        requests["truth"] = uniform_request(catalogue, references=(queries.TRUTH_REFERENCE,)).query()
         worlds.append({label: node.numbers(asked)[GROUP] for label, asked in requests.items()})
     real, absurd = worlds
     for label in real:
         same = all(np.array_equal(real[label][name], absurd[label][name]) for name in real[label])
-        assert same == (label not in {asks.SCORES, "truth"}), label  # the absurd answers did arrive
+        assert same == (label not in {queries.SCORES, "truth"}), label  # the absurd answers did arrive
     for own in worlds:  # no answer of D_g is ever compared with: enough rewards would tell it
         assert not own["truth"]["js truth known"][catalogue.train_Q].any()
         assert own["truth"]["js truth known"].any()
@@ -147,10 +147,10 @@ def test_a_node_that_lacks_what_an_action_needs_says_that_it_has_restarted():
     del restarted.context.state["memory"]
     untargeted = one_node(config_of())
     assert untargeted.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
-    for kind in asks.KINDS:
+    for kind in queries.KINDS:
         assert restarted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
     assert restarted.send(messages.TARGETS, messages.pack_weights(weights(config))).error.code == refusals.FORGOTTEN
-    for kind in (asks.VOTES, asks.REWARDS):
+    for kind in (queries.VOTES, queries.REWARDS):
         assert untargeted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
 
 
@@ -159,11 +159,11 @@ def test_a_simulated_node_s_memory_is_of_one_run_and_lies_beside_the_survey():
     survey = Path(survey_path(node.context))
     assert dict(node.context.state["memory"]) == {"survey": str(survey)}
     assert [path.name for path in survey.with_suffix(".memory").iterdir()] == [f"1-{node.context.node_id}.sqlite"]
-    asked = asked_of(asks.VOTES, catalogue, node.config)
+    asked = asked_of(queries.VOTES, catalogue, node.config)
     for run_id, other in ((2, 0), (1, 1)):
         own = node.context
         stranger = Context(run_id, own.node_id + other, own.node_config, own.state, own.run_config)
-        assert Node(stranger).ask(asked).error.code == refusals.FORGOTTEN
+        assert ClientNode(stranger).ask(asked).error.code == refusals.FORGOTTEN
     assert node.ask(asked).has_content()
 
 
@@ -187,8 +187,8 @@ def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file
     # a run that is only asked for rewards is remembered as long as it is asked
     then = (folder / "1.sqlite").stat().st_mtime - KEPT_SECONDS - 60
     os.utime(folder / "1.sqlite", (then, then))
-    again = Node(Context(1, 2, node.context.node_config, RecordDict(), node.context.run_config))
-    assert again.ask(asked_of(asks.REWARDS, node.public, node.config)).has_content()
-    another = Node(Context(2, 2, node.context.node_config, RecordDict(), node.context.run_config))
-    assert another.ask(Ask(asks.VOTES)).error.code == refusals.FORGOTTEN
+    again = ClientNode(Context(1, 2, node.context.node_config, RecordDict(), node.context.run_config))
+    assert again.ask(asked_of(queries.REWARDS, node.public, node.config)).has_content()
+    another = ClientNode(Context(2, 2, node.context.node_config, RecordDict(), node.context.run_config))
+    assert another.ask(Query(queries.VOTES)).error.code == refusals.FORGOTTEN
     assert (folder / "1.sqlite").exists()

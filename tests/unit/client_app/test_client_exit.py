@@ -5,21 +5,21 @@ import pytest
 from client_node import Owned, asked_of, prepared_node, uniform_request, weights
 from in_process import cross, request
 
-from appa_flwr.protocol import asks, messages, refusals, votes
-from client_app import leave, numbers, predictor
+from appa_flwr.protocol import messages, queries, refusals, votes
+from client_app import egress, numbers, predictor
 from client_app.main import app
-from client_app.party import Party
-from pluralllm.prediction import Predictor
+from client_app.node import Node
+from pluralllm.prediction import GroupPredictor
 
 SECRET = "secret 0.123456 question text"
 FAULTS = [
-    (messages.CATALOGUE, Party, "answers"),
-    (messages.TARGETS, Predictor, "targets"),
-    (asks.UPDATE, predictor, "train"),
-    (asks.VOTES, votes, "cast"),
-    (asks.REWARDS, numbers, "score"),
-    (asks.REWARDS, asks, "flatten"),
-    (asks.REWARDS, leave, "_write_down"),
+    (messages.CATALOGUE, Node, "answers"),
+    (messages.TARGETS, GroupPredictor, "targets"),
+    (queries.UPDATE, predictor, "train"),
+    (queries.VOTES, votes, "cast"),
+    (queries.REWARDS, numbers, "score"),
+    (queries.REWARDS, queries, "flatten"),
+    (queries.REWARDS, egress, "_write_down"),
 ]
 
 
@@ -45,8 +45,8 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
         del node.memory["targets"], node.memory["weights"]  # tables are made once
     if kind not in contents:
         asked = asked_of(kind, catalogue, node.config)
-        request_digest = asks.request_digest(asked, Party.of(node.context).world)
-        contents[kind] = messages.pack_ask(asked, request_digest)
+        query_digest = queries.query_digest(asked, Node.of(node.context).context_hash)
+        contents[kind] = messages.pack_query(asked, query_digest)
     monkeypatch.setattr(module, name, fail)
     action = kind if kind in messages.MESSAGES else messages.ASK
     crossed = cross(app(request(action, contents[kind]), node.context))
@@ -62,14 +62,14 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
 @pytest.mark.parametrize(
     ("wanted", "owner_policy", "name"),
     [
-        (asks.VOTES, "may-leave = ['training', 'rewards']", "votes"),
-        *((kind, "may-leave = ['votes']", "training") for kind in (asks.UPDATE, asks.VALIDATION, asks.SCORES)),
-        (asks.REWARDS, "may-leave = ['votes', 'training']", "rewards"),
-        (asks.PREDICTIONS, "", "predictions"),
-        (asks.ANSWERS, "", "answers"),
-        (asks.ANSWERS, "may-leave = ['answers']", None),
-        (asks.VOTES, "", None),
-        (asks.REWARDS, "", None),
+        (queries.VOTES, "may-leave = ['training', 'rewards']", "votes"),
+        *((kind, "may-leave = ['votes']", "training") for kind in (queries.UPDATE, queries.VALIDATION, queries.SCORES)),
+        (queries.REWARDS, "may-leave = ['votes', 'training']", "rewards"),
+        (queries.PREDICTIONS, "", "predictions"),
+        (queries.ANSWERS, "", "answers"),
+        (queries.ANSWERS, "may-leave = ['answers']", None),
+        (queries.VOTES, "", None),
+        (queries.REWARDS, "", None),
         # a run by such an `sft.target` does not start
         ("mean", "", "answers"),
         ("mean", "may-leave = ['answers']", None),
@@ -81,7 +81,7 @@ def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_d
     wanted, owner_policy, name, tmp_path
 ):
     asked = {"training": 12, "held_out": 10}
-    if wanted in asks.KINDS:
+    if wanted in queries.KINDS:
         node = Owned(tmp_path, owner_policy).ready(**asked)
         reply = node.ask(asked_of(wanted, node.catalogue, node.config))
     else:
@@ -120,7 +120,7 @@ def test_without_config_policy_and_ledger_nothing_leaves(what, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"draw": 1},  # the run has one fixed table
+        {"context_seed": 1},  # the run has one fixed table
         {"metrics": ("js", "kindness")},
         {"question_J": np.arange(1, 25)},
         {"question_J": np.arange(-1, 23)},
@@ -128,12 +128,12 @@ def test_without_config_policy_and_ledger_nothing_leaves(what, tmp_path):
         {"prediction_JK": np.full((24, 4), -1.0)},
         {"prediction_JK": np.full((24, 4), np.inf)},
     ],
-    ids=["draw", "metric", "past the end", "before", "narrow", "negative", "infinite"],
+    ids=["context seed", "metric", "past the end", "before", "narrow", "negative", "infinite"],
 )
 def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
     node, catalogue = prepared_node()
     assert catalogue.option_QK.shape == (24, 4)
-    reply = node.ask(uniform_request(catalogue, **change).ask())
+    reply = node.ask(uniform_request(catalogue, **change).query())
     assert reply.error.code in (refusals.FAILED, refusals.FORGOTTEN)
     assert not reply.has_content()
 
@@ -143,4 +143,4 @@ def test_nothing_but_a_reward_leaves_as_a_reward(reward, monkeypatch):
     node, catalogue = prepared_node()
     monkeypatch.setattr(numbers, "score", lambda *args: {"js": np.array(reward)})
     asked = uniform_request(catalogue, question_J=np.arange(2), prediction_JK=np.full((2, 4), 0.25))
-    assert node.ask(asked.ask()).error.code == refusals.FAILED
+    assert node.ask(asked.query()).error.code == refusals.FAILED

@@ -7,11 +7,11 @@ import pytest
 from client_node import GROUP, Owned, asked_of, refused, weights
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import ScoreRequest
+from appa_flwr.protocol import messages, queries, refusals
+from appa_flwr.protocol.queries import RewardQuery
 from client_app.memory import memory_of
-from client_app.party import LEAST_HELD_OUT, Party
-from pluralllm.prediction import Predictor
+from client_app.node import LEAST_HELD_OUT, Node
+from pluralllm.prediction import GroupPredictor
 
 
 def other_weights(node):
@@ -22,7 +22,7 @@ def test_few_held_out_answers_count_as_none(tmp_path):
     for run, held_out in enumerate((LEAST_HELD_OUT - 1, LEAST_HELD_OUT)):
         node = Owned(tmp_path / str(run)).ready(training=12, held_out=held_out)
         enough = held_out == LEAST_HELD_OUT
-        score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"]
+        score_L = node.numbers(asked_of(queries.SCORES, node.catalogue, node.config))[GROUP]["scores"]
         assert score_L.max() == LEAST_HELD_OUT * enough
 
 
@@ -49,14 +49,14 @@ def test_of_two_weights_at_the_same_time_the_table_is_by_one(tmp_path, monkeypat
     node = Owned(tmp_path)
     assert node.take(node.cut(training=12, held_out=10)) == 0
     first = messages.pack_weights(weights(node.config))
-    compute, sent = Predictor.targets, []
+    compute, sent = GroupPredictor.targets, []
 
     def meanwhile(*args):
         if not sent:
             sent.append(node.send(messages.TARGETS, messages.pack_weights(other_weights(node))))
         return compute(*args)
 
-    monkeypatch.setattr(Predictor, "targets", meanwhile)
+    monkeypatch.setattr(GroupPredictor, "targets", meanwhile)
     assert node.send(messages.TARGETS, first).has_content()
     assert memory_of(node.context)["targets"].decode() == messages.digest(first)
     table_QK = node.targets(GROUP)
@@ -106,14 +106,14 @@ def test_a_catalogue_beyond_the_protocol_is_not_stored_and_the_log_says_what_it_
 def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch):
     node = Owned(tmp_path)
     first, other = node.cut(training=12, held_out=10), node.cut(training=30, held_out=10)
-    read, codes = Party.answers, []
+    read, codes = Node.answers, []
 
     def meanwhile(*args):
         if not codes:
             codes.append(node.take(other))
         return read(*args)
 
-    monkeypatch.setattr(Party, "answers", meanwhile)
+    monkeypatch.setattr(Node, "answers", meanwhile)
     assert node.take(first) == 0
     assert codes == [refusals.OTHER_CATALOGUE]
     assert len(node.catalogue.questions) == len(first.questions)
@@ -126,29 +126,32 @@ def test_a_message_or_kind_that_nobody_knows_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"^No (query|train) function registered with name '\w+'$"):
             node.send(kind)
     assert node.take(node.cut(training=20, held_out=10)) == 0
-    assert refused(node.ask(asks.Ask("diary"))) == refusals.FAILED
+    assert refused(node.ask(queries.Query("diary"))) == refusals.FAILED
 
 
 def test_a_request_of_another_catalogue_or_config_is_refused(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
-    digest = asks.request_digest(asks.Ask(asks.VOTES), "another world")
-    assert refused(node.send(messages.ASK, messages.pack_ask(asks.Ask(asks.VOTES), digest))) == refusals.OTHER_WORLD
+    digest = queries.query_digest(queries.Query(queries.VOTES), "another world")
+    assert (
+        refused(node.send(messages.ASK, messages.pack_query(queries.Query(queries.VOTES), digest)))
+        == refusals.OTHER_CONTEXT
+    )
 
 
 def test_votes_and_rewards_need_neither_texts_nor_features(tmp_path):
     node = Owned(tmp_path, "may-leave = ['votes', 'training', 'rewards', 'truth']").ready(training=20, held_out=10)
-    sides = (asks.TARGET_SIDE, asks.TRUTH_SIDE)
-    asked = [asked_of(kind, node.catalogue, node.config, sides=sides) for kind in asks.KINDS]
+    references = (queries.TARGET_REFERENCE, queries.TRUTH_REFERENCE)
+    asked = [asked_of(kind, node.catalogue, node.config, references=references) for kind in queries.KINDS]
     del node.memory["public"]
-    assert {ask.kind for ask in asked if node.ask(ask).has_content()} == {asks.VOTES, asks.REWARDS}
+    assert {ask.kind for ask in asked if node.ask(ask).has_content()} == {queries.VOTES, queries.REWARDS}
 
 
 def test_a_request_has_an_end(tmp_path):
     node = Owned(tmp_path).ready(training=20, held_out=10)
-    for count, expected in ((asks.MOST_ANSWERS, 0), (asks.MOST_ANSWERS + 1, refusals.FAILED)):
+    for count, expected in ((queries.MOST_ANSWERS, 0), (queries.MOST_ANSWERS + 1, refusals.FAILED)):
         answer_JK = np.tile(np.eye(1, node.catalogue.option_QK.shape[1]), (count, 1))
-        asked = ScoreRequest(np.zeros(count, dtype=np.int64), answer_JK, ("js",))
-        assert refused(node.ask(asked.ask())) == expected
+        asked = RewardQuery(np.zeros(count, dtype=np.int64), answer_JK, ("js",))
+        assert refused(node.ask(asked.query())) == expected
 
 
 @pytest.mark.parametrize("question_id", ["a\0b", "x" * 1001])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from client_node import prepared_node, uniform_request
 
-from appa_flwr.protocol import asks, rewards, votes
-from appa_flwr.protocol.asks import Ask, ScoreRequest
+from appa_flwr.protocol import queries, rewards, votes
+from appa_flwr.protocol.queries import Query, RewardQuery
 from client_app.numbers import score
 from server_app.questions import run_survey
 
@@ -30,12 +30,12 @@ def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_re
     prediction_JK[[1, 4]] = np.nan
     prediction_JK[2, 1] = np.nan  # half an answer is none either
     prediction_JK[0, 2:] = np.nan  # but beyond the two options of question 0 nothing counts
-    request = ScoreRequest(np.array([0, 0, 1, 3, 3]), prediction_JK, METRICS)
+    request = RewardQuery(np.array([0, 0, 1, 3, 3]), prediction_JK, METRICS)
     for metric, reward_J in score(request, target_QK, OPTION_QK).items():
         assert reward_J[0] == pytest.approx(by_hand(metric, np.array([0.2, 0.2]), target_QK[0, :2]))
         assert reward_J[[1, 2]].tolist() == [0.0, 0.0]
         assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not
-    nothing = ScoreRequest(request.question_J[:0], prediction_JK[:0], METRICS)
+    nothing = RewardQuery(request.question_J[:0], prediction_JK[:0], METRICS)
     assert [reward_J.size for reward_J in score(nothing, target_QK, OPTION_QK).values()] == [0] * len(METRICS)
 
 
@@ -45,7 +45,7 @@ def test_rewards_come_from_each_groups_own_table():
     everyone = run_survey(node.config).groups
     for group in everyone:
         asked = uniform_request(catalogue, prediction_JK=node.targets(group))
-        for name, own in node.numbers(asked.ask()).items():
+        for name, own in node.numbers(asked.query()).items():
             reward_J = own["js targets reward"]
             assert (reward_J > 1 - 1e-12).all() == (name == group)
 
@@ -54,7 +54,7 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
     node, catalogue = prepared_node(pluralllm__architecture="attention")
 
     def reward_GJ(draw: int) -> np.ndarray:
-        asked = uniform_request(catalogue, draw=draw).ask()
+        asked = uniform_request(catalogue, context_seed=draw).query()
         return np.stack([own["js targets reward"] for own in node.numbers(asked).values()])
 
     drawn = {draw: reward_GJ(draw) for draw in (0, 1, 2)}
@@ -67,18 +67,18 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
 @pytest.mark.parametrize(
     ("task", "kind", "ballot"),
     [
-        ("dpa", asks.VOTES, "mode"),
-        ("opa", asks.VOTES, "ranking"),
-        ("dpa", asks.ANSWERS, "distribution"),
-        ("dpa", asks.PREDICTIONS, "distribution"),
+        ("dpa", queries.VOTES, "mode"),
+        ("opa", queries.VOTES, "ranking"),
+        ("dpa", queries.ANSWERS, "distribution"),
+        ("dpa", queries.PREDICTIONS, "distribution"),
     ],
 )
 def test_a_group_votes_and_answers_by_its_training_answers_and_else_its_predictions(task, kind, ballot):
     """Predictions hold no answer at all, and nothing holds a held-out one."""
     node, catalogue = prepared_node(task=task)
-    for group, own in node.numbers(Ask(kind)).items():
+    for group, own in node.numbers(Query(kind)).items():
         truth_QK = node.truth(group)
-        own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q & (kind != asks.PREDICTIONS)
-        assert own_Q.any() == (kind != asks.PREDICTIONS)
+        own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q & (kind != queries.PREDICTIONS)
+        assert own_Q.any() == (kind != queries.PREDICTIONS)
         opinion_QK = np.where(own_Q[:, None], truth_QK, node.targets(group))
         np.testing.assert_array_equal(own["votes"], votes.cast(opinion_QK, catalogue.option_QK, kind=ballot))

@@ -13,9 +13,9 @@ from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import asks
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol import queries
 from appa_flwr.protocol.messages import join_weights
+from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.protocol.rewards import js_distance
 from client_app import predictor
 from pluralllm import data
@@ -76,7 +76,7 @@ def test_a_round_is_drawn_from_seed_group_and_round_alone(start, public, groups)
 def test_an_update_is_the_step_times_the_number_of_answers(number):
     """Start + sum of steps / sum of answers is FedAvg. Of three rounds the last alone has validation questions."""
     node, catalogue = prepared_node(pluralllm__learning_rate=0.01, pluralllm__rounds=3)
-    asked = asked_of(asks.UPDATE, catalogue, node.config)
+    asked = asked_of(queries.UPDATE, catalogue, node.config)
     asked = replace(asked, settings=asked.settings | {"round": number})
     start_P = asked.arrays["weights"]
     for group, own in node.numbers(asked).items():

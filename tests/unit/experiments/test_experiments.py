@@ -17,7 +17,7 @@ from appa_flwr.launch.terminal import RUN_FAILED, RunFailed
 from appa_flwr.protocol.rewards import js
 from appa_flwr.run import pair_scores
 from appa_flwr.run.resume import claim
-from appa_flwr.run.run_files import write_config
+from appa_flwr.run.schema import write_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from experiments import liars, limits, predictor, rules, scale

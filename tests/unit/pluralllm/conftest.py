@@ -5,7 +5,7 @@ import pytest
 import torch
 from fakes import catalogue_of
 
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from pluralllm import data as sizes
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData

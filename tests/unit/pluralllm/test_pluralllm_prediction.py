@@ -11,7 +11,7 @@ import torch
 
 from pluralllm.data import GroupData
 from pluralllm.network import Questions
-from pluralllm.prediction import Predictor
+from pluralllm.prediction import GroupPredictor
 
 
 @pytest.fixture(params=["attention", "residual"])
@@ -19,8 +19,8 @@ def model(request):
     return request.getfixturevalue(request.param)
 
 
-def of(model, table, num_context=512, *, seed=0) -> Predictor:
-    return Predictor(model, table, num_context=num_context, seed=seed)
+def of(model, table, num_context=512, *, seed=0) -> GroupPredictor:
+    return GroupPredictor(model, table, num_context=num_context, seed=seed)
 
 
 @pytest.mark.parametrize("num_context", [0, 1, 2, 7, 20, 64])
@@ -36,7 +36,7 @@ def test_the_context_are_the_first_in_order_that_are_not_the_question_itself(att
     """One question at a time, by the network alone."""
     ours, public = of(attention, table, 8), (table.embedding_QKE, table.option_QK)
     for draw in range(2):
-        targets, order = ours.targets(data, draw=draw), ours.context_order(data, draw=draw)
+        targets, order = ours.targets(data, context_seed=draw), ours.context_order(data, context_seed=draw)
         for question in range(len(table.option_QK)):
             rows = np.array([row for row in order if data.question_N[row] != question][:8])
             known = (*(part[data.question_N[rows]] for part in public), data.answer_NK[rows])
@@ -71,7 +71,7 @@ def test_context_depends_on_seed_group_and_draw_and_on_no_process(attention, tab
     ours = of(attention, table, 8)
     orders = [
         ours.context_order(data).tolist(),
-        ours.context_order(data, draw=1).tolist(),
+        ours.context_order(data, context_seed=1).tolist(),
         ours.context_order(replace(data, group="There")).tolist(),
         of(attention, table, 8, seed=1).context_order(data).tolist(),
     ]

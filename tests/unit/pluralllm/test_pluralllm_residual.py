@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from appa_flwr.config import Config
-from appa_flwr.protocol.asks import Catalogue
+from appa_flwr.protocol.queries import Catalogue
 from pluralllm import data as sizes
 from pluralllm import residual as exact
 from pluralllm.data import GroupData
 from pluralllm.network import Questions
-from pluralllm.prediction import Predictor
+from pluralllm.prediction import GroupPredictor
 from pluralllm.residual import PLAIN, SHARES, SHARES_KEY, START_SHARES, VIEWS, ExactResidual, Shares, View
 from pluralllm.training import local_update, sample_episodes
 
@@ -38,8 +38,8 @@ def asked(table: Catalogue, rows: np.ndarray, answer: np.ndarray | None = None) 
     )
 
 
-def of(model, table, num_context=512, trained_Q=TRAINED) -> Predictor:
-    return Predictor(model, replace(table, train_Q=trained_Q), num_context=num_context, seed=0)
+def of(model, table, num_context=512, trained_Q=TRAINED) -> GroupPredictor:
+    return GroupPredictor(model, replace(table, train_Q=trained_Q), num_context=num_context, seed=0)
 
 
 def dense(model: ExactResidual, table: Catalogue, data: GroupData, targets: np.ndarray, view: View):

@@ -13,8 +13,8 @@ from fakes import catalogue_of
 from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.protocol.messages import join_weights
+from appa_flwr.protocol.queries import Catalogue
 from client_app import predictor
 from pluralllm import training
 from pluralllm.attention import soft_cross_entropy

@@ -17,23 +17,23 @@ from small import config_in
 from appa_flwr.analysis import ceilings
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import TASK_METRICS, Config
-from appa_flwr.protocol import asks, messages, rewards
+from appa_flwr.protocol import messages, queries, rewards
 from appa_flwr.run import pair_scores
 from appa_flwr.run.pair_scores import PREDICTIONS
 from appa_flwr.run.records import CEILINGS, LOOK_UPS
-from appa_flwr.run.run_files import EXAMPLES, PROGRESS, SUMMARY
+from appa_flwr.run.schema import EXAMPLES, PROGRESS, SUMMARY
 from appa_flwr.survey.types import Question
 from server_app import baselines as server_baselines
 from server_app import examples
 from server_app.baselines import look_ups
 from server_app.inputs import RunInputs
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 
 def asked(groups):
     """The kinds of numbers that were asked for since the catalogue, once a message."""
     pushed = [message for message in groups.grid._grid.pushed if message.metadata.message_type == messages.ASK]
-    return [messages.unpack_ask(message.content)[0].kind for message in pushed if message.metadata.dst_node_id == 0]
+    return [messages.unpack_query(message.content)[0].kind for message in pushed if message.metadata.dst_node_id == 0]
 
 
 def baselines(folder):
@@ -98,7 +98,7 @@ def test_ceilings_of_many_groups_are_of_a_sample_and_every_row_says_so(tmp_path,
     monkeypatch.setattr(ceilings, "MOST_SHARES", most)  # held-out questions have 3, 4 and 5 options
     config, groups = config_in(tmp_path), federated(NODES, CATALOGUE)
     groups.config = config
-    with RunFolder(config) as folder:
+    with RunWriter(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
         server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
     found = SUMMARY.read(folder.path)
@@ -128,7 +128,7 @@ def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, wanted, metho
     config = config_in(tmp_path, **{"eval.ceilings": wanted})
     groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, may=may)}, CATALOGUE)
     groups.config = config
-    with RunFolder(config) as folder:
+    with RunWriter(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
         rows = server_baselines.score_baselines(run, TEST_J, majority_QK=TABLES["A"], earlier=[])
         examples.add_groups(run, TEST_J)
@@ -140,7 +140,7 @@ def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, wanted, metho
     assert list(dict.fromkeys(row.method for row in rows)) == ["uniform", "majority", *methods]
     by_method = {row.method: row.per_group["A"] for row in rows if row.against == PREDICTIONS}
     assert by_method["majority"] == pytest.approx(1.0)  # by whatever metric, as its own answers to these questions are
-    assert (asks.PREDICTIONS in asked(groups)) == ("mean-prediction" in methods)
+    assert (queries.PREDICTIONS in asked(groups)) == ("mean-prediction" in methods)
 
 
 # --- look-ups: hand-worked answers, of which those to held-out questions would change all ---

@@ -14,7 +14,7 @@ from report_runs import iteration
 
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config
-from appa_flwr.protocol import asks, rewards
+from appa_flwr.protocol import queries, rewards
 from server_app import evaluation
 from server_app.federation.responses import parse_responses
 from server_app.inputs import RunInputs, ask_votes
@@ -93,20 +93,20 @@ MAJORITY = [[1, 0, 0], [0, 1, 0]]
 @pytest.mark.parametrize(
     ("target", "sft_QK", "kind"),
     [
-        ("majority", MAJORITY, asks.VOTES),
-        ("votes", [[2 / 3, 0, 1 / 3], [1 / 3, 2 / 3, 0]], asks.VOTES),
+        ("majority", MAJORITY, queries.VOTES),
+        ("votes", [[2 / 3, 0, 1 / 3], [1 / 3, 2 / 3, 0]], queries.VOTES),
         # 2, 0 and 1 votes of 3 become 3, 1 and 2 of 6; 1 and 2 of 3 become 2 and 3 of 5
-        ("smoothed-votes", [[3 / 6, 1 / 6, 2 / 6], [2 / 5, 3 / 5, 0]], asks.VOTES),
-        ("predicted-mean", MEAN, asks.PREDICTIONS),
-        ("mean", MEAN, asks.ANSWERS),
+        ("smoothed-votes", [[3 / 6, 1 / 6, 2 / 6], [2 / 5, 3 / 5, 0]], queries.VOTES),
+        ("predicted-mean", MEAN, queries.PREDICTIONS),
+        ("mean", MEAN, queries.ANSWERS),
     ],
 )
 def test_sft_s_targets_and_the_majority(target, sft_QK, kind):
-    node = FakeGroups([*MODES], lambda ask, name: {"votes": (MODES if ask.kind == asks.VOTES else SHARES)[name]})
+    node = FakeGroups([*MODES], lambda query, name: {"votes": (MODES if query.kind == queries.VOTES else SHARES)[name]})
     votes = ask_votes(RunInputs(Config.load({"sft.target": target}), None, federated({1: node}, VOTED), VOTED))
     np.testing.assert_allclose(votes.sft_QK, sft_QK, atol=1e-12)
     np.testing.assert_allclose(votes.majority_QK, MAJORITY)
-    assert [ask.kind for ask in node.asked] == [kind]
+    assert [query.kind for query in node.asked] == [kind]
 
 
 @pytest.mark.parametrize(("task", "metric"), [("dpa", "wasserstein"), ("dpa", "js"), ("opa", "borda")])

@@ -20,13 +20,13 @@ from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores
-from appa_flwr.run.run_files import METRICS, PROGRESS
+from appa_flwr.run.schema import METRICS_FILE, PROGRESS
 from server_app import checkpoint, ppo_phase
 from server_app import run as server
 from server_app.policy import models
 from server_app.policy.tiny import TinyRecipe, build
 from server_app.questions import build_catalogue
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 TINY = {
     **SMALLEST,
@@ -131,7 +131,7 @@ def before(owner: object, name: str, meets: Callable[..., bool], error: BaseExce
 
 def at_step(phase: str, step: int) -> Kill:
     """When the run is about to tell that this step of a phase is done."""
-    return before(RunFolder, "progress", lambda _, name, number, *rest: (name, number) == (phase, step))
+    return before(RunWriter, "progress", lambda _, name, number, *rest: (name, number) == (phase, step))
 
 
 def is_checkpoint(source: Path, target: Path) -> bool:
@@ -214,7 +214,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
             assert [*map(int, re.findall(r"\d+", text))] == [kept, *range(kept + 1, iterations_before + 1)]
         else:
             assert "ppo: resumed" not in " ".join(messages)
-        iterations_before = len(METRICS.read(folder))
+        iterations_before = len(METRICS_FILE.read(folder))
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
         assert ("evaluate base: begins" in messages) <= tunes  # its scores are kept

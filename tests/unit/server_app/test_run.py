@@ -12,11 +12,12 @@ from whole_loop import run_server
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.run_files import PROGRESS
+from appa_flwr.run.schema import PROGRESS
 from server_app import run
-from server_app.inputs import RunInputs, answer_tokens
+from server_app.inputs import RunInputs
 from server_app.questions import fitting_questions
-from server_app.run_folder import RunFolder
+from server_app.run import answer_tokens
+from server_app.run_writer import RunWriter
 
 LENGTHS = Config.load({"policy.max-sequence-length": 30, "ppo.response-length": 10})
 CATALOGUE = catalogue_of([2, 2, 2, 2], train=[True, False, True, False])
@@ -60,7 +61,7 @@ def test_an_answer_s_tokens_with_its_end(task, tokens):
 def test_of_many_groups_the_log_names_ten(tmp_path):
     names = [f"G{number:03}" for number in range(40)]
     groups = gathered({1: replying(*names)}, names)
-    with RunFolder(config_in(tmp_path)) as folder:
+    with RunWriter(config_in(tmp_path)) as folder:
         assert len(run.join(RunInputs(groups.config, folder, groups, CATALOGUE), names)) == 40
     (line,) = [line.message for line in PROGRESS.read(folder.path) if "answers by group" in line.message]
     assert [name in line for name in names] == [True] * 10 + [False] * 30
@@ -102,7 +103,7 @@ def test_the_base_is_scored_in_as_many_bits_as_its_policies_and_sft_trains_on_al
     monkeypatch.setattr(run.sft, "passes_of_texts", lambda *_: [])
     monkeypatch.setattr(run.sft, "fine_tune", lambda model, *_, **__: trained.append(model))
     inputs = SimpleNamespace(base=SimpleNamespace(source=""), prompts=[], train_J=[])
-    with RunFolder(config) as folder:
+    with RunWriter(config) as folder:
         phases = SimpleNamespace(config=config, folder=folder, catalogue=CATALOGUE)
         run.start_policy(phases, inputs, SimpleNamespace(sft_QK=None))
     assert scored == {"base": packed}

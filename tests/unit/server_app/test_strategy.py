@@ -20,7 +20,7 @@ from appa_flwr.analysis.equations import training_reward
 from appa_flwr.analysis.rule_choice import make
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
-from appa_flwr.protocol import asks, formats, messages
+from appa_flwr.protocol import formats, messages, queries
 from appa_flwr.protocol.rewards import js
 from server_app import evaluation
 from server_app.federation import grid
@@ -126,20 +126,20 @@ def alignment_rewards():
     return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in GROUPS])
 
 
-@pytest.mark.parametrize(("architecture", "draw"), [("attention", 7), ("residual", 0)])
-def test_the_groups_are_asked_what_the_policy_wrote(architecture, draw):
+@pytest.mark.parametrize(("architecture", "context_seed"), [("attention", 7), ("residual", 0)])
+def test_the_groups_are_asked_what_the_policy_wrote(architecture, context_seed):
     strategy, groups, engine, _ = build(pluralllm__architecture=architecture, done=6)
     sent = asked(strategy, groups)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
     assert [m.metadata.dst_node_id for m in sent] == [0, 1, 2]
-    ask, _ = messages.unpack_ask(sent[0].content)
-    request = asks.ScoreRequest.of(ask)
-    assert ask.kind == asks.REWARDS
+    query, _ = messages.unpack_query(sent[0].content)
+    request = queries.RewardQuery.of(query)
+    assert query.kind == queries.REWARDS
     assert request.question_J.tolist() == QUESTIONS
     np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
     assert np.isnan(request.prediction_JK[[2, 4]]).all()
-    assert (request.metrics, request.sides) == (("js",), (asks.TARGET_SIDE,))
-    assert request.draw == draw  # fresh contexts draw by the iteration
+    assert (request.metrics, request.references) == (("js",), (queries.TARGET_REFERENCE,))
+    assert request.context_seed == context_seed  # fresh contexts draw by the iteration
 
 
 def test_values_are_computed_while_the_groups_score():
@@ -217,7 +217,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
         assert line.traffic["bytes_sent"] == pytest.approx(size, rel=0.1)  # other texts have other lengths
         assert line.traffic["bytes_received"] > 0
     assert [[*line.held_out] for line in lines] == [[], ["survey", "predictions"]] * 2
-    # the nodes' truth is their table, so both sides have the same scores
+    # the nodes' truth is their table, so both references have the same scores
     expected = [float(js(np.array([0.1, 0.2, 0.3, 0.4]), TABLES[name][2, :4], [True] * 4)) for name in GROUPS]
     for point in lines[1].held_out.values():
         assert (point.avg_as, point.min_as) == pytest.approx((np.mean(expected), min(expected)))

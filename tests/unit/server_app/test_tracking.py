@@ -7,9 +7,9 @@ from small import config_in
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import checks
-from appa_flwr.run.run_files import METRICS, PROGRESS
+from appa_flwr.run.schema import METRICS_FILE, PROGRESS
 from server_app import preflight, tracking
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 
 def tracked(folder, tracker):
@@ -49,11 +49,11 @@ def tracker(monkeypatch):
 
 
 def test_each_line_reaches_the_tracker_at_its_iteration(tmp_path, tracker):
-    with RunFolder(tracked(tmp_path, "wandb")) as folder:
+    with RunWriter(tracked(tmp_path, "wandb")) as folder:
         folder.progress("ppo", 0, 1, "begins", None)
         assert tracker == []
         for written in TWO:
-            folder.append(METRICS, written)
+            folder.append(METRICS_FILE, written)
     settings, started, (one, first), (two, second), finished = tracker
     assert settings["config"]["run.tracker"] == "wandb"
     assert (settings["dir"], settings["mode"]) == (folder.path, "offline")
@@ -62,19 +62,19 @@ def test_each_line_reaches_the_tracker_at_its_iteration(tmp_path, tracker):
     assert (first["weights/a"], first["weights/b"], first["fell_back"], first["seconds/update"]) == (0.25, 0.75, 1, 1.5)
     assert (second["rewards/b"], second["kl"]) == (0.5, 0.125)
     assert {"fell_back", "rewards/a", "missing_groups"}.isdisjoint(second)
-    assert METRICS.read(folder.path) == TWO
+    assert METRICS_FILE.read(folder.path) == TWO
     assert len(PROGRESS.read(folder.path)) == 1
 
 
 def test_tensorboard_writes_to_a_folder_of_the_run(tmp_path, tracker):
-    with RunFolder(tracked(tmp_path, "tensorboard")) as folder:
-        folder.append(METRICS, TWO[0])
+    with RunWriter(tracked(tmp_path, "tensorboard")) as folder:
+        folder.append(METRICS_FILE, TWO[0])
     assert tracker[0] == {"run_name": "tensorboard", "logging_dir": folder.path}
 
 
 def test_without_a_tracker_nothing_is_tracked(tmp_path, tracker):
-    with RunFolder(tracked(tmp_path, "")) as folder:
-        folder.append(METRICS, TWO[0])
+    with RunWriter(tracked(tmp_path, "")) as folder:
+        folder.append(METRICS_FILE, TWO[0])
     assert tracker == []
 
 

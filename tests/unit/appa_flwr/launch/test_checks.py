@@ -8,15 +8,15 @@ from small import config_in
 from surveys import refused, row
 from surveys import write as write_survey
 
+from appa_flwr.analysis import rule_choice
 from appa_flwr.analysis.rule_choice import check_rules
 from appa_flwr.analysis.rules import Mix
 from appa_flwr.config import Config
-from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
 from appa_flwr.run.resume import claim, resumable, rule_values
-from appa_flwr.run.run_files import ERROR_FILE, RULE_VALUES, SURVEY_FILE, write
+from appa_flwr.run.schema import ERROR_FILE, RULE_VALUES, SURVEY_FILE, write
 from appa_flwr.survey import store
 
 
@@ -43,7 +43,7 @@ def test_a_resumed_run_takes_the_survey_that_it_has_kept_unless_the_source_has_c
 
 def test_a_resumed_run_keeps_the_text_and_the_values_of_a_rule_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv(own_code.FOLDER, str(tmp_path))
+    monkeypatch.setenv(rule_choice.CODE_FOLDER, str(tmp_path))
     text = "from appa_flwr.analysis.rules import Mix\nhalf = Mix(worst_share=0.5)\n"
     (tmp_path / "kept_rules.py").write_text(text)
     keys = {"rule": "kept_rules:half", "data.num-questions": 20, "run.output-dir": str(tmp_path), "run-name": "mine"}

@@ -17,7 +17,7 @@ from appa_flwr.launch import deploy, flower
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import resumable
-from appa_flwr.run.run_files import write_config
+from appa_flwr.run.schema import write_config
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 

@@ -8,7 +8,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
-from appa_flwr.trainers import client
+from appa_flwr.reward_client import client
 
 QUESTIONS = [{"question_id": name, "prompt": f"say {name}", "options": ["x", "y"]} for name in ("Q0", "Q1", "Q2")]
 

@@ -14,7 +14,7 @@ from appa_flwr.config import THREADS
 from appa_flwr.launch import flower
 from appa_flwr.launch.flower import flower_environment
 from appa_flwr.launch.terminal import RunFailed, Stopped
-from appa_flwr.run.run_files import ERROR_FILE, SUPERLINK_LOG
+from appa_flwr.run.schema import ERROR_FILE, SUPERLINK_LOG
 
 
 def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, tmp_path):

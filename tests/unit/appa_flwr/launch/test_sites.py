@@ -148,7 +148,7 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     assert "--host 127.0.0.1 --port 9101 --node-config" in started(sites.group(A) / "start.sh", commands=says)
     # what a script starts makes files for its party's eyes alone, as the server's state.db
     server = started(sites.server / "start.sh", commands={"python": f"{says['python']}; touch state.db"})
-    for part in ("appa_flwr.launch.door ", " --host 0.0.0.0 --port 9100 ", " --enable-supernode-auth "):
+    for part in ("appa_flwr.launch.superlink_filter ", " --host 0.0.0.0 --port 9100 ", " --enable-supernode-auth "):
         assert part in server
     assert (sites.server / "state.db").stat().st_mode & 0o777 == 0o600
 

@@ -18,7 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.launch import cli, deploy, evaluate, flower, group
 from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger, Release
 from appa_flwr.report import frames
-from appa_flwr.run.run_files import write_config
+from appa_flwr.run.schema import write_config
 
 TABLE = cases("options")
 ROWS = [(command, option) for command, options in TABLE.items() for option in options]

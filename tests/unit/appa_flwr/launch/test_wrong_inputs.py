@@ -16,7 +16,7 @@ from small import cases
 import appa_flwr.report  # noqa: F401  (matplotlib, when it is first loaded, lists fonts by a program)
 from appa_flwr.config import Config
 from appa_flwr.launch import deploy
-from appa_flwr.run.run_files import write_config
+from appa_flwr.run.schema import write_config
 
 TABLE = cases("wrong_inputs")
 FILES = TABLE["files"] | {"nested.toml": "seed = " + "[" * 9999}

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from in_process import cross_records
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import asks, messages
-from appa_flwr.protocol.asks import Ask, Layout, ScoreRequest
+from appa_flwr.protocol import messages, queries
+from appa_flwr.protocol.queries import Layout, Query, RewardQuery
 from appa_flwr.survey.types import MAX_OPTIONS
 
 # Two features of each question's text, and two of each option's; the first and the last question have the same text.
@@ -26,7 +26,7 @@ FEATURES[..., :2] = np.array([[0.5, -0.0], [1 / 3, 2], [0.5, -0.0]])[:, None]
 FEATURES[..., 2:] = np.array([[1, 0.0], [-0.0, 3], [-1, 4]])
 FEATURES[0, 2] = 0
 PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False], embedding_QKE=FEATURES)
-ANSWERS = ScoreRequest(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
+ANSWERS = RewardQuery(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
 NO_PROTOCOL = "does not follow the protocol"
 
 
@@ -61,45 +61,47 @@ def test_a_catalogue_arrives_as_it_was_sent_each_vector_once(value_QKE, question
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "query",
     [
-        Ask(asks.VOTES),
-        ANSWERS.ask(),
-        Ask(asks.UPDATE, {"weights": np.array([1.5, np.inf], np.float32)}, {"round": 3}),
+        Query(queries.VOTES),
+        ANSWERS.query(),
+        Query(queries.UPDATE, {"weights": np.array([1.5, np.inf], np.float32)}, {"round": 3}),
     ],
 )
-def test_a_request_arrives_as_it_was_sent_and_so_does_its_hash(ask):
-    got, beside = messages.unpack_ask(cross_records(messages.pack_ask(ask, "ab" * 32)))
+def test_a_request_arrives_as_it_was_sent_and_so_does_its_hash(query):
+    got, beside = messages.unpack_query(cross_records(messages.pack_query(query, "ab" * 32)))
     assert beside == "ab" * 32
-    assert got.digest == ask.digest
-    if ask.kind == asks.REWARDS:
-        again = ScoreRequest.of(got)
+    assert got.digest == query.digest
+    if query.kind == queries.REWARDS:
+        again = RewardQuery.of(got)
         np.testing.assert_array_equal(again.prediction_JK, ANSWERS.prediction_JK)
-        assert (again.metrics, again.sides, again.draw) == (("js", "cosine"), ("targets",), 0)
+        assert (again.metrics, again.references, again.context_seed) == (("js", "cosine"), ("targets",), 0)
 
 
 def test_requests_that_differ_in_anything_have_other_hashes():
     zeros = np.zeros(3)
     several = [
-        Ask(asks.REWARDS),
-        Ask(asks.VOTES),
-        *(Ask(asks.REWARDS, settings={"more": value}) for value in (1, 1.0)),
-        *(Ask(asks.REWARDS, {"more": value}) for value in (zeros, zeros[:, None], zeros.astype(np.float32))),
-        Ask(asks.REWARDS, {"other": zeros}),
+        Query(queries.REWARDS),
+        Query(queries.VOTES),
+        *(Query(queries.REWARDS, settings={"more": value}) for value in (1, 1.0)),
+        *(Query(queries.REWARDS, {"more": value}) for value in (zeros, zeros[:, None], zeros.astype(np.float32))),
+        Query(queries.REWARDS, {"other": zeros}),
     ]
-    assert len({ask.digest for ask in several}) == len(several)
-    assert len({asks.request_digest(several[0], world) for world in ("a", "b")}) == 2
+    assert len({query.digest for query in several}) == len(several)
+    assert len({queries.query_digest(several[0], context) for context in ("a", "b")}) == 2
 
 
-def test_the_world_is_what_a_groups_numbers_rest_on():
-    def world(**changes: object) -> str:
-        return asks.world_of(Config.load({key.replace("__", "."): value for key, value in changes.items()}), "c", "t")
+def test_the_context_is_what_a_groups_numbers_rest_on():
+    def context(**changes: object) -> str:
+        return queries.context_hash(
+            Config.load({key.replace("__", "."): value for key, value in changes.items()}), "c", "t"
+        )
 
-    assert world() == world(**{"run.output-dir": "elsewhere", "ppo.epochs": 3})
-    different = [world(), world(seed=1), world(metric="cosine"), world(**{"appa.temperature": 0.5})]
-    different += [asks.world_of(Config.load({}), *digests) for digests in (("c", ""), ("", "t"))]
+    assert context() == context(**{"run.output-dir": "elsewhere", "ppo.epochs": 3})
+    different = [context(), context(seed=1), context(metric="cosine"), context(**{"appa.temperature": 0.5})]
+    different += [queries.context_hash(Config.load({}), *digests) for digests in (("c", ""), ("", "t"))]
     assert len(set(different)) == len(different)
-    assert world(**{"sft.target": "majority"}) != world(**{"sft.target": "votes"})
+    assert context(**{"sft.target": "majority"}) != context(**{"sft.target": "votes"})
 
 
 WEIGHTS = {
@@ -131,16 +133,16 @@ def test_weights_arrive_as_they_were_sent_in_one_array_in_the_order_of_their_nam
 def test_names_shapes_and_bounds_follow_from_the_request():
     # two training questions and a held-out one, of at most three options
     weights = {"weights": np.zeros(5, np.float32)}
-    assert asks.layouts_of(Ask(asks.VOTES), PUBLIC) == {"votes": Layout((3, 3), 0.0, 3.0)}
-    update = asks.layouts_of(Ask(asks.UPDATE, weights), PUBLIC)
+    assert queries.layouts_of(Query(queries.VOTES), PUBLIC) == {"votes": Layout((3, 3), 0.0, 3.0)}
+    update = queries.layouts_of(Query(queries.UPDATE, weights), PUBLIC)
     assert (update["step"], update["answers"]) == (Layout((5,), -32.0, 32.0), Layout((1,), 0.0, 2))
-    assert asks.layouts_of(Ask(asks.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Layout((8,), 0.0, 3.0)}
-    both = dataclasses.replace(ANSWERS, metrics=("js",), sides=(asks.TARGET_SIDE, asks.TRUTH_SIDE))
+    assert queries.layouts_of(Query(queries.SCORES, {}, {"size": 8}), PUBLIC) == {"scores": Layout((8,), 0.0, 3.0)}
+    both = dataclasses.replace(ANSWERS, metrics=("js",), references=(queries.TARGET_REFERENCE, queries.TRUTH_REFERENCE))
     names = ("js targets reward", "js truth reward", "js truth known")  # all answers have targets
-    assert asks.layouts_of(both.ask(), PUBLIC) == dict.fromkeys(names, Layout((3,), 0.0, 1.0))
-    for bad in (Ask(asks.UPDATE), Ask(asks.SCORES, {}, {"size": 10**9}), Ask(asks.REWARDS)):
+    assert queries.layouts_of(both.query(), PUBLIC) == dict.fromkeys(names, Layout((3,), 0.0, 1.0))
+    for bad in (Query(queries.UPDATE), Query(queries.SCORES, {}, {"size": 10**9}), Query(queries.REWARDS)):
         with pytest.raises(ValueError, match="must be"):
-            asks.layouts_of(bad, PUBLIC)
+            queries.layouts_of(bad, PUBLIC)
 
 
 @settings(max_examples=50, deadline=None)
@@ -150,20 +152,20 @@ def test_what_is_flattened_comes_back_or_is_out_of_bounds(values):
     arrays = {"a": np.array(values[:6]).reshape(2, 3), "b": np.array(values[6:])}
     inside = all(-1 <= x <= 2 for x in values[:6]) and 0 <= values[6] <= 1
     if inside:
-        back = asks.split(np.stack([asks.flatten(arrays, shapes)] * 2), shapes)
+        back = queries.split(np.stack([queries.flatten(arrays, shapes)] * 2), shapes)
         assert all((back[name] == array).all() for name, array in arrays.items())
     else:
         with pytest.raises(ValueError, match="outside"):
-            asks.flatten(arrays, shapes)
+            queries.flatten(arrays, shapes)
 
 
 def test_other_names_or_shapes_are_no_answer():
     shapes = {"a": Layout((2,), 0.0, 1.0)}
     for values in ({}, {"b": [0, 0]}, {"a": [0]}, {"a": [0, 0], "b": [0]}):
         with pytest.raises(ValueError, match=r"numbers|shape"):
-            asks.flatten(values, shapes)
+            queries.flatten(values, shapes)
     with pytest.raises(ValueError, match="3 numbers; the request asks for 2"):
-        asks.split(np.zeros(3), shapes)
+        queries.split(np.zeros(3), shapes)
 
 
 # --- other parties ------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ def places(*place_N: int) -> Array:
 
 
 CATALOGUE = (messages.unpack_catalogue, lambda: messages.pack_catalogue(PUBLIC))
-REQUEST = (messages.unpack_ask, lambda: messages.pack_ask(ANSWERS.ask(), "ab"))
+REQUEST = (messages.unpack_query, lambda: messages.pack_query(ANSWERS.query(), "ab"))
 BAD_FEATURES = [Array(np.full((3, 2), bad, dtype=np.float32)) for bad in (np.nan, np.inf)] + [
     Array(np.ones((3, 2))),  # float64
     Array(np.ones((3, 3, 2), dtype=np.float32)),
@@ -281,20 +283,20 @@ def test_a_scale_of_too_few_or_many_options_or_more_scales_than_questions_are_a_
         ("arrays", "question", np.array([0, 1, 1, 1]), "differ in number"),  # four questions for three answers
         ("arrays", "prediction", np.ones((3, 3), dtype=np.float32), "prediction must be"),
         ("settings", "metrics", "js", "not of type list"),
-        ("settings", "sides", ["elsewhere"], "side is unknown"),
-        ("settings", "sides", ["targets", "targets"], "appears twice"),
-        *(("settings", "draw", value, "not of type int") for value in ("x", 0.5, True)),
-        ("settings", "draw", -1, "draw must be"),
+        ("settings", "references", ["elsewhere"], "reference is unknown"),
+        ("settings", "references", ["targets", "targets"], "appears twice"),
+        *(("settings", "context_seed", value, "not of type int") for value in ("x", 0.5, True)),
+        ("settings", "context_seed", -1, "context_seed must be"),
     ],
 )
 def test_a_request_for_scores_of_no_answers_is_a_value_error(part, name, value, says):
-    ask = ANSWERS.ask()
-    getattr(ask, part)[name] = value
+    query = ANSWERS.query()
+    getattr(query, part)[name] = value
     with pytest.raises(ValueError, match=says):
-        ScoreRequest.of(ask)
+        RewardQuery.of(query)
 
 
-@pytest.mark.parametrize("kind", ["ask", "hello", "catalogue", "weights", "reply"])
+@pytest.mark.parametrize("kind", ["query", "hello", "catalogue", "weights", "reply"])
 def test_an_empty_message_is_a_value_error(kind):
     with pytest.raises(ValueError, match=NO_PROTOCOL):
         getattr(messages, f"unpack_{kind}")(RecordDict())

@@ -6,7 +6,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, as_rows, put, read, table
-from appa_flwr.run.run_files import SCORES_FILE
+from appa_flwr.run.schema import SCORES_FILE
 
 GROUPS, QUESTIONS = ("A", "B"), ("q1", "q2", "q3")
 NAN = np.nan

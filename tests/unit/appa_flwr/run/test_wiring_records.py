@@ -18,17 +18,17 @@ from whole_loop import looped, read_every_answer
 from appa_flwr import load_run
 from appa_flwr.analysis import ceilings
 from appa_flwr.config import Config
-from appa_flwr.protocol.asks import REWARDS
+from appa_flwr.protocol.queries import REWARDS
 from appa_flwr.protocol.refusals import FAILED
 from appa_flwr.report.page import missing
-from appa_flwr.run import records, run_files
+from appa_flwr.run import records, schema
 from appa_flwr.run.pair_scores import SURVEY
 from appa_flwr.survey import store
 from pluralllm import residual
-from pluralllm.prediction import Predictor
+from pluralllm.prediction import GroupPredictor
 from server_app import ppo_phase
 
-FILES = [file for file in vars(run_files).values() if isinstance(file, run_files.JsonFile | run_files.LineFile)]
+FILES = [file for file in vars(schema).values() if isinstance(file, schema.JsonFile | schema.LineFile)]
 KEYS = cases("keys")["records"]
 
 
@@ -62,14 +62,14 @@ def folder(tmp_path_factory):
     grid.nodes[last] = lambda message: (
         failing(FAILED, "no")(message) if asked_for(cross(message)) == REWARDS else answer(message)
     )
-    predicted = Predictor.targets
+    predicted = GroupPredictor.targets
 
     def targets(ours, data):
         with patch.object(residual, "JITTER", -1e6 if data.group == "Belmora" else residual.JITTER):
             return predicted(ours, data)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Predictor, "targets", targets)
+        patched.setattr(GroupPredictor, "targets", targets)
         read_every_answer(patched)
         patched.setattr(ppo_phase, "KL_JUMP", -9e9)
         patched.setattr(ceilings, "MOST_SHARES", 20)  # of three held-out questions
@@ -116,8 +116,8 @@ def test_every_field_of_an_opened_run_is_read(folder):
             assert row[f"group/{group}"] == pytest.approx(means.loc[at, group], nan_ok=True)
     assert SURVEY in run.summary["against"].values
     assert run.iterations["iteration"].tolist() == [1, 2]
-    survey = store.read(folder / run_files.SURVEY_FILE).answers
-    other = load_run(folder / run_files.rule_folder(KEYS["baseline-rules"]))
+    survey = store.read(folder / schema.SURVEY_FILE).answers
+    other = load_run(folder / schema.rule_folder(KEYS["baseline-rules"]))
     assert other.iterations["weights/Avaria"].tolist() == [0.5, 0.5]  # of two groups that answer, by the mean
     ours, theirs = run.policy(), other.policy()
     for example in run.examples[:3]:

@@ -14,7 +14,7 @@ from appa_flwr.analysis.alignment import alignment_scores, as_arrays, deviation_
 from appa_flwr.analysis.ceilings import shared_answer
 from appa_flwr.config import Config
 from appa_flwr.survey import generate as generation
-from appa_flwr.survey.generate import COVERAGE, FRAMES, REFUSAL_OPTION, RESPONDENTS, TOPICS, generate, ground_truth
+from appa_flwr.survey.generate import COVERAGE, REFUSAL_OPTION, RESPONDENTS, TEMPLATES, TOPICS, generate, ground_truth
 from appa_flwr.survey.generate import population as keywords
 from pluralllm import embedding
 from pluralllm.data import group_data
@@ -103,7 +103,7 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
 
 
 def test_no_more_can_be_asked_than_pairs_of_frame_and_topic_and_group_names_stay_distinct():
-    most = len(FRAMES) * len(TOPICS)
+    most = len(TEMPLATES) * len(TOPICS)
     assert len(ground_truth(num_questions=2, num_groups=60, seed=0)[1]) == 60  # more than the list of names has
     refused(f"{most + 1}.*{most}", generate, num_questions=most + 1, num_groups=2)
 

@@ -42,7 +42,7 @@ def meeting(folder, nodes, registered):
 
 
 def answered(groups):
-    return groups.ask(REQUEST.ask()).groups
+    return groups.ask(REQUEST.query()).groups
 
 
 def test_a_node_without_the_group_s_key_does_not_speak_for_it_even_where_the_group_s_own_is_gone(tmp_path, registered):

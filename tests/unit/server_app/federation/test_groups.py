@@ -14,11 +14,11 @@ from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import ScoreRequest
+from appa_flwr.protocol import messages, queries, refusals
+from appa_flwr.protocol.queries import RewardQuery
 from server_app.federation.replies import TooFew
 
-TRUTH_KEY = ("js", asks.TRUTH_SIDE)
+TRUTH_KEY = ("js", queries.TRUTH_REFERENCE)
 
 
 def answering(name, answer):
@@ -34,7 +34,7 @@ def three(bad_node, *, min_groups=2):
 
 
 def rewards(groups, request=REQUEST, key=KEY):
-    answer = groups.ask(request.ask())
+    answer = groups.ask(request.query())
     return answer.rows(f"{' '.join(key)} reward", groups.names)
 
 
@@ -81,18 +81,18 @@ def test_no_node_can_answer_for_a_group_that_lives_elsewhere():
 
 
 def test_on_the_truth_side_an_unknown_answer_is_no_fault():
-    request = ScoreRequest(REQUEST.question_J, REQUEST.prediction_JK, ("js",), (asks.TRUTH_SIDE,))
+    request = RewardQuery(REQUEST.question_J, REQUEST.prediction_JK, ("js",), (queries.TRUTH_REFERENCE,))
     groups = three(scorer("B", [0.5, np.nan, 1.0], TRUTH_KEY), min_groups=1)
-    answer = groups.ask(request.ask())
+    answer = groups.ask(request.query())
     assert answer.rows("js truth known", groups.names)[1].tolist() == [1, 0, 1]
     half = FakeGroups(["B"], lambda ask, name: {"js truth known": np.full(3, 0.5)})
-    assert np.isnan(three(half, min_groups=1).ask(request.ask()).rows("js truth known", groups.names)[1]).all()
+    assert np.isnan(three(half, min_groups=1).ask(request.query()).rows("js truth known", groups.names)[1]).all()
 
 
 def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
     prediction_JK = np.array([[0.5, 0.5, np.nan], [np.nan] * 3, [0.2, 0.3, 0.5]])
     many = 4000  # for which a reply is as large as its request allows
-    request = ScoreRequest(np.tile(REQUEST.question_J, many), np.tile(prediction_JK, (many, 1)), ("js",))
+    request = RewardQuery(np.tile(REQUEST.question_J, many), np.tile(prediction_JK, (many, 1)), ("js",))
     for lie in (0.0, 0.1):
         groups = federated({11: scorer("A", [0.5, 0.0, 1.0] * many), 12: scorer("B", [1.0, lie, 1.0] * many)})
         reward_GJ = rewards(groups, request)
@@ -185,19 +185,19 @@ def test_the_same_request_is_asked_once(tmp_path):
     for _ in range(2):  # a resumed run too
         groups = federated({1: node}, replies=tmp_path / "replies")
         for _ in range(2):
-            request = groups.request(REQUEST.ask())
+            request = groups.request(REQUEST.query())
             sent.append(len(request.messages))
             answer = request.read(groups.grid.send_and_receive(request.messages, timeout=1.0))
             np.testing.assert_array_equal(answer.each("js targets reward"), [GOOD])
     assert (len(node.asked), sent) == (1, [1, 0, 0, 0])
-    groups.ask(replace(REQUEST, draw=1).ask())
-    groups.send_targets(WEIGHTS)  # another world
-    groups.ask(REQUEST.ask())
+    groups.ask(replace(REQUEST, context_seed=1).query())
+    groups.send_targets(WEIGHTS)  # another context
+    groups.ask(REQUEST.query())
     assert len(node.asked) == 3
     for path in (tmp_path / "replies").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(UserError, match=r"replies/\w+\.npz: cannot be read"):
-        groups.ask(REQUEST.ask())
+        groups.ask(REQUEST.query())
 
 
 def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_path):
@@ -206,7 +206,7 @@ def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_pat
     away = FakeGrid({1: nodes[1], 2: nodes[2]})
     groups = at_work(away, ("A", "B", "C"), replies=tmp_path / "replies")
     nodes[2].silent.add("B")
-    ask, history = REQUEST.ask(), replace(REQUEST, draw=1).ask()
+    ask, history = REQUEST.query(), replace(REQUEST, context_seed=1).query()
     assert groups.ask(ask).groups == groups.ask(history, history=True).groups == ("A",)
     nodes[2].silent.clear()
     assert groups.ask(ask).groups == ("A", "B")
@@ -225,15 +225,15 @@ def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_pat
 @pytest.mark.parametrize(
     ("task", "kind", "row", "fits"),
     [
-        ("dpa", asks.VOTES, [1, 0, 0], True),
-        ("dpa", asks.VOTES, [3, 2, 1], False),  # six votes
-        ("dpa", asks.VOTES, [0.2, 0.3, 0.5], False),
-        ("dpa", asks.VOTES, [0, 0, 3], False),  # as many as three groups
-        ("opa", asks.VOTES, [2, 3, 1], True),
-        ("opa", asks.VOTES, [1, 0, 0], False),
-        ("dpa", asks.PREDICTIONS, [0.2, 0.3, 0.5], True),
-        ("opa", asks.PREDICTIONS, [3, 2, 1], False),
-        ("dpa", asks.ANSWERS, [0.2, 0.3, 0.6], False),
+        ("dpa", queries.VOTES, [1, 0, 0], True),
+        ("dpa", queries.VOTES, [3, 2, 1], False),  # six votes
+        ("dpa", queries.VOTES, [0.2, 0.3, 0.5], False),
+        ("dpa", queries.VOTES, [0, 0, 3], False),  # as many as three groups
+        ("opa", queries.VOTES, [2, 3, 1], True),
+        ("opa", queries.VOTES, [1, 0, 0], False),
+        ("dpa", queries.PREDICTIONS, [0.2, 0.3, 0.5], True),
+        ("opa", queries.PREDICTIONS, [3, 2, 1], False),
+        ("dpa", queries.ANSWERS, [0.2, 0.3, 0.6], False),
     ],
 )
 def test_no_group_has_more_than_one_vote(task, kind, row, fits):
@@ -242,4 +242,4 @@ def test_no_group_has_more_than_one_vote(task, kind, row, fits):
         vote_QK[q, :size] = row if size == 3 else [1, 0] if sum(row) < 2 else [2, 1]
     groups = federated({1: FakeGroups(["A"], lambda ask, name: {"votes": vote_QK})}, task=task)
     with nullcontext() if fits else pytest.raises(TooFew):
-        assert groups.ask(asks.Ask(kind)).groups == ("A",)
+        assert groups.ask(queries.Query(kind)).groups == ("A",)

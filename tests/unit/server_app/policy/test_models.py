@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from server_app.loaded import LocalModel
+from appa_flwr.loaded import LocalModel
 from server_app.policy.base import Base
 from server_app.policy.logprobs import response_logprobs, shared_prefix
 from server_app.policy.models import LoraModels, load_policy, lora_config
@@ -157,7 +157,7 @@ def as_sampled_and_saved(config, folder):
     base, start = Base(str(folder / "base"), None, 1, (1,)), folder / "base"
     if lora := config.policy.tuning == "lora":
         taught = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(base.source), lora_config(config, config.policy.sft_targets)
+            AutoModelForCausalLM.from_pretrained(base.source), lora_config(config, config.policy.sft_lora_modules)
         )
         disturb((p for p in taught.parameters() if p.requires_grad), scale=0.05)
         taught.save_pretrained(start := folder / "sft", save_embedding_layers=False)
@@ -188,7 +188,7 @@ def as_sampled_and_saved(config, folder):
 )
 def test_what_is_saved_gives_the_log_probs_of_what_was_sampled(architecture, targets, tuning, tmp_path):
     model = tiny_causal_lm(architecture)
-    adapted = {"policy.sft-targets": targets, "policy.ppo-targets": targets}
+    adapted = {"policy.sft-lora-modules": targets, "policy.ppo-lora-modules": targets}
     config = Config.load({"policy.tuning": tuning, "ppo.baseline": "value", **adapted})
     model.save_pretrained(tmp_path / "base")
     untaught_JT, sampled_JT, saved_JT = as_sampled_and_saved(config, tmp_path)

@@ -138,7 +138,7 @@ def test_a_step_in_several_passes_is_the_step_in_one(tune, monkeypatch):
 
 def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
     before = {name: p.detach().clone() for name, p in start[0].named_parameters()}
-    tuned, _ = tune(**{"policy.tuning": "lora", "policy.sft-targets": "q_proj,v_proj", "policy.lora-rank": 2})
+    tuned, _ = tune(**{"policy.tuning": "lora", "policy.sft-lora-modules": "q_proj,v_proj", "policy.lora-rank": 2})
     after = dict(tuned.named_parameters())
     adapters = {name for name in after if "lora_" in name}
     assert {name.split(".")[-4] for name in adapters} == {"q_proj", "v_proj"}

@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import strategy_utils
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.asks import UPDATE, VALIDATION
 from appa_flwr.protocol.messages import join_weights, split_weights
+from appa_flwr.protocol.queries import UPDATE, VALIDATION
 from pluralllm.residual import SHARES_KEY
 from server_app import flower_quiet
 from server_app.predictor.pretraining import PROXIMAL_MU, pretrain
@@ -30,12 +30,12 @@ LOSSES = (0.5, 0.25, 0.125, 0.75, 0.3)
 def training(steps_G, counts_G, gains_G):
     """Groups that change the weights by their steps, resting on so many answers each, and report these gains."""
 
-    def numbers(ask, name):
+    def numbers(query, name):
         g = "ABCDE".index(name)
-        if ask.kind == UPDATE:
+        if query.kind == UPDATE:
             n = counts_G[g]
             return {"step": n * np.array(steps_G[g]), "answers": n, "loss": n * LOSSES[g]}
-        (n, told), sums_2V = gains_G[g], np.zeros((2, ask.count("size")))
+        (n, told), sums_2V = gains_G[g], np.zeros((2, query.count("size")))
         for v, sums in told.items():
             sums_2V[:, v] = sums
         return {"answers": n, "gain": sums_2V[0], "square": sums_2V[1]}
@@ -65,8 +65,8 @@ def test_groups_weigh_as_many_answers_as_they_trained_on():
     np.testing.assert_allclose(weights["w"].numpy(), [0.0, -1.03125], rtol=1e-6)
     assert losses == pytest.approx([0.4375] * 3)  # (30 x .5 + 10 x .25) / 40
     # the last round trains on validation questions too
-    assert [ask.kind for ask in asked] == [UPDATE, UPDATE, VALIDATION, UPDATE]
-    assert [ask.count("round") for ask in asked if ask.kind == UPDATE] == [1, 2, 3]
+    assert [query.kind for query in asked] == [UPDATE, UPDATE, VALIDATION, UPDATE]
+    assert [query.count("round") for query in asked if query.kind == UPDATE] == [1, 2, 3]
 
 
 def test_single_groups_are_averaged_to_the_bits_of_flower_s_fedavg():
@@ -186,7 +186,7 @@ def test_a_choice_of_how_much_each_view_counts_must_be_better_than_by_chance(gai
 
 def test_a_network_without_choices_has_none():
     weights, _, asked = pretrained(gains_G=[(5, CHANCE)] * 2, architecture="attention")
-    assert (weights.keys(), {ask.kind for ask in asked}) == ({"w"}, {UPDATE})
+    assert (weights.keys(), {query.kind for query in asked}) == ({"w"}, {UPDATE})
 
 
 def test_no_rounds_leave_the_start():

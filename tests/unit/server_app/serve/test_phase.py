@@ -16,16 +16,16 @@ from small import SMALLEST
 from typer.testing import CliRunner
 from whole_loop import looped
 
+from appa_flwr import loaded
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
 from appa_flwr.launch.cli import app
 from appa_flwr.report import build
+from appa_flwr.reward_client.client import Served
+from appa_flwr.reward_client.trl import RemoteGroupRewards
 from appa_flwr.run.resume import finished
-from appa_flwr.run.run_files import PROGRESS
-from appa_flwr.trainers.client import Served
-from appa_flwr.trainers.trl import RemoteGroupRewards
-from server_app import loaded
+from appa_flwr.run.schema import PROGRESS
 from server_app.federation.groups import Groups
 from server_app.questions import build_catalogue
 

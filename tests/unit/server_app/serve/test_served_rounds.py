@@ -9,8 +9,8 @@ import pytest
 from fake_groups import scoring_node
 from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Served, refused, two
 
-from appa_flwr.run.run_files import SERVED
-from server_app import run_folder
+from appa_flwr.run.schema import SERVED
+from server_app import run_writer
 from server_app.serve import rounds
 
 pytestmark = pytest.mark.anyio
@@ -153,7 +153,7 @@ async def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(se
 async def test_what_two_trainers_of_one_name_would_do_is_said_in_log_and_reply(served, warnings):
     def request(number, *answers, **fields):
         items = [rounds.Item(id=name, question_id=question, completion=text) for name, question, text in answers]
-        return served.rounds.score(rounds.ScoreRequest(run="r", round=number, items=items, **fields))
+        return served.rounds.score(rounds.ScoreBody(run="r", round=number, items=items, **fields))
 
     async def notices(number, **fields):
         parts = [request(number, answer, size=2, **fields) for answer in two(number)]
@@ -179,7 +179,7 @@ async def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch)
     await served.score(("third", "Q0", TWO[0]), number=1, size=3, run="other")
     assert await waits == pytest.approx(MEAN_OF_TWO)
     assert await served.score(*two(), number=1) == pytest.approx(MEAN_OF_TWO)
-    assert [ask.arrays["question"].size for ask in served.node.asked] == [3, 2]
+    assert [query.arrays["question"].size for query in served.node.asked] == [3, 2]
 
 
 async def test_an_equal_answer_with_an_id_of_its_own_is_a_sample_of_its_own(served):
@@ -218,7 +218,7 @@ async def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as disk:
-        disk.setattr(run_folder, "sync", full)
+        disk.setattr(run_writer, "sync", full)
         assert (await refused(served.score(*two(3), number=3))).status_code == 503
     await served.score(*two(3), number=3)
     assert [line.round for line in served.lines()] == [1, 2, 3]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from flwr.superlink.main import create_app
 
-from appa_flwr.launch.door import behind_door
+from appa_flwr.launch.superlink_filter import filtered
 
 PATHS = ("/docs", "/openapi.json", *create_app().openapi()["paths"])
 HERE, THERE = ("127.0.0.1", 5000), ("192.0.2.7", 5000)
 
 
 def let_in(path: str, *, client: tuple[str, int] | None, kind: str = "http") -> bool:
-    """Whether the app behind the door was called; if it was not, the caller was refused."""
+    """Whether the app behind the filter was called; if it was not, the caller was refused."""
     called, sent = [], []
 
     async def app(*given: Any) -> None:
@@ -25,7 +25,7 @@ def let_in(path: str, *, client: tuple[str, int] | None, kind: str = "http") -> 
         sent.append(message)
 
     scope = {"type": kind, "path": path, "client": client, "headers": [(b"x-forwarded-for", b"127.0.0.1")]}
-    asyncio.run(behind_door(app)(scope, None, send))
+    asyncio.run(filtered(app)(scope, None, send))
     assert bool(called) != (bool(sent) and sent[0]["status"] == 403)
     return bool(called)
 
@@ -52,7 +52,7 @@ def test_the_machine_s_own_programs_are_let_in(client):
 
 STARTED = """
 import os, socket, uvicorn
-from appa_flwr.launch import door
+from appa_flwr.launch import superlink_filter
 
 def listen(*, proxy_headers):
     socket.create_server(("127.0.0.1", 0))
@@ -62,9 +62,9 @@ uvicorn.run = lambda app, proxy_headers: listen(proxy_headers=proxy_headers)
 # by uvicorn.run; as by another web server; not at all
 for start in (lambda: uvicorn.run(app=None), lambda: listen(proxy_headers=True), lambda: None):
     if (child := os.fork()) == 0:  # nothing takes an audit hook away
-        door.flower_superlink = start
+        superlink_filter.flower_superlink = start
         try:
-            door.main()
+            superlink_filter.main()
         except RuntimeError:
             os._exit(1)
         os._exit(0)

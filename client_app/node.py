@@ -17,8 +17,8 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Catalogue, Masks
+from appa_flwr.protocol import messages, queries, refusals
+from appa_flwr.protocol.queries import Catalogue, Masks
 from appa_flwr.protocol.refusals import Refused
 from appa_flwr.survey import store
 from appa_flwr.survey.split import LEAST_HELD_OUT
@@ -32,7 +32,7 @@ log = logging.getLogger("appa.client")
 
 
 @dataclass(frozen=True, eq=False)
-class Party:
+class Node:
     """A node; `ledger` is None in a simulation, which has no owners."""
 
     context: Context
@@ -42,7 +42,7 @@ class Party:
     memory: Memory
 
     @classmethod
-    def of(cls, context: Context) -> "Party":
+    def of(cls, context: Context) -> "Node":
         """The node that receives a message; UserError if its config, its owner's policy or the run's cannot be used."""
         config, node = Config.load(context.run_config), context.node_config
         ledger = ledger_of(node)
@@ -127,60 +127,60 @@ class Party:
         return [Group(self, name) for name in self.remembered("groups").decode().split("\n")]
 
     @property
-    def world(self) -> str:
-        """See `appa_flwr.protocol.asks.world_of`."""
+    def context_hash(self) -> str:
+        """See `appa_flwr.protocol.queries.context_hash`."""
         catalogue = self.remembered("catalogue").decode()
-        return asks.world_of(self.config, catalogue, self.memory.get("targets", b"").decode())
+        return queries.context_hash(self.config, catalogue, self.memory.get("targets", b"").decode())
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
     """A group of a node in a run, with its private answers."""
 
-    party: Party
+    node: Node
     name: str
 
     @cached_property
     def truth_QK(self) -> FloatArray:
         """All of the group's own answers, rows of NaN where it has none."""
-        return read_array(self.party.remembered(f"truth {self.name}"))
+        return read_array(self.node.remembered(f"truth {self.name}"))
 
     @property
     def data(self) -> GroupData:
         """The group's training answers, the only answers that become context."""
-        return known_answers(self.name, self.truth_QK).only(self.party.masks.train_Q)
+        return known_answers(self.name, self.truth_QK).only(self.node.masks.train_Q)
 
     @property
     def held_out(self) -> GroupData:
         """The group's answers to held-out questions; none on a deployed node that has fewer than `LEAST_HELD_OUT`."""
-        answers = known_answers(self.name, self.truth_QK).only(~self.party.masks.train_Q)
-        return answers if self.party.ledger is None or len(answers) >= LEAST_HELD_OUT else answers.first(0)
+        answers = known_answers(self.name, self.truth_QK).only(~self.node.masks.train_Q)
+        return answers if self.node.ledger is None or len(answers) >= LEAST_HELD_OUT else answers.first(0)
 
-    def targets(self, draw: int = 0) -> FloatArray:
-        """The group's target table (Q, K), or one from a fresh context if `draw` is not 0.
+    def targets(self, context_seed: int = 0) -> FloatArray:
+        """The group's target table (Q, K), or one from a fresh context if `context_seed` is not 0.
 
         Raises:
             Refused: the node has no table yet.
             ValueError: a fresh context, in a run whose config has one context for all answers.
         """
-        party = self.party
-        party.remembered("targets")
-        if not draw:
-            return read_array(party.remembered(f"targets {self.name}"))
-        if not party.config.pluralllm.fresh_contexts:
+        node = self.node
+        node.remembered("targets")
+        if not context_seed:
+            return read_array(node.remembered(f"targets {self.name}"))
+        if not node.config.pluralllm.fresh_contexts:
             raise ValueError("the run scores all answers against one table")
         from client_app import predictor
 
-        weight_P = messages.unpack_weights(messages.from_bytes(party.remembered("weights")))
-        ours = predictor.load(party.config, weight_P, party.public)
-        return ours.targets(self.data, draw=draw)
+        weight_P = messages.unpack_weights(messages.from_bytes(node.remembered("weights")))
+        ours = predictor.load(node.config, weight_P, node.public)
+        return ours.targets(self.data, context_seed=context_seed)
 
-    def side(self, side: str, draw: int) -> FloatArray:
+    def reference(self, reference: str, context_seed: int) -> FloatArray:
         """Distributions that answers are compared with, (Q, K); rows of NaN where there is none."""
-        if side == asks.TARGET_SIDE:
-            return self.targets(draw)
-        masks = self.party.masks
-        if not self.party.policy.may(asks.TRUTH_SIDE):
+        if reference == queries.TARGET_REFERENCE:
+            return self.targets(context_seed)
+        masks = self.node.masks
+        if not self.node.policy.may(queries.TRUTH_REFERENCE):
             return np.full(masks.option_QK.shape, np.nan)
         # Answers are compared only with held-out answers: training answers are D_g, and enough rewards tell them.
         return np.where(masks.train_Q[:, None], np.nan, self.truth_QK)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.trainers.client import RUN, Served
+from appa_flwr.reward_client.client import RUN, Served
 
 _ENDS = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*$")
 """Special tokens at the end of an answer, such as <|im_end|>, which OpenRLHF's decoding keeps."""

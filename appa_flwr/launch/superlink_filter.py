@@ -18,16 +18,16 @@ FOR_ALL = ("/v1/fleet/", "/health")
 REFUSED = "this server takes runs from its own machine alone\n"
 
 
-def behind_door(app: ASGIApp) -> ASGIApp:
+def filtered(app: ASGIApp) -> ASGIApp:
     """Wrap an app so that other machines reach only the paths that nodes need."""
 
-    async def door(scope: Scope, receive: Receive, send: Send) -> None:
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client") or ("0.0.0.0", 0)
         from_here = ip_address(client[0]).is_loopback
         let_in = scope["type"] == "lifespan" or scope["path"].startswith(FOR_ALL) or from_here
         await (app if let_in else PlainTextResponse(REFUSED, 403))(scope, receive, send)
 
-    return door
+    return checked
 
 
 def main() -> None:
@@ -37,20 +37,20 @@ def main() -> None:
         RuntimeError: Flower binds a port, or ends, without a call of `uvicorn.run`; no client can connect then.
     """
     program: Any = uvicorn
-    run, is_behind_door = program.run, False
+    run, is_filtered = program.run, False
 
-    def run_behind_door(app: ASGIApp, **given: Any) -> None:
-        nonlocal is_behind_door
-        is_behind_door = True
+    def run_filtered(app: ASGIApp, **given: Any) -> None:
+        nonlocal is_filtered
+        is_filtered = True
         # Proxy headers are ignored, since a caller could claim any address in them.
-        run(behind_door(app), **given, proxy_headers=False)
+        run(filtered(app), **given, proxy_headers=False)
 
     def check(event: str = "socket.bind", _: object = None) -> None:
-        if event == "socket.bind" and not is_behind_door:
+        if event == "socket.bind" and not is_filtered:
             raise RuntimeError("this version of Flower does not start by uvicorn.run: the server would be open to all")
 
     sys.addaudithook(check)
-    program.run = run_behind_door
+    program.run = run_filtered
     flower_superlink()
     check()
 

@@ -1,4 +1,4 @@
-"""Write a run's folder during the run; `appa_flwr.run.run_files` lists the files in it."""
+"""Write a run's folder during the run; `appa_flwr.run.schema` lists the files in it."""
 
 import logging
 import secrets
@@ -13,9 +13,9 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, read_file, recover, replace_file, sync, writing
 from appa_flwr.owner.ledger import MEMORY_SUFFIX
-from appa_flwr.run import records, run_files
+from appa_flwr.run import records, schema
 from appa_flwr.run.resume import claim
-from appa_flwr.run.run_files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, SURVEY_FILE, TOKEN_FILE, JsonFile, LineFile
+from appa_flwr.run.schema import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, SURVEY_FILE, TOKEN_FILE, JsonFile, LineFile
 
 log = logging.getLogger("appa.server")
 
@@ -25,7 +25,7 @@ TOKEN_BYTES = 32
 T = TypeVar("T")
 
 
-class RunFolder:
+class RunWriter:
     """Writes a run's files. Whole files are written beside and renamed; line files are flushed line by line.
 
     With `run.resume` the run in the folder goes on; otherwise the folder must not hold a run. The folder is locked
@@ -36,7 +36,7 @@ class RunFolder:
             it holds a run and none is to be resumed. No file in it is touched then.
     """
 
-    def __init__(self, config: Config, *, above: "RunFolder | None" = None) -> None:
+    def __init__(self, config: Config, *, above: "RunWriter | None" = None) -> None:
         self.path = config.run_folder.absolute()
         self._above, self._config = above, config
         self._tracker: Any = None  # starts with the first iteration
@@ -45,10 +45,10 @@ class RunFolder:
         self._forget_nodes()  # of a killed run
         with writing(self.path):
             recover(self.path)
-            served = (run_files.SERVED.name,) if config.run.phases == "serve" else ()
-            for name in (run_files.METRICS.name, run_files.PROGRESS.name, LOG_FILE, *served):
+            served = (schema.SERVED.name,) if config.run.phases == "serve" else ()
+            for name in (schema.METRICS_FILE.name, schema.PROGRESS.name, LOG_FILE, *served):
                 keep_lines(self.path / name)
-        self._earlier = max((line.seconds for line in run_files.PROGRESS.read(self.path)), default=0.0)
+        self._earlier = max((line.seconds for line in schema.PROGRESS.read(self.path)), default=0.0)
 
     def __enter__(self) -> Self:
         self._messages, self._level = _Messages(self), log.level
@@ -70,11 +70,11 @@ class RunFolder:
 
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""
-        run_files.write(self.path / file.name, content)
+        schema.write(self.path / file.name, content)
 
     def append(self, file: LineFile[T], line: T) -> None:
         """Add one line to a line file; an iteration goes to the tracker too."""
-        self._append(file.name, run_files.dumps(line))
+        self._append(file.name, schema.dumps(line))
         if isinstance(line, records.Iteration) and self._config.run.tracker:
             from server_app import tracking  # imports torch
 
@@ -97,7 +97,7 @@ class RunFolder:
         Raises:
             UserError: the file has fewer iterations.
         """
-        path = self.path / run_files.METRICS.name
+        path = self.path / schema.METRICS_FILE.name
         before = keep_lines(path)
         if (left := keep_lines(path, count)) < count:
             raise UserError(
@@ -134,7 +134,7 @@ class RunFolder:
         line = records.Progress(
             phase=phase, step=step, of=of, message=message, seconds_left=seconds_left, seconds=seconds
         )
-        self.append(run_files.PROGRESS, line)
+        self.append(schema.PROGRESS, line)
         left = "" if not seconds_left else f", {seconds_left / MINUTE:.1f} min left"
         text = self.note(f"{phase} {step}/{of}: {message}{left}")
         if self._above is None:
@@ -156,7 +156,7 @@ class RunFolder:
 class _Messages(logging.Handler):
     """Copies the server's log messages into the run's log, such as which group is missing and why."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunWriter) -> None:
         super().__init__()
         self._folder = folder
 
@@ -167,9 +167,9 @@ class _Messages(logging.Handler):
 
 
 class OpenPhase:
-    """One phase of a run; see `RunFolder.phase`."""
+    """One phase of a run; see `RunWriter.phase`."""
 
-    def __init__(self, folder: RunFolder, name: str, *, done: int) -> None:
+    def __init__(self, folder: RunWriter, name: str, *, done: int) -> None:
         self._folder, self._name, self._done = folder, name, done
         self._started = time.monotonic()
 

@@ -9,8 +9,8 @@ from small import config_in
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 from server_app.federation import members
-from server_app.federation.foreign import LENGTH, listed, plain
-from server_app.run_folder import RunFolder
+from server_app.federation.sanitize import LENGTH, listed, plain
+from server_app.run_writer import RunWriter
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07ends\r\nA line\x00of\u2028its\u202eown\u2066\ud800\x9b"
 HUGE = HOSTILE + "x" * 300_000
@@ -41,7 +41,7 @@ BAD = {
 @pytest.fixture
 def run_log(tmp_path):
     """The lines of run.log."""
-    with RunFolder(config_in(tmp_path)) as folder:
+    with RunWriter(config_in(tmp_path)) as folder:
         yield lambda: (folder.path / "run.log").read_bytes().decode().split("\n")[:-1]
 
 
@@ -57,7 +57,7 @@ def test_a_reply_makes_a_few_clean_lines_whatever_it_holds(kind, question, run_l
     groups = gathered({1: replying("A"), 2: second}, ("A", "B"), keys={})
     assert "A" in groups.send_catalogue(CATALOGUE)
     groups.send_targets(WEIGHTS)
-    answer = groups.ask(REQUEST.ask())
+    answer = groups.ask(REQUEST.query())
     assert answer.groups[0] == "A"
     np.testing.assert_array_equal(answer.each("js targets reward")[0], GOOD)
     lines = run_log()
@@ -84,5 +84,5 @@ def test_many_groups_that_are_missing_for_one_reason_are_one_line(run_log):
     many = replying(*(f"G{n}" for n in range(500)))
     groups = federated({1: replying("A"), 2: many})
     groups.grid._grid.nodes[2] = failing(refusals.FAILED, "gone")
-    groups.ask(REQUEST.ask())
+    groups.ask(REQUEST.query())
     assert len(run_log()) == 2

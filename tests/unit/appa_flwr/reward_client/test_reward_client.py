@@ -11,8 +11,8 @@ import pytest
 from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.trainers import client, engines
-from appa_flwr.trainers.trl import RemoteGroupRewards
+from appa_flwr.reward_client import client, engines
+from appa_flwr.reward_client.trl import RemoteGroupRewards
 from server_app.serve import rounds
 
 

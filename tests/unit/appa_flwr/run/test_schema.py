@@ -8,11 +8,11 @@ import pytest
 from report_runs import CONFIG, COUNTRIES, fake_run, line, row, write_run
 from surveys import refused
 
-from appa_flwr.run import run_files
-from appa_flwr.run.run_files import CARD, METRICS, QUESTIONS, SCHEMA, SUMMARY
+from appa_flwr.run import schema
+from appa_flwr.run.schema import CARD, METRICS_FILE, QUESTIONS, SCHEMA, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
-FILES = {"metrics": METRICS, "summary": SUMMARY, "pluralllm": CARD, "questions": QUESTIONS}
+FILES = {"metrics": METRICS_FILE, "summary": SUMMARY, "pluralllm": CARD, "questions": QUESTIONS}
 
 
 def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
@@ -22,13 +22,13 @@ def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
     rows[0] |= {"fi": math.nan, "min_as": 1e-06, "format_score": None}
     path.write_text(json.dumps(rows, indent=1) + "\n")
     before = path.read_bytes()
-    run_files.write(path, SUMMARY.read(tmp_path))
+    schema.write(path, SUMMARY.read(tmp_path))
     assert path.read_bytes() == before
-    before = (tmp_path / METRICS.name).read_text()
-    (tmp_path / METRICS.name).write_text(before + '{"iteration": 19, "num_it')  # a line that a kill cut short
-    assert "".join(run_files.dumps(entry) + "\n" for entry in METRICS.read(tmp_path)) == before
+    before = (tmp_path / METRICS_FILE.name).read_text()
+    (tmp_path / METRICS_FILE.name).write_text(before + '{"iteration": 19, "num_it')  # a line that a kill cut short
+    assert "".join(schema.dumps(entry) + "\n" for entry in METRICS_FILE.read(tmp_path)) == before
     card = CARD.read(tmp_path)
-    run_files.write(tmp_path / CARD.name, card)
+    schema.write(tmp_path / CARD.name, card)
     assert CARD.read(tmp_path) == card
 
 
@@ -41,7 +41,7 @@ def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
 )
 def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, says):
     (tmp_path / "config.json").write_text(json.dumps(content))
-    refused(f"^{re.escape(says.format(folder=tmp_path))}", run_files.read_config, tmp_path)
+    refused(f"^{re.escape(says.format(folder=tmp_path))}", schema.read_config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
 
 
 def test_the_launcher_reads_a_line_once_and_when_it_is_whole(tmp_path):
-    numbers, file = run_files.LineFile("n.jsonl", int), tmp_path / "n.jsonl"
+    numbers, file = schema.LineFile("n.jsonl", int), tmp_path / "n.jsonl"
     assert numbers.since(tmp_path, 0) == ((), 0)
     file.write_bytes(b"1\n23")
     assert numbers.since(tmp_path, 0) == ((1,), 2)

@@ -19,14 +19,14 @@ import appa_flwr
 from appa_flwr import public
 from appa_flwr.config import Config
 from appa_flwr.launch import cli
+from appa_flwr.loaded import LocalModel
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.messages import join_weights
-from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
+from appa_flwr.run.schema import POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
 from pluralllm.data import group_data
-from server_app.loaded import LocalModel
 from server_app.policy.base import prepare
 from server_app.policy.models import load_policy
 from server_app.predictor.checkpoint import new_card, save

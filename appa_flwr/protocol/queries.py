@@ -1,6 +1,6 @@
 """Requests for numbers, and the layout of the arrays in the replies.
 
-Both sides derive names, shapes and bounds of the arrays from the request, so that a reply holds only numbers.
+Both references derive names, shapes and bounds of the arrays from the request, so that a reply holds only numbers.
 
 Axis letters: Q public questions, K options, J scored answers, E features, N numbers.
 """
@@ -30,7 +30,7 @@ KINDS = (VOTES, PREDICTIONS, ANSWERS, UPDATE, VALIDATION, SCORES, REWARDS)
 """Kinds of numbers: votes, predictions and answers to the public questions; training, validation and scores of
 PluralLLM; rewards of the policy's answers."""
 
-TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
+TARGET_REFERENCE, TRUTH_REFERENCE = "targets", "truth"
 """Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
 
 MOST_ANSWERS = 20_000
@@ -78,7 +78,7 @@ class Catalogue(Masks):
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
+class Query:
     """A request for numbers: their kind, and their inputs other than catalogue, targets, config and private answers."""
 
     kind: str
@@ -121,14 +121,16 @@ class Ask:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRequest:
+class RewardQuery:
     """Answers to be scored."""
 
     question_J: IntArray  # position of each answer's question in the catalogue
     prediction_JK: FloatArray  # parsed answers; a row of NaN is an unreadable answer, which scores 0
     metrics: tuple[str, ...]
-    sides: tuple[str, ...] = (TARGET_SIDE,)
-    draw: int = 0  # 0 = score against the run's target table; other numbers select a fresh context for predictions
+    references: tuple[str, ...] = (TARGET_REFERENCE,)
+    context_seed: int = (
+        0  # 0 = score against the run's target table; other numbers select a fresh context for predictions
+    )
 
     @property
     def readable_J(self) -> BoolArray:
@@ -137,27 +139,36 @@ class ScoreRequest:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """All pairs of a metric and a side."""
-        return [(metric, side) for side in self.sides for metric in self.metrics]
+        """All pairs of a metric and a reference."""
+        return [(metric, reference) for reference in self.references for metric in self.metrics]
 
-    def ask(self) -> Ask:
+    def query(self) -> Query:
         """The request for the answers' rewards."""
         arrays = {
             "question": np.asarray(self.question_J, dtype=np.int64),
             "prediction": np.asarray(self.prediction_JK, dtype=np.float64),
         }
-        return Ask(REWARDS, arrays, {"metrics": list(self.metrics), "sides": list(self.sides), "draw": self.draw})
+        return Query(
+            REWARDS,
+            arrays,
+            {"metrics": list(self.metrics), "references": list(self.references), "context_seed": self.context_seed},
+        )
 
     @classmethod
-    def of(cls, ask: Ask) -> "ScoreRequest":
+    def of(cls, query: Query) -> "RewardQuery":
         """Read the answers of such a request; raises ValueError if they are malformed or too many."""
-        question_J, prediction_JK = ask.array("question", np.int64, axes=1), ask.array("prediction", np.float64, axes=2)
+        question_J, prediction_JK = (
+            query.array("question", np.int64, axes=1),
+            query.array("prediction", np.float64, axes=2),
+        )
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:
             raise ValueError("questions and answers differ in number, or there are too many answers")
-        sides, metrics = tuple(ask.setting("sides", (str,))), tuple(ask.setting("metrics", (str,)))
-        if not set(sides) <= {TARGET_SIDE, TRUTH_SIDE} or len({*sides}) + len({*metrics}) < len(sides) + len(metrics):
-            raise ValueError("a side is unknown, or a side or metric appears twice")
-        return cls(question_J, prediction_JK, metrics, sides, ask.count("draw"))
+        references, metrics = tuple(query.setting("references", (str,))), tuple(query.setting("metrics", (str,)))
+        if not set(references) <= {TARGET_REFERENCE, TRUTH_REFERENCE} or len({*references}) + len({*metrics}) < len(
+            references
+        ) + len(metrics):
+            raise ValueError("a reference is unknown, or a reference or metric appears twice")
+        return cls(question_J, prediction_JK, metrics, references, query.count("context_seed"))
 
 
 @dataclass(frozen=True)
@@ -169,8 +180,8 @@ class Layout:
     most: float
 
 
-def layouts_of(ask: Ask, catalogue: Masks) -> dict[str, Layout]:
-    """Layout of the arrays in a reply, by name; both sides derive it from the request and the catalogue.
+def layouts_of(query: Query, catalogue: Masks) -> dict[str, Layout]:
+    """Layout of the arrays in a reply, by name; both references derive it from the request and the catalogue.
 
     Only rewards against survey answers say whether they are known: every answer has a target.
 
@@ -178,27 +189,27 @@ def layouts_of(ask: Ask, catalogue: Masks) -> dict[str, Layout]:
         ValueError: the request does not fit its kind.
     """
     training = int(catalogue.train_Q.sum())
-    if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
+    if query.kind in (VOTES, PREDICTIONS, ANSWERS):
         return {"votes": Layout(catalogue.option_QK.shape, 0.0, float(catalogue.option_QK.shape[1]))}
-    if ask.kind == UPDATE:
+    if query.kind == UPDATE:
         step = LARGEST_STEP * training
         return {
-            "step": Layout(ask.array("weights", np.float32, axes=1).shape, -step, step),
+            "step": Layout(query.array("weights", np.float32, axes=1).shape, -step, step),
             "answers": Layout((1,), 0.0, training),
             "loss": Layout((1,), -LARGEST_LOSS * training, LARGEST_LOSS * training),
         }
-    if ask.kind in (VALIDATION, SCORES):
-        size = ask.count("size", least=1, most=MOST_MEASURES)
-        if ask.kind == SCORES:
+    if query.kind in (VALIDATION, SCORES):
+        size = query.count("size", least=1, most=MOST_MEASURES)
+        if query.kind == SCORES:
             return {"scores": Layout((size,), 0.0, len(catalogue.train_Q))}
         return {
             "answers": Layout((1,), 0.0, training),
             "gain": Layout((size,), -training, training),
             "square": Layout((size,), 0.0, training),
         }
-    request = ScoreRequest.of(ask)
-    parts = {TARGET_SIDE: ("reward",), TRUTH_SIDE: ("reward", "known")}
-    names = [f"{metric} {side} {part}" for metric, side in request.keys for part in parts[side]]
+    request = RewardQuery.of(query)
+    parts = {TARGET_REFERENCE: ("reward",), TRUTH_REFERENCE: ("reward", "known")}
+    names = [f"{metric} {reference} {part}" for metric, reference in request.keys for part in parts[reference]]
     return dict.fromkeys(names, Layout((len(request.question_J),), 0.0, 1.0))
 
 
@@ -237,47 +248,47 @@ def split(flat: FloatArray, numbers: Mapping[str, Layout]) -> dict[str, FloatArr
     }
 
 
-def ballot_of(ask: Ask, task: str) -> str:
+def ballot_of(query: Query, task: str) -> str:
     """The kind of vote (`votes.cast`) that a request asks for, in a run of this task."""
-    return votes.BALLOTS[task] if ask.kind == VOTES else votes.DISTRIBUTION
+    return votes.BALLOTS[task] if query.kind == VOTES else votes.DISTRIBUTION
 
 
-def fault(ask: Ask, row_N: FloatArray, catalogue: Masks, *, task: str) -> str | None:
+def fault(query: Query, row_N: FloatArray, catalogue: Masks, *, task: str) -> str | None:
     """Fault in a group's row of numbers (N,), in words; None if the row can be used."""
-    numbers, option_QK = layouts_of(ask, catalogue), catalogue.option_QK
+    numbers, option_QK = layouts_of(query, catalogue), catalogue.option_QK
     try:
         own = split(row_N, numbers)
         flatten(own, numbers)
     except ValueError as error:
         return str(error)
-    if ask.kind in (VOTES, PREDICTIONS, ANSWERS):
-        vote_QK, ballot = own["votes"], ballot_of(ask, task)
+    if query.kind in (VOTES, PREDICTIONS, ANSWERS):
+        vote_QK, ballot = own["votes"], ballot_of(query, task)
         fits = (votes.cast(vote_QK, option_QK, kind=ballot) == vote_QK).all()
         if ballot == votes.DISTRIBUTION:
             fits &= np.isclose(vote_QK.sum(1), 1.0, atol=SUM_TOLERANCE).all()
         return None if fits else f"votes that are not one {ballot} for each question"
-    if ask.kind in (UPDATE, VALIDATION) and own["answers"] % 1:
+    if query.kind in (UPDATE, VALIDATION) and own["answers"] % 1:
         return "a number of answers that is not whole"
-    if ask.kind != REWARDS:
+    if query.kind != REWARDS:
         return None
-    request = ScoreRequest.of(ask)
-    for metric, side in request.keys:
-        if (own[f"{metric} {side} reward"][~request.readable_J] > 0).any():
+    request = RewardQuery.of(query)
+    for metric, reference in request.keys:
+        if (own[f"{metric} {reference} reward"][~request.readable_J] > 0).any():
             return f"{metric} rewards above 0 for answers that nobody can read"
-        if side == TRUTH_SIDE and not np.isin(own[f"{metric} {side} known"], (0.0, 1.0)).all():
+        if reference == TRUTH_REFERENCE and not np.isin(own[f"{metric} {reference} known"], (0.0, 1.0)).all():
             return f"{metric} rewards that are not known"
     return None
 
 
-def world_of(config: Config, catalogue: str, targets: str) -> str:
+def context_hash(config: Config, catalogue: str, targets: str) -> str:
     """Hash of a group's inputs other than the request: the config, and the hashes of catalogue and targets."""
     keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
     return _hashed([sorted(keys.items()), config.sft.target, catalogue, targets])
 
 
-def request_digest(ask: Ask, world: str) -> str:
-    """Hash of a request and its world (`world_of`), by which the run's folder stores the replies."""
-    return _hashed([ask.digest, world])
+def query_digest(query: Query, context: str) -> str:
+    """Hash of a request and its context (`context_hash`), by which the run's folder stores the replies."""
+    return _hashed([query.digest, context])
 
 
 def _hashed(value: object) -> str:

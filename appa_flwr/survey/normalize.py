@@ -31,7 +31,7 @@ _ROUNDING: Final = 1e-9  # of 0.98 and 1.02, which are within the tolerance, to 
 _ALREADY_ONE: Final = 1e-12  # sums this near to one are not rescaled, so that writing and reading is exact
 
 
-def settle(
+def normalize(
     frame: Frame,
     raws: Sequence[RawAnswer],
     missing: Missing,

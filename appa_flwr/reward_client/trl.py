@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.trainers.client import Served
+from appa_flwr.reward_client.client import Served
 
 Completion = str | Sequence[Mapping[str, Any]]
 """Plain text, or the messages of a conversation."""

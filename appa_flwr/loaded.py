@@ -1,10 +1,11 @@
-"""Load models from a folder: a run's policy and preference predictor (`appa_flwr.load_run`), or any other policy.
+"""Trained models in a folder: a run's policy and preference predictor (`appa_flwr.load_run`), or any other policy.
 
 Axis letters: K options.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,10 @@ from threadpoolctl import threadpool_limits
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
-from appa_flwr.public import Answer
-from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, read
+from appa_flwr.run.schema import POLICY, WEIGHTS_FILE, read
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 from pluralllm.data import group_data
-from pluralllm.prediction import Predictor
+from pluralllm.prediction import GroupPredictor
 from pluralllm.training import build
 from server_app.evaluation import decode
 from server_app.policy.base import load_model, prepare
@@ -33,6 +33,21 @@ from server_app.questions import build_catalogue
 GROUP = "asked"
 BATCH = 16
 SUM_TOLERANCE = 0.01  # for shares that were rounded by hand
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A policy's answer to a question with K options.
+
+    Attributes:
+        text: the policy's text.
+        prediction: (K,) a distribution, or for rankings preference scores, K for the first; None if unreadable.
+        format_score: in [0, 1].
+    """
+
+    text: str
+    prediction: npt.NDArray[np.float64] | None
+    format_score: float
 
 
 class LocalModel:
@@ -70,8 +85,14 @@ class LocalModel:
             yield from decode(self._base, self._model, ids[start : start + BATCH], tokens=answer_tokens)
 
 
-class LoadedPolicy:
-    """See `appa_flwr.public.Run.policy`."""
+class Policy:
+    """A run's trained policy, which answers questions outside of the run.
+
+    It is in float32; by `policy.tuning = "qlora"` on its base in four bits, as it was scored.
+
+    Raises:
+        UserError: the run has no policy, or its base model is missing.
+    """
 
     def __init__(self, run_folder: Path, config: Config) -> None:
         folder = run_folder / POLICY
@@ -81,7 +102,11 @@ class LoadedPolicy:
         self._config, self._model = config, LocalModel(str(folder), packed=packed)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
-        """See `appa_flwr.public.Policy`."""
+        """Answer a question with K options by greedy decoding.
+
+        Raises:
+            UserError: fewer than two options, or more than the survey formats allow.
+        """
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
         config = self._config
@@ -91,8 +116,12 @@ class LoadedPolicy:
         return Answer(text, parsed.prediction, parsed.format_score)
 
 
-class LoadedPredictor:
-    """See `appa_flwr.public.Run.predictor`."""
+class Predictor:
+    """A run's trained preference predictor, also for groups that were not in the run.
+
+    Raises:
+        UserError: the run has no predictor, or its survey is missing or has changed.
+    """
 
     def __init__(self, run_folder: Path, config: Config) -> None:
         weights = run_folder / WEIGHTS_FILE
@@ -107,10 +136,17 @@ class LoadedPredictor:
         model = build(config.pluralllm.architecture)
         model.load_state_dict(trained.to_torch_state_dict())
         settings = config.pluralllm
-        self._predictor = Predictor(model, catalogue, num_context=settings.num_context_questions, seed=config.seed)
+        self._predictor = GroupPredictor(model, catalogue, num_context=settings.num_context_questions, seed=config.seed)
 
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
-        """See `appa_flwr.public.Predictor`."""
+        """Predict a group's answers to all questions of the run, from its answers to some, or to none.
+
+        `answers` are shares by question id; each of these questions is predicted from the others. The result has one
+        row per question and option: `question` (its id), `text`, `option`, `share`.
+
+        Raises:
+            UserError: an unknown question, or shares that do not fit its options or do not sum to 1.
+        """
         options = {question.question_id: question.options for question in self._catalogue.questions}
         shares = {name: np.asarray(share_K, dtype=np.float64) for name, share_K in answers.items()}
         for name, share_K in shares.items():

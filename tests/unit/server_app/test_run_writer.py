@@ -13,24 +13,24 @@ from surveys import refused
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import run_files as files_of_run
-from appa_flwr.run.run_files import METRICS
-from server_app import run_folder as run_folders
+from appa_flwr.run import schema as files_of_run
+from appa_flwr.run.schema import METRICS_FILE
+from server_app import run_writer
 from server_app.checkpoint import Checkpoint, load, save
 from server_app.federation import groups
 from server_app.policy import base, limits
-from server_app.run_folder import RunFolder
+from server_app.run_writer import RunWriter
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(run_folders.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_writer.time, "monotonic", lambda: now[0])
     return now
 
 
 def test_the_steps_of_phases_reach_the_launcher_with_the_time_left(tmp_path, clock, capsys):
-    folder = RunFolder(config_in(tmp_path))
+    folder = RunWriter(config_in(tmp_path))
     phase = folder.phase("sft")
     clock[0] += 30.0
     phase.step(1, 4, "loss 2.0")
@@ -51,14 +51,14 @@ def test_what_simulated_nodes_store_goes_with_the_run_and_before_another_begins(
     config = config_in(tmp_path)
     (stored := config.run_folder / "survey.memory").mkdir(parents=True)  # of a killed run
     (stored / "1-2.sqlite").touch()
-    with RunFolder(config):
+    with RunWriter(config):
         assert not stored.exists()
         stored.mkdir()
     assert not stored.exists()
 
 
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
-    with RunFolder(config_in(tmp_path)) as folder:
+    with RunWriter(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
         limits.log.warning("out of memory")
         base.log.info("unpacking %s", "a model")
@@ -77,28 +77,28 @@ def test_a_run_that_the_launcher_announced_can_begin_or_be_resumed_and_no_other_
     files_of_run.write_config(config.run_folder, config)
     (config.run_folder / "flower.log").write_text("refused by Flower")
     with pytest.raises(UserError, match="holds a run already"):
-        RunFolder(config_in(tmp_path, seed=2))
+        RunWriter(config_in(tmp_path, seed=2))
     assert len(list(config.run_folder.iterdir())) == 2
     for resume in (False, True):
         again = config_in(tmp_path, seed=1, **{"run.resume": resume})
-        with RunFolder(again) as folder:
+        with RunWriter(again) as folder:
             assert files_of_run.read_config(folder.path) == config
 
 
 def test_a_run_that_is_still_written_is_not_resumed(tmp_path):
     config = config_in(tmp_path)
     with (
-        RunFolder(config) as folder,
+        RunWriter(config) as folder,
         pytest.raises(UserError, match=f"^{folder.path}: another run is writing here"),
     ):
-        RunFolder(config_in(tmp_path, **{"run.resume": True}))
+        RunWriter(config_in(tmp_path, **{"run.resume": True}))
 
 
 def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
     config = config_in(tmp_path)
-    with RunFolder(config) as folder, (folder.path / "progress.jsonl").open("a") as file:
+    with RunWriter(config) as folder, (folder.path / "progress.jsonl").open("a") as file:
         file.write('{"half a li')
-    with RunFolder(Config.load({**config.flat(), "run.resume": True})) as again:
+    with RunWriter(Config.load({**config.flat(), "run.resume": True})) as again:
         phase = again.phase("ppo", done=2)
         phase.step(2, 5, "resumed")
         clock[0] += 4.0
@@ -108,29 +108,29 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
 
 
 def test_fewer_iterations_than_the_checkpoint_counts_are_an_error(tmp_path):
-    folder = RunFolder(config_in(tmp_path))
-    folder.append(METRICS, iteration(1))
+    folder = RunWriter(config_in(tmp_path))
+    folder.append(METRICS_FILE, iteration(1))
     with pytest.raises(UserError, match=r"metrics\.jsonl: .* 1 .* 2"):
         folder.keep_iterations(2)
 
 
 def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothing_new(tmp_path, monkeypatch):
-    folder = RunFolder(config_in(tmp_path))
+    folder = RunWriter(config_in(tmp_path))
     monkeypatch.setattr(files.os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(UserError, match=r"metrics\.jsonl: .*No space left"):
-        folder.append(METRICS, iteration(1))
+        folder.append(METRICS_FILE, iteration(1))
     folder.fail("the disk is full")
     assert not (folder.path / "error.txt").exists()
 
 
 @pytest.mark.parametrize("phases", ["all", "serve"])
 def test_only_a_run_that_serves_has_a_file_of_served_rounds(phases, tmp_path):
-    folder = RunFolder(config_in(tmp_path, **{"run.phases": phases}))
+    folder = RunWriter(config_in(tmp_path, **{"run.phases": phases}))
     assert (folder.path / "served.jsonl").exists() == (phases == "serve")
 
 
 def test_a_token_is_made_once_for_its_owner_alone_and_never_empty(tmp_path):
-    folder = RunFolder(config_in(tmp_path, **{"run.phases": "serve"}))
+    folder = RunWriter(config_in(tmp_path, **{"run.phases": "serve"}))
     path, token = folder.path / "token", folder.token()
     assert (folder.token(), path.read_text(), path.stat().st_mode & 0o777) == (token, token + "\n", 0o600)
     path.write_text(" \n")

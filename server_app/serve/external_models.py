@@ -12,7 +12,7 @@ from fastapi import HTTPException
 
 from appa_flwr.report import frames
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
-from appa_flwr.run.run_files import SUMMARY
+from appa_flwr.run.schema import SUMMARY
 from server_app import baselines, evaluation
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import parse_responses

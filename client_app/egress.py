@@ -15,24 +15,24 @@ from flwr.app import Context, Error, Message, RecordDict
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import escape_output
 from appa_flwr.owner.ledger import Release, ledger_of
-from appa_flwr.protocol import asks, messages, refusals
-from appa_flwr.protocol.asks import Ask
+from appa_flwr.protocol import messages, queries, refusals
+from appa_flwr.protocol.queries import Query
 from appa_flwr.protocol.refusals import FAILED, Refused
+from client_app.node import Node
 from client_app.numbers import KINDS
-from client_app.party import Party
 
 log = logging.getLogger("appa.client")
 
 
 @dataclass(frozen=True, eq=False)
-class Leaving:
+class Outgoing:
     """A reply before it leaves: its content, and the words of `may-leave` for its numbers; "" if it has none."""
 
     content: RecordDict
     words: str = ""
 
 
-def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message, Context], Message]:
+def guarded(action: Callable[[RecordDict, Node], Outgoing]) -> Callable[[Message, Context], Message]:
     """Turn an action into a message handler for Flower.
 
     Flower would send the whole message of an exception to the server, and the message may quote a survey row. The
@@ -44,9 +44,9 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
         escape_output()
         name, started = action.__name__, time.monotonic()
         try:
-            leaving = action(message.content, Party.of(context))
-            _write_down(message, context, leaving, started)
-            return Message(leaving.content, reply_to=message)
+            outgoing = action(message.content, Node.of(context))
+            _write_down(message, context, outgoing, started)
+            return Message(outgoing.content, reply_to=message)
         except Refused as refused:
             log.error("%s refused: %s", name, refused)
             code, reason = refused.code, str(refused)
@@ -54,13 +54,13 @@ def guarded(action: Callable[[RecordDict, Party], Leaving]) -> Callable[[Message
             log.exception("%s failed", name)
             code, reason = FAILED, f"{name} failed: {type(error).__name__} (details are in the group's own log)"
         with contextlib.suppress(UserError):  # this reply holds no numbers, so it may leave without a record
-            _write_down(message, context, Leaving(RecordDict()), started, refused=reason)
+            _write_down(message, context, Outgoing(RecordDict()), started, refused=reason)
         return Message(Error(code=code, reason=reason), reply_to=message)
 
     return handle
 
 
-def numbers(ask: Ask, request: str, party: Party) -> Leaving:
+def numbers(query: Query, request: str, node: Node) -> Outgoing:
     """Compute the numbers of each of a node's groups.
 
     Raises:
@@ -68,25 +68,25 @@ def numbers(ask: Ask, request: str, party: Party) -> Leaving:
             tables or another config.
         ValueError: a number is outside the bounds of the request.
     """
-    word, make = KINDS[ask.kind]
-    if not party.policy.may(word):
+    word, make = KINDS[query.kind]
+    if not node.policy.may(word):
         raise Refused(refusals.MAY_NOT_LEAVE[word])
-    if request != asks.request_digest(ask, party.world):
-        raise Refused(refusals.OTHER_WORLD)
-    shapes = asks.layouts_of(ask, party.masks)
-    row_of = {group.name: asks.flatten(make(group, ask), shapes) for group in party.groups}
-    if asks.TRUTH_SIDE in ask.settings.get("sides", ()) and party.policy.may(asks.TRUTH_SIDE):  # type: ignore[operator]
-        word += f", {asks.TRUTH_SIDE}"
-    return Leaving(messages.pack_reply(list(row_of), np.stack([*row_of.values()])), word)
+    if request != queries.query_digest(query, node.context_hash):
+        raise Refused(refusals.OTHER_CONTEXT)
+    shapes = queries.layouts_of(query, node.masks)
+    row_of = {group.name: queries.flatten(make(group, query), shapes) for group in node.groups}
+    if queries.TRUTH_REFERENCE in query.settings.get("references", ()) and node.policy.may(queries.TRUTH_REFERENCE):  # type: ignore[operator]
+        word += f", {queries.TRUTH_REFERENCE}"
+    return Outgoing(messages.pack_reply(list(row_of), np.stack([*row_of.values()])), word)
 
 
-def _write_down(message: Message, context: Context, leaving: Leaving, started: float, *, refused: str = "") -> None:
+def _write_down(message: Message, context: Context, outgoing: Outgoing, started: float, *, refused: str = "") -> None:
     ledger = ledger_of(context.node_config)
     if ledger is None:
         return
-    kind = leaving.words or message.metadata.message_type.partition(".")[2]
+    kind = outgoing.words or message.metadata.message_type.partition(".")[2]
     log.warning("%s cost %.1f s", kind, time.monotonic() - started)
-    arrays = [array for record in leaving.content.array_records.values() for array in record.values()]
+    arrays = [array for record in outgoing.content.array_records.values() for array in record.values()]
     ledger.write(
         Release(
             time=time.time(),
@@ -94,14 +94,14 @@ def _write_down(message: Message, context: Context, leaving: Leaving, started: f
             kind=kind,
             groups=str(context.node_config["group"]),
             numbers=sum(int(np.prod(array.shape)) for array in arrays),
-            sha256="" if refused else messages.digest(leaving.content),
+            sha256="" if refused else messages.digest(outgoing.content),
             refused=refused,
         )
     )
 
 
-def check_run(party: Party) -> None:
+def check_run(node: Node) -> None:
     """Refuse a run at its start if its config needs numbers that the owner's policy does not let leave."""
-    word = {"mean": "answers", "predicted-mean": "predictions"}.get(party.config.sft.target, "")
-    if word and not party.policy.may(word):
+    word = {"mean": "answers", "predicted-mean": "predictions"}.get(node.config.sft.target, "")
+    if word and not node.policy.may(word):
         raise Refused(refusals.MAY_NOT_LEAVE[word])

@@ -103,7 +103,7 @@ MACHINE, NOISE, BY_MEAN = "machine", "noise, by the owners' word", "predicted by
 """Phases of the lines in progress.jsonl that state version and machine of the run, noise in groups' answers, and groups
 whose answers cannot be solved for."""
 PROGRESS = LineFile("progress.jsonl", records.Progress)
-METRICS = LineFile("metrics.jsonl", records.Iteration)
+METRICS_FILE = LineFile("metrics.jsonl", records.Iteration)
 SERVED = LineFile("served.jsonl", records.ServedLine)
 CARD = JsonFile("pluralllm.json", records.Card)
 RULE_VALUES = JsonFile("rules.json", dict[str, records.RuleValues])

@@ -8,9 +8,9 @@ import pytest
 from fake_groups import FakeGroups, federated
 from fakes import catalogue_of
 
-from appa_flwr.protocol.asks import SCORES
+from appa_flwr.protocol.queries import SCORES
 from pluralllm.scores import SUMS
-from server_app.predictor_phase import fault, scores
+from server_app.predictor.phase import fault, scores
 
 CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
 SIZE = 5
@@ -35,9 +35,9 @@ BY_GROUP = {
 
 
 def scored(by_group):
-    node = FakeGroups([*by_group], lambda ask, name: {"scores": by_group[name]})
+    node = FakeGroups([*by_group], lambda query, name: {"scores": by_group[name]})
     found = scores(federated({1: node}, CATALOGUE), CATALOGUE)
-    assert [ask.kind for ask in node.asked] == [SCORES]
+    assert [query.kind for query in node.asked] == [SCORES]
     return found
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from appa_flwr.core.arrays import FloatArray
-from appa_flwr.protocol.asks import SCORES, Ask, Catalogue
+from appa_flwr.protocol.queries import SCORES, Catalogue, Query
 from appa_flwr.run.records import Card, PredictorScores
-from appa_flwr.run.run_files import BY_MEAN, WEIGHTS_FILE
+from appa_flwr.run.schema import BY_MEAN, WEIGHTS_FILE
 from pluralllm.scores import MEASURES, PREDICTORS, SUMS
 from server_app.federation.groups import Groups
 from server_app.federation.replies import TooFew
@@ -73,7 +73,7 @@ def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:
     Raises:
         UserError: too few groups answered.
     """
-    replies = groups.ask(Ask(SCORES, settings={"size": len(SUMS)}))
+    replies = groups.ask(Query(SCORES, settings={"size": len(SUMS)}))
     size = int(catalogue.held_out_Q.sum())
     usable: dict[str, FloatArray] = {}
     for name, score_L in zip(replies.groups, replies.each("scores"), strict=True):

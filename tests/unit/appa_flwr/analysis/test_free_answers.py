@@ -6,7 +6,7 @@ Axis letters: G groups, Q questions, K options, J answers.
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.destinations import destination, diagnose, rules, verdict
+from appa_flwr.analysis.free_answers import destination, diagnose, rules, verdict
 from appa_flwr.analysis.rule_choice import make
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question, Survey

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from flwr.common.config import flatten_dict
+from small import CASES
 
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.config.keys import to_toml_table, valid
-from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
+from appa_flwr.config.sources import PRESETS, assemble, preset, read_toml, read_words
 from appa_flwr.core.errors import UserError
 
 GEMMA = {"model": "google/gemma-2-2b-it"}
@@ -61,6 +62,12 @@ def test_a_run_without_a_name_gets_one_that_says_what_it_is():
     named = config.named(datetime(2026, 1, 2, 3, 4, 5))
     assert named.run_folder == Path("/out/opa-min-seed5-20260102-030405")
     assert named.named(datetime(2027, 1, 1)) == named
+
+
+def test_toml_of_windows(tmp_path):
+    (tmp_path / "x.toml").write_bytes('task = "opa"\r\n'.encode("utf-16"))
+    assert read_toml(tmp_path / "x.toml") == {"task": "opa"}
+    assert read_toml(CASES / "bom.toml")["data.num-questions"] == 60
 
 
 LORA = "policy.tuning=lora"

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from flwr.common.config import flatten_dict
 from report_runs import predictor_card, progressed, write_run
 from surveys import row, write
@@ -13,7 +14,7 @@ from surveys import row, write
 import appa_flwr
 from appa_flwr.analysis.rules import RULES
 from appa_flwr.config import SECTIONS, Config
-from appa_flwr.launch import deploy, flower
+from appa_flwr.launch import checks, deploy, flower
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import resumable
@@ -174,3 +175,15 @@ def test_a_policy_as_it_is_printed_can_be_used(appa, tmp_path):
     policy.write_text(appa("group", "policy"))
     check = ["group", "check", next(iter(written.groups.values())), "--questions", written.questions]
     assert f"{policy}: can be used" in appa(*check, "--policy", policy)
+
+
+def test_too_few_held_out_questions_are_said(tmp_path, appa, capsys):
+    rng, file = np.random.default_rng(0), tmp_path / "x.csv"
+    questions = {f"q{n}": rng.choice(["a", "b"], 60) for n in range(11)}
+    pd.DataFrame({"g": ["N", "S"] * 30, "q": [*"abc"] * 20, **questions}).to_csv(file, index=False)
+    said = appa("survey", file, "data.group-by=g", "--write", tmp_path / "x.jsonl", "--out", tmp_path / "out")
+    assert "too few to score" in said
+    checks.read_survey(Config.load({"survey": str(tmp_path / "x.jsonl")}))
+    assert "too few to score" in capsys.readouterr().out
+    group, public = tmp_path / "out" / "groups" / "n.jsonl", tmp_path / "out" / "questions.jsonl"
+    assert "too few to score" in appa("group", "check", group, "--questions", public)

@@ -7,6 +7,7 @@ import tomllib
 import pandas as pd
 import pyreadstat
 import pytest
+from small import cases
 from surveys import refused, shares
 
 from appa_flwr.survey import codebook as codebooks
@@ -69,19 +70,7 @@ def test_what_the_owner_changes_counts_and_cells_in_no_list_are_named(file, tmp_
         refused(f"data.{name.replace('_', '-')}: ", read_survey, file, codebook=book, **{name: "drop"})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (('code = "3"', 'code = "1"'), "questions.q: code '1' occurs twice"),
-        (('id = "x"', 'id = "q"'), "id 'q' occurs twice"),
-        (("version = 1", "version = 2"), "version"),
-        (('label = "Neither"', 'label = ""'), "questions.q.options.1.label"),
-        (("seen = true", "sen = true"), "questions.x.options.0.sen"),
-        (("[groups.party]", "[groups.side]"), "has no column side"),
-        (('column = "wght"', 'column = "w"'), "has no column w"),
-        (('"Neither"', "“Neither”"), "line .* has typographic quotes"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), cases("wrong_inputs")["codebooks"]["rows"])
 def test_a_wrong_codebook_is_one_line_that_names_the_place(file, tmp_path, change, message):
     codebooks.write(convert(file, group_by="party").codebook, book := tmp_path / "b.toml")
     assert change[0] in book.read_text()

@@ -16,17 +16,6 @@ from appa_flwr.survey.sources import convert, read_survey
 GIGABYTE = 10**9
 
 
-def test_a_plain_missing_value_of_stata_beside_a_letter_is_no_answer(tmp_path):
-    """Where a whole-number column holds a letter, the library returns any number for "." unless it is read twice."""
-    table = pd.DataFrame({"g": ["A", "B"] * 6, "q": [1, 2, "a", None, 1, None] * 2, "z": [1, 2] * 6}, dtype=object)
-    pyreadstat.write_dta(table, str(tmp_path / "f.dta"), missing_user_values={"q": ["a"]})
-    survey = read_survey(tmp_path / "f.dta", group_by="g")
-    # A: 1, a, 1 twice; B: 2, ., . twice
-    assert survey.questions[0].options == ("1", "2")
-    assert shares(survey) == {"A": {"q": [1, 0], "z": [1, 0]}, "B": {"q": [0, 1], "z": [0, 1]}}
-    assert survey.respondents == {"A": {"q": 4.0, "z": 6.0}, "B": {"q": 2.0, "z": 6.0}}
-
-
 def test_a_declared_missing_code_that_the_owner_moves_to_the_options_counts(tmp_path):
     table = pd.DataFrame({"g": [1, 2] * 4, "q": [1, 2, 9, 9, 1, 2, 9, 1]})
     labels = {"g": {1: "A", 2: "B"}, "q": {1: "Yes", 2: "No", 9: "Refused"}}

@@ -1,90 +1,126 @@
-"""Files that people really have, one kind of fault a test; the numbers are worked by hand."""
+"""Files that people really have, as rows of tables: what stands in a file, how it is read, and what comes of it.
 
+`texts.json` has files as lines. `layouts.json` has columns, with what SPSS's and Stata's files declare of them, or a
+file of the cases. `columns.json` tells what a column of sixty people is, by its name, label and cells.
+"""
+
+import json
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import numpy as np
-import openpyxl
 import pandas as pd
 import pyreadstat
-from surveys import refused
+import pytest
+from surveys import ids, refused
 
-from appa_flwr.config import Config
-from appa_flwr.config.sources import read_toml
-from appa_flwr.launch.checks import read_survey as read_checked
-from appa_flwr.survey.names import usual_name
-from appa_flwr.survey.sources import convert, read_survey
+from appa_flwr.survey.sources import convert
 
 CASES = Path(__file__).parents[3] / "cases"
+TEXTS, LAYOUTS, COLUMNS = (json.loads((CASES / f"{name}.json").read_text()) for name in ("texts", "layouts", "columns"))
 
 
-def people(path, n=60, **columns):
-    """A CSV of people, half of them in N, with the answers a, b, c in turn."""
-    table = {"g": ["N", "S"] * (n // 2), "q": [*"abc"] * (n // 3)} | columns
-    pd.DataFrame(table).to_csv(path, index=False)
-    return path
+def _code(text):
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
-def test_negative_codes_with_labels_are_guessed_to_be_no_answers_unless_all_between_occur(tmp_path):
-    table = pd.DataFrame({"g": [1] * 8, "a": [1, 2, 3, -3] * 2, "b": [-2, -1, 0, 1, 2, 0, 1, 2]})
-    labels = {"a": {1: "x", 2: "y", 3: "z", -3: "Failure"}, "b": {k: f"is {k}" for k in range(-2, 3)}}
-    pyreadstat.write_sav(table, str(tmp_path / "x.sav"), variable_value_labels=labels)
-    made = convert(tmp_path / "x.sav", group_by="g")
-    assert [len(question.options) for question in made.survey.questions] == [3, 5]
-    assert made.survey.respondents == {"1": {"a": 6.0, "b": 8.0}}
-    assert (0.25, "a: -3 'Failure': a negative code beside positive ones") in made.guesses
-    pyreadstat.write_sav(table, str(tmp_path / "x.sav"))
-    refused('"a=-3"', read_survey, tmp_path / "x.sav", group_by="g")
+def _write(file, columns, *, labels=(), texts=None, missing=None, measures=None, dates=()):
+    """A table with what SPSS or Stata declare of it, as the file's suffix says."""
+    table = pd.DataFrame(columns)
+    table = table.astype(dict.fromkeys(dates, "datetime64[ns]"))
+    if file.suffix in (".sav", ".dta"):
+        numbers = table if file.suffix == ".dta" else table.apply(lambda c: pd.to_numeric(c, errors="coerce").fillna(c))
+        named = {name: {_code(code): label for code, label in own.items()} for name, own in dict(labels).items()}
+        given = {"variable_value_labels": named, "column_labels": texts or {}}
+        if file.suffix == ".sav":
+            pyreadstat.write_sav(numbers, str(file), missing_ranges=missing, variable_measure=measures, **given)
+        else:
+            pyreadstat.write_dta(numbers.astype(object), str(file), missing_user_values=missing, **given)
+    elif file.suffix == ".jsonl":
+        table.to_json(file, orient="records", lines=True)
+    elif file.suffix == ".xlsx":
+        table.to_excel(file, index=False)
+    else:
+        table.to_csv(file, index=False)
+    return file
 
 
-def test_a_weight_by_its_label(tmp_path):
-    table = pd.DataFrame({"g": [1, 2] * 5, "q": [1, 2] * 5, "W1": [1, 2] * 5})
-    pyreadstat.write_sav(table, str(tmp_path / "x.sav"), column_labels={"W1": "Survey weight"})
-    assert read_survey(tmp_path / "x.sav", group_by="g").about.weight == "W1"
+def _check(file, case):
+    keys = case.get("keys", {})
+    if "message" in case:
+        refused(case["message"], convert, file, **keys)
+        return
+    made = convert(file, **keys)
+    survey, notes = made.survey, " | ".join(made.survey.about.notes)
+    for group, right in case.get("shares", {}).items():
+        numbers = chain.from_iterable(right.values()) if isinstance(right, dict) else right
+        assert np.concatenate([*survey.answers[group].values()]) == pytest.approx([*numbers], abs=1e-5)
+    found = {
+        "ids": ids(survey.questions),
+        "question": [question.text for question in survey.questions],
+        "options": [[*question.options] for question in survey.questions],
+        "ordinal": [question.ordinal and [*question.ordinal] for question in survey.questions],
+        "groups": [*survey.groups],
+        "n": {group: [*survey.respondents[group].values()] for group in case.get("n", ())},
+        "weight": survey.about.weight,
+        "left_out": made.codebook and made.codebook.left_out,
+    }
+    assert {name: found[name] for name in found if name in case} == {name: case[name] for name in found if name in case}
+    wanted = case.get("note", [])
+    assert [note for note in ([wanted] if isinstance(wanted, str) else wanted) if note not in notes] == []
+    assert case.get("not", "nothing") not in notes
+    assert all(name in notes for name in [*case.get("left_out", ())][:4])
+    assert "guess" not in case or tuple(case["guess"]) in made.guesses
+    assert case.get("guessed", "") in " | ".join(words for _, words in made.guesses)
 
 
-def test_another_name_of_a_country_is_a_guess(tmp_path):
-    made = convert(people(tmp_path / "x.csv", c=["Britain", "Peru"] * 30), group_by="c")
-    assert (0.5, "c: Britain 'Great Britain': another name of Britain") in made.guesses
-    assert usual_name("c/Britain") == "c/Great Britain"
+@pytest.mark.parametrize("case", TEXTS, ids=lambda case: " ".join(case["text"])[:60])
+def test_texts(case, tmp_path):
+    file = tmp_path / case["file"]
+    file.write_bytes("".join(f"{line}\n" for line in case["text"]).encode(case.get("encoding", "utf-8")))
+    groups = {"groups": [*case["shares"]]} if "shares" in case else {}
+    _check(file, groups | case)
 
 
-def test_a_row_of_texts_in_excel(tmp_path):
-    book = openpyxl.Workbook()
-    for row in [["Q1", "Q2"], ["Where do you live?", "Should taxes rise?"], *[["N", "a"], ["S", "b"]] * 6]:
-        book.active.append(row)
-    book.save(tmp_path / "x.xlsx")
-    survey = read_survey(tmp_path / "x.xlsx", group_by="Q1")
-    assert (survey.groups, survey.questions[0].text) == (("N", "S"), "Should taxes rise?")
+@pytest.mark.parametrize("case", LAYOUTS, ids=[case["why"][:60] for case in LAYOUTS])
+def test_layouts(case, tmp_path):
+    declared = {key: case[key] for key in ("labels", "texts", "missing", "measures", "dates") if key in case}
+    _check(
+        _write(tmp_path / case["file"], case["columns"], **declared) if "columns" in case else CASES / case["file"],
+        case,
+    )
 
 
-def test_literal_percent_signs_and_ordered_categories(tmp_path):
-    book = openpyxl.Workbook()
-    for row in [["question", "group", "option", "percent"], ["Q?", "A", "Yes", 40], ["Q?", "A", "No", 60]]:
-        book.active.append(row)
-    for cell in book.active["D"]:
-        cell.number_format = '0"%"'
-    book.save(tmp_path / "x.xlsx")
-    assert next(iter(read_survey(tmp_path / "x.xlsx").answers["A"].values())).tolist() == [0.4, 0.6]
-    answers = pd.Categorical(["Low", "High", "Mid", ""] * 3, ["Low", "Mid", "High", ""], ordered=True)
-    pd.DataFrame({"list": [["a"]] * 12, "g": ["N"] * 12, "q": answers}).to_parquet(tmp_path / "x.parquet")
-    (question,) = read_survey(tmp_path / "x.parquet", group_by="g").questions
-    assert (question.options, question.ordinal) == (("Low", "Mid", "High"), (1.0, 2.0, 3.0))
+ROWS = 60
+# Columns that no list of a few cells describes; ten blocks of six rows.
+NUMBERED = {
+    "COUNT": [str(1000 + n) for n in range(ROWS)],
+    "TEXT": [f"my own words {n}" for n in range(ROWS)],
+    "BLOCK": [str(n // 6) for n in range(ROWS)],
+    "WITHIN": [str(n % 6) for n in range(ROWS)],
+}
 
 
-def test_toml_of_windows(tmp_path):
-    (tmp_path / "x.toml").write_bytes('task = "opa"\r\n'.encode("utf-16"))
-    assert read_toml(tmp_path / "x.toml") == {"task": "opa"}
-    assert read_toml(CASES / "bom.toml")["data.num-questions"] == 60
-    (tmp_path / "x.toml").write_text("seed = 1\ntask = “opa”\n")
-    refused("line 2 has typographic quotes", read_toml, tmp_path / "x.toml")
+def _cells(text):
+    return NUMBERED.get(text) or [*islice(cycle(text.split("|") if "|" in text else text.split()), ROWS)]
 
 
-def test_too_few_held_out_questions_are_said(tmp_path, appa, capsys):
-    rng = np.random.default_rng(0)
-    file = people(tmp_path / "x.csv", **{f"q{n}": rng.choice(["a", "b"], 60) for n in range(11)})
-    said = appa("survey", file, "data.group-by=g", "--write", tmp_path / "x.jsonl", "--out", tmp_path / "out")
-    assert "too few to score" in said
-    read_checked(Config.load({"survey": str(tmp_path / "x.jsonl")}))
-    assert "too few to score" in capsys.readouterr().out
-    group, questions = tmp_path / "out" / "groups" / "n.jsonl", tmp_path / "out" / "questions.jsonl"
-    assert "too few to score" in appa("group", "check", group, "--questions", questions)
+@pytest.mark.parametrize("case", COLUMNS, ids=[case["why"] for case in COLUMNS])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".xlsx"])
+def test_columns(case, suffix, tmp_path):
+    own = {name: _cells(text) for name, text in case["columns"].items()}
+    groups = ["N"] * 30 + ["S"] * 30  # of whole blocks
+    columns = {"g": groups, "q": _cells("a b c")} | own
+    file = tmp_path / f"x{'.sav' if 'texts' in case else suffix}"
+    left_out = case.get("left_out", {})
+    reasons = left_out if isinstance(left_out, dict) else dict.fromkeys(own, left_out)
+    rest = {"ids": case.get("questions", ["q"])} if "options" not in case else {"options": [[*"abc"], case["options"]]}
+    by_group = {"keys": {"group_by": "g", **case.get("keys", {})}}
+    _check(
+        _write(file, columns, texts=case.get("texts")), {"weight": ""} | case | rest | by_group | {"left_out": reasons}
+    )
+
+
+def test_a_column_of_more_than_200_groups_is_none(tmp_path):
+    file = _write(tmp_path / "x.csv", {"g": range(300), "q": [0, 1] * 150})
+    refused("column g has 300 groups", convert, file, group_by="g")

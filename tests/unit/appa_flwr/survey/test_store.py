@@ -3,6 +3,7 @@
 import json
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from appa_flwr.survey import generate, sources, store
 from appa_flwr.survey.types import About, Question, Survey
 
 QUESTIONS = (Question("q1", "One?", ("Yes", "No")), Question("q2", "Two?", ("a", "b", "c"), (1.0, 2.0, 3.0)))
+LINES = json.loads((Path(__file__).parents[3] / "cases" / "wrong_lines.json").read_text())
 SURVEY = Survey(
     QUESTIONS,
     {"South": {"q2": np.array([0.1, 0.2, 0.7])}, "North": {"q1": np.array([1 / 3, 2 / 3])}},
@@ -47,26 +49,16 @@ def test_a_file_a_group(tmp_path):
     assert stat.S_IMODE(split.groups["North"].stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("no", "line 2"),
-        (json.dumps(row() | {"options": ["Yes"]}), "options: List should have at least 2"),
-        (json.dumps(row() | {"distribution": [0.5, 0.5]}), "one share >= 0 for each option"),
-        (json.dumps(row(distribution=(0.5, 0.7, -0.2))), "distribution.2: Input should be greater"),
-        (json.dumps(row(distribution=(0.5, 0.3, 0.1))), "sums to 0.9,"),
-        (json.dumps(row(distribution=(0.5, 0.3, float("nan")))), "distribution.2: Input should be a finite"),
-        (json.dumps(row("q0", "A")), "has answered question 'q0' before"),
-        (json.dumps(row("q0", "B", question="Other?")), "differs from an earlier line"),
-        (json.dumps(row(question=" ")), "question: "),
-        (json.dumps(row(ordinal=[1, 2])), "ordinal"),
-        (json.dumps({"question_id": "q"}), "question: Field required"),
-        (json.dumps([1]), "line 2"),
-    ],
-)
-def test_a_wrong_line_is_an_error_with_its_number(tmp_path, line, message):
+@pytest.mark.parametrize("case", LINES, ids=lambda case: str(case.get("line") or case["change"])[:60])
+def test_a_wrong_line_is_an_error_of_our_format_and_left_out_of_a_table_with_its_number(tmp_path, case):
+    line = case.get("line") or row(**{"question_id": "q1", "group": "A"} | case["change"])
     path = write(tmp_path / "x.jsonl", [row("q0", "A"), line])
-    assert "x.jsonl, line 2: " in refused(message, store.read, path)
+    if "ours" in case:
+        assert "x.jsonl, line 2: " in refused(case["ours"], store.read, path)
+    if "table" in case:
+        survey = sources.read_survey(path)
+        assert [note for note in survey.about.notes if "left out" in note] == [f"left out, {case['table']}"]
+        assert shares(survey) == {"A": {"q0": [0.5, 0.3, 0.2]}}
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, f'["{store.HEADER}"]', f'"{store.HEADER}"', "[[["])

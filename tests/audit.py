@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from flwr.common.serde import message_to_proto, recorddict_to_proto
-from in_process import Crossed, InProcessGrid, at_home
+from nodes import Crossed, InProcessGrid, at_home
 from small import SMALLEST
 
 from appa_flwr.config import Config

@@ -4,21 +4,21 @@ Axis letters: G groups, Q questions, K options, E features, J rollouts, P prompt
 """
 
 import copy
+import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Message
-from in_process import FakeGrid as FakeGrid
-from in_process import Node as Node
+from flwr.app import Array, ArrayRecord, Error, Message
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
-from appa_flwr.protocol import queries
+from appa_flwr.protocol import queries, refusals
 from appa_flwr.survey.types import Question
 from server_app.policy.logprobs import response_logprobs, response_values, shared_prefix
 from server_app.policy.models import FullModels, LoraModels, PolicyModels
@@ -29,6 +29,14 @@ Score = Callable[[Sequences], torch.Tensor]
 
 def silent(message: Message) -> None:
     """A node that answers nothing."""
+
+
+def failing(code: int, text: str = "") -> Callable[[Message], Message]:
+    """A node that answers by this error, in a refusal's own words where none are given."""
+    return lambda message: Message(Error(code, text or refusals.REFUSALS[code]), reply_to=message)
+
+
+GONE = failing(5, "node is gone")
 
 
 def raising(error: BaseException, real: Callable[..., object] | None = None) -> Callable[..., object]:
@@ -77,6 +85,15 @@ REQUEST = queries.RewardQuery(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",)
 KEY = ("js", queries.TARGET_REFERENCE)
 GOOD = np.array([0.25, 0.5, 0.75])
 """Rewards for them that are ones."""
+
+WEIGHTS = ArrayRecord({"w": Array(np.ones(1, np.float32))})
+_numbers = itertools.count()
+
+
+def new_request() -> queries.Query:
+    """A request that nobody has been asked."""
+    return replace(REQUEST, context_seed=next(_numbers)).query()
+
 
 VOCABULARY = 61
 ARCHITECTURES = ("qwen3", "llama", "gemma2")

@@ -60,7 +60,7 @@ def live(record: Mapping[str, object]) -> list[dict[str, object]]:
     """Answer every recorded message; one line each."""
     from flwr.common.serde import message_from_proto
     from flwr.proto.message_pb2 import Message as MessageBytes
-    from in_process import cross, deployed
+    from nodes import cross, deployed
     from short_waits.on_import import SIZES, set_constants
 
     set_constants(SIZES)

@@ -1,5 +1,6 @@
 """The two smallest runs, as config keys: in this process, and by the command."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,3 +33,13 @@ def keys_of(changes: Mapping[str, object]) -> dict[str, object]:
 def config_in(folder: Path, **keys: object) -> Config:
     """A run named `r` in this folder."""
     return Config.load({"run.output-dir": str(folder), "run-name": "r", **keys})
+
+
+def config_of(**changes: object) -> Config:
+    """The smallest run with these changes."""
+    return Config.load({**SMALLEST, **keys_of(changes)})
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's metrics, a line an iteration."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from audit import asked_for
-from in_process import SimulatedGrid, cross, simulated
+from nodes import SimulatedGrid, cross, simulated
+from runs import Killed, looped, read_every_answer
 from small import SMALLEST
-from whole_loop import Killed, looped, read_every_answer
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

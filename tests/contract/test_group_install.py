@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from group_life import installed
-from in_process import InProcessGrid, at_home, deployed
+from nodes import InProcessGrid, at_home, deployed
 from packaging.requirements import Requirement
 from real_run import SHORT_WAITS
+from runs import looped
 from small import SMALLEST
-from whole_loop import looped
 
 from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare

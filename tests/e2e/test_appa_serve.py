@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from real_run import APPA, belonging_to, small_environment, temporary_folder
-from served import rounds_of
+from runs import rounds_of
 from small import READABLE, SMALLEST
 
 from appa_flwr.config import Config

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from served import MEAN_OF_TWO, TWO, rounds_of, serving
+from runs import MEAN_OF_TWO, TWO, rounds_of, serving
 
 from appa_flwr.reward_client import engines
 

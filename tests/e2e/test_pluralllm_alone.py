@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from audit import asked_for
-from in_process import InProcessGrid
+from nodes import InProcessGrid
+from runs import looped
 from small import SMALLEST
-from whole_loop import looped
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from audit import DIARY, HIDDEN_QUESTION, World, asked_for, audit, make_world, structure
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
-from in_process import Crossed, InProcessGrid, cross, cross_records, deployed
-from whole_loop import run_server
+from nodes import Crossed, InProcessGrid, cross, cross_records, deployed
+from runs import run_server
 
 from appa_flwr import report
 from appa_flwr.config import Config

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from served import CATALOGUE, rounds_of, serving
+from runs import SERVED_CATALOGUE as CATALOGUE
+from runs import rounds_of, serving
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 

@@ -9,12 +9,12 @@ import families
 import pandas as pd
 import pytest
 import torch
-from in_process import InProcessGrid, deployed
+from nodes import InProcessGrid, deployed
 from pretended_cuda import pretended_cuda
+from runs import Killed, looped, read_every_answer, run_of
 from safetensors.torch import load_file
-from small import SMALLEST, VALUE_MODEL
+from small import SMALLEST, VALUE_MODEL, lines_of
 from transformers import AutoTokenizer
-from whole_loop import Killed, lines_of, looped, read_every_answer, run_of
 
 from appa_flwr import load_run
 from appa_flwr.config import THREADS, Config

@@ -12,20 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from client_node import (
-    GROUP,
-    SURVEY,
-    ClientNode,
-    Owned,
-    asked_of,
-    config_of,
-    one_node,
-    prepared_node,
-    uniform_request,
-    weights,
-)
 from flwr.app import Context, RecordDict
-from in_process import flower_task, simulated
+from nodes import ClientNode, asked_of, flower_task, one_node, prepared_node, simulated, uniform_request, weights
+from owned import GROUP, SURVEY, Owned
+from small import config_of
 
 from appa_flwr.protocol import messages, queries, refusals
 from appa_flwr.protocol.queries import Catalogue, Query
@@ -51,7 +41,8 @@ def test_letters_that_stdout_lacks_end_no_action(monkeypatch):
 
 
 def groups_of(node, survey=""):
-    return list(node.hello(survey or survey_path(node.context)).groups)
+    reply = node.send(messages.HELLO, messages.pack_hello(survey or survey_path(node.context)))
+    return list(messages.unpack_reply(reply.content).groups)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 7])

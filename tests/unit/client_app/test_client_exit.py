@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from client_node import Owned, asked_of, prepared_node, uniform_request, weights
-from in_process import cross, request
+from nodes import asked_of, cross, prepared_node, request, uniform_request, weights
+from owned import Owned
 
 from appa_flwr.protocol import messages, queries, refusals, votes
 from client_app import egress, numbers, predictor

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from client_node import GROUP, Owned, asked_of, refused, weights
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from nodes import asked_of, refused, weights
+from owned import GROUP, Owned
 
 from appa_flwr.protocol import messages, queries, refusals
 from appa_flwr.protocol.queries import RewardQuery

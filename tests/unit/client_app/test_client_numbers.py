@@ -5,7 +5,7 @@ Axis letters: Q public questions, J scored answers, K options.
 
 import numpy as np
 import pytest
-from client_node import prepared_node, uniform_request
+from nodes import prepared_node, uniform_request
 
 from appa_flwr.protocol import queries, rewards, votes
 from appa_flwr.protocol.queries import Query, RewardQuery

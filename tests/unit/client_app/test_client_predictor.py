@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from client_node import asked_of, config_of, prepared_node
-from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
+from nodes import asked_of, prepared_node
+from nodes import weights as named_weights
+from small import config_of
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import queries

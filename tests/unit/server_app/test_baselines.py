@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from fake_groups import GROUPS, NODES, TABLES, TEST_J, federated, scoring_node
-from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
+from runs import GROUPS, NODES, TABLES, TEST_J, federated, scoring_node
+from runs import THREE_CATALOGUE as CATALOGUE
 from small import config_in
 
 from appa_flwr.analysis import ceilings

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_groups import GROUPS, NODES, TABLES, TEST_J, TRUTHS, FakeGroups, federated, scoring_node
-from fake_groups import THREE_CATALOGUE as CATALOGUE
 from fakes import catalogue_of
 from report_runs import iteration
+from runs import GROUPS, NODES, TABLES, TEST_J, TRUTHS, FakeGroups, federated, scoring_node
+from runs import THREE_CATALOGUE as CATALOGUE
 
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import FakeGrid, raising
+from fakes import raising
 from flwr.app import RecordDict
 from flwr.supercore.run import RunNotRunningException
+from nodes import FakeGrid
+from runs import run_server
 from small import config_in
-from whole_loop import run_server
 
 from appa_flwr.protocol import messages
 from server_app import main, run

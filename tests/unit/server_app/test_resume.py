@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import Killed, looped, read_every_answer
 from safetensors.torch import load_file
-from small import CHOSEN, SMALLEST, VALUE_MODEL
-from whole_loop import Killed, lines_of, looped, read_every_answer
+from small import CHOSEN, SMALLEST, VALUE_MODEL, lines_of
 
 from appa_flwr.config import Config
 from appa_flwr.core import files

@@ -4,11 +4,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fake_groups import gathered, replying
 from fakes import catalogue_of
-from in_process import SimulatedGrid, simulated
+from nodes import SimulatedGrid, simulated
+from runs import gathered, replying, run_server
 from small import SMALLEST, config_in
-from whole_loop import run_server
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

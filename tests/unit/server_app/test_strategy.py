@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_groups import GROUPS, federated, scoring_node
 from fakes import catalogue_of, random_tables, silent
 from flwr.app import ArrayRecord
 from flwr.common.serde import recorddict_to_proto
-from in_process import flower_task
+from nodes import flower_task
+from runs import GROUPS, federated, scoring_node
 from small import VALUE_MODEL, keys_of
 
 from appa_flwr.analysis.equations import training_reward

@@ -13,7 +13,7 @@ from fakes import catalogue_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_process import cross_records
+from nodes import cross_records
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import messages, queries

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
+from runs import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.reward_client import client, engines

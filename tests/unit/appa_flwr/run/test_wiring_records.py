@@ -9,11 +9,10 @@ from unittest.mock import patch
 import pandas as pd
 import pytest
 from audit import asked_for
-from fake_groups import failing
-from in_process import SimulatedGrid, cross, simulated
-from served import Served, two
+from fakes import failing
+from nodes import SimulatedGrid, cross, simulated
+from runs import Served, looped, read_every_answer, two
 from small import SMALLEST, cases
-from whole_loop import looped, read_every_answer
 
 from appa_flwr import load_run
 from appa_flwr.analysis import ceilings

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_groups import GONE, at_work, failing, gathered, new_request, replying
-from fakes import FakeGrid, silent
+from fakes import GONE, failing, new_request, silent
 from flwr.app import Message, RecordDict
+from nodes import FakeGrid
+from runs import at_work, gathered, replying
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

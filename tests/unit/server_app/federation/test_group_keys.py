@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from fake_groups import gathered, replying
-from fakes import CATALOGUE, REQUEST, FakeGrid
+from fakes import CATALOGUE, REQUEST
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from nodes import FakeGrid
+from runs import gathered, replying
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.sites import make_node_key

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_groups import GONE, WEIGHTS, FakeGroups, at_work, failing, federated, gathered, new_request, replying, scorer
-from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid
+from fakes import CATALOGUE, GONE, GOOD, KEY, REQUEST, WEIGHTS, failing, new_request
 from flwr.app import ConfigRecord, Message, RecordDict
+from nodes import FakeGrid
+from runs import FakeGroups, at_work, federated, gathered, replying
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, queries, refusals
@@ -23,13 +24,13 @@ TRUTH_KEY = ("js", queries.TRUTH_REFERENCE)
 
 def answering(name, answer):
     """A group's node that is set up like others, and answers requests for numbers by `bad_node`."""
-    node = scorer(name)
+    node = replying(name)
     return lambda message: (answer if message.metadata.message_type == messages.ASK else node)(message)
 
 
 def three(bad_node, *, min_groups=2):
     """Groups A, B and C on nodes 11, 12 and 13; A and C behave, B's node answers requests for numbers by `bad_node`."""
-    nodes = {13: scorer("C", GOOD / 3), 12: bad_node, 11: scorer("A", GOOD)}
+    nodes = {13: replying("C", reward_J=GOOD / 3), 12: bad_node, 11: replying("A", reward_J=GOOD)}
     return federated(nodes, CATALOGUE, ("A", "B", "C"), run__min_groups=min_groups)
 
 
@@ -48,10 +49,10 @@ def rows_of(*names, row=None, **more):
 BAD_NODES = {
     "too few": answering("B", rows_of("B", row=np.ones(2))),
     "none": answering("B", lambda message: Message(messages.pack_reply(["B"]), reply_to=message)),
-    "NaN": scorer("B", [0.5, np.inf, 0.5]),
-    "unknown": scorer("B", [0.5, np.nan, 0.5]),  # by its predictions a group knows every reward
-    "above one": scorer("B", [0.5, 1.0 + 1e-9, 0.5]),
-    "below zero": scorer("B", [0.5, -1e-9, 0.5]),
+    "NaN": replying("B", reward_J=[0.5, np.inf, 0.5]),
+    "unknown": replying("B", reward_J=[0.5, np.nan, 0.5]),  # by its predictions a group knows every reward
+    "above one": replying("B", reward_J=[0.5, 1.0 + 1e-9, 0.5]),
+    "below zero": replying("B", reward_J=[0.5, -1e-9, 0.5]),
     "unknown group": answering("B", rows_of("Z")),
     "error reply": answering("B", GONE),
     "no reply": answering("B", lambda message: None),
@@ -74,15 +75,15 @@ def test_a_group_that_fails_counts_as_missing_and_the_others_stay(kind, warnings
 
 
 def test_no_node_can_answer_for_a_group_that_lives_elsewhere():
-    groups = three(scorer("B", GOOD / 2))
-    groups.grid._grid.nodes[11] = liar = replying("A", "B", rewards={KEY: np.ones(3)})
+    groups = three(replying("B", reward_J=GOOD / 2))
+    groups.grid._grid.nodes[11] = liar = replying("A", "B", reward_J=np.ones(3))
     liar.catalogue = CATALOGUE
     np.testing.assert_array_equal(rewards(groups), [np.ones(3), GOOD / 2, GOOD / 3])
 
 
 def test_on_the_truth_side_an_unknown_answer_is_no_fault():
     request = RewardQuery(REQUEST.question_J, REQUEST.prediction_JK, ("js",), (queries.TRUTH_REFERENCE,))
-    groups = three(scorer("B", [0.5, np.nan, 1.0], TRUTH_KEY), min_groups=1)
+    groups = three(replying("B", reward_J=[0.5, np.nan, 1.0], key=TRUTH_KEY), min_groups=1)
     answer = groups.ask(request.query())
     assert answer.rows("js truth known", groups.names)[1].tolist() == [1, 0, 1]
     half = FakeGroups(["B"], lambda ask, name: {"js truth known": np.full(3, 0.5)})
@@ -94,7 +95,9 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
     many = 4000  # for which a reply is as large as its request allows
     request = RewardQuery(np.tile(REQUEST.question_J, many), np.tile(prediction_JK, (many, 1)), ("js",))
     for lie in (0.0, 0.1):
-        groups = federated({11: scorer("A", [0.5, 0.0, 1.0] * many), 12: scorer("B", [1.0, lie, 1.0] * many)})
+        groups = federated(
+            {11: replying("A", reward_J=[0.5, 0.0, 1.0] * many), 12: replying("B", reward_J=[1.0, lie, 1.0] * many)}
+        )
         reward_GJ = rewards(groups, request)
         np.testing.assert_array_equal(reward_GJ[0], [0.5, 0.0, 1.0] * many)
         assert np.isnan(reward_GJ[1]).all() == (lie > 0)
@@ -166,21 +169,21 @@ def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():
 
 
 def test_a_catalogue_that_too_few_groups_take_ends_the_run():
-    node = scorer("B")
+    node = replying("B")
 
     def refusing(message):
         taken = message.metadata.message_type != messages.CATALOGUE
         return (node if taken else failing(refusals.OTHER_CATALOGUE))(message)
 
     with pytest.raises(TooFew, match=r"1 of 2 groups \(A\)"):
-        federated({1: scorer("A"), 2: refusing}, CATALOGUE, ("A", "B"), run__min_groups=2)
+        federated({1: replying("A"), 2: refusing}, CATALOGUE, ("A", "B"), run__min_groups=2)
 
 
 # --- answers are kept -------------------------------------------------------------------------------------------------
 
 
 def test_the_same_request_is_asked_once(tmp_path):
-    node = scorer("A")
+    node = replying("A")
     sent = []
     for _ in range(2):  # a resumed run too
         groups = federated({1: node}, replies=tmp_path / "replies")
@@ -202,7 +205,7 @@ def test_the_same_request_is_asked_once(tmp_path):
 
 def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_path):
     """In the same life of the run, and in the next; numbers on which others rest stay as they are."""
-    nodes = {1: scorer("A"), 2: scorer("B", GOOD / 2), 3: scorer("C", GOOD / 3)}
+    nodes = {1: replying("A"), 2: replying("B", reward_J=GOOD / 2), 3: replying("C", reward_J=GOOD / 3)}
     away = FakeGrid({1: nodes[1], 2: nodes[2]})
     groups = at_work(away, ("A", "B", "C"), replies=tmp_path / "replies")
     nodes[2].silent.add("B")

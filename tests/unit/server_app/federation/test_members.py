@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from fake_groups import GONE, at_work, failing, federated, gathered, new_request, replying, scorer
-from fakes import CATALOGUE, GOOD
+from fakes import CATALOGUE, GONE, GOOD, failing, new_request
+from runs import at_work, federated, gathered, replying
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
@@ -48,10 +48,10 @@ def working(nodes, expected=("A", "B")):
 
 
 def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warnings):
-    groups, grid = working({1: scorer("A"), 2: scorer("B", GOOD / 2)})
+    groups, grid = working({1: replying("A"), 2: replying("B", reward_J=GOOD / 2)})
     gone = grid.nodes[2]
     grid.nodes[2] = GONE
-    grid.nodes[7] = new = scorer("B", GOOD / 2)
+    grid.nodes[7] = new = replying("B", reward_J=GOOD / 2)
     # Flower still lists the old node: nobody else may speak for its group
     assert np.isnan(again(groups)[1]).all()
     assert new.kinds == []
@@ -66,12 +66,12 @@ def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(warning
 
 
 def test_nodes_that_have_restarted_or_come_late_are_set_up_side_by_side():
-    first = {1: scorer("A"), 2: scorer("B", GOOD / 2), 3: scorer("C")}
+    first = {1: replying("A"), 2: replying("B", reward_J=GOOD / 2), 3: replying("C")}
     groups, grid = working(first, ("A", "B", "C", "late"))
-    grid.nodes[2] = second = scorer("B", GOOD / 2)
-    grid.nodes[3] = third = scorer("C")
+    grid.nodes[2] = second = replying("B", reward_J=GOOD / 2)
+    grid.nodes[3] = third = replying("C")
     assert np.isnan(again(groups)[1:]).all()
-    grid.nodes[4] = late = scorer("late", GOOD / 3)
+    grid.nodes[4] = late = replying("late", reward_J=GOOD / 3)
     pushes = grid.events.count("push")
     np.testing.assert_array_equal(again(groups), [GOOD, GOOD / 2, GOOD, GOOD / 3])
     assert second.kinds == third.kinds == [messages.ASK, *late.kinds] == [messages.ASK, *WHOLE_LIFE]
@@ -79,10 +79,10 @@ def test_nodes_that_have_restarted_or_come_late_are_set_up_side_by_side():
 
 
 def test_a_new_node_takes_no_group_that_is_there_and_brings_none():
-    groups, grid = working({1: scorer("A"), 2: scorer("B")})
+    groups, grid = working({1: replying("A"), 2: replying("B")})
     grid.nodes[2] = lambda message: None
-    grid.nodes[7] = thief = scorer("A")
-    grid.nodes[8] = unrelated = scorer("Z")
+    grid.nodes[7] = thief = replying("A")
+    grid.nodes[8] = unrelated = replying("Z")
     groups.grid.get_node_ids = lambda: {1, 7, 8}
     for _ in range(2):
         reward_GJ = again(groups)
@@ -94,10 +94,10 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none():
 
 
 def test_a_late_node_is_not_asked_and_keeps_its_group(warnings):
-    groups, grid = working({1: scorer("A"), 2: scorer("B", GOOD / 2)})
+    groups, grid = working({1: replying("A"), 2: replying("B", reward_J=GOOD / 2)})
     node, asked = grid.nodes[2], []
     grid.nodes[2] = lambda message: asked.append(message.metadata.message_type)
-    grid.nodes[7] = thief = scorer("B")
+    grid.nodes[7] = thief = replying("B")
     for _ in range(3):
         assert np.isnan(again(groups)[1]).all()
     assert asked == [messages.ASK]
@@ -109,8 +109,8 @@ def test_a_late_node_is_not_asked_and_keeps_its_group(warnings):
 
 
 def test_a_node_that_comes_back_for_another_group_loses_its_own():
-    groups, grid = working({1: scorer("A"), 2: scorer("B")})
-    grid.nodes[2] = other = scorer("Z")
+    groups, grid = working({1: replying("A"), 2: replying("B")})
+    grid.nodes[2] = other = replying("Z")
     for _ in range(3):
         assert np.isnan(again(groups)[1]).all()
     assert other.kinds == [messages.ASK, messages.HELLO]
@@ -119,9 +119,9 @@ def test_a_node_that_comes_back_for_another_group_loses_its_own():
 
 def test_a_node_that_came_too_early_is_not_forgotten():
     """Both restarted at once, and Flower has noticed only that A's node is gone."""
-    groups, grid = working({1: scorer("A"), 2: scorer("B", GOOD / 2)})
+    groups, grid = working({1: replying("A"), 2: replying("B", reward_J=GOOD / 2)})
     grid.nodes[1] = grid.nodes[2] = lambda message: None
-    grid.nodes[7], grid.nodes[8] = scorer("A"), scorer("B", GOOD / 2)
+    grid.nodes[7], grid.nodes[8] = replying("A"), replying("B", reward_J=GOOD / 2)
     groups.grid.get_node_ids = lambda: {2, 7, 8}
     reward_GJ = again(groups)
     np.testing.assert_array_equal(reward_GJ[0], GOOD)
@@ -131,13 +131,13 @@ def test_a_node_that_came_too_early_is_not_forgotten():
 
 
 def test_a_node_whose_owner_refuses_the_catalogue_is_asked_nothing_more(warnings):
-    code, node, asked = refusals.OTHER_CATALOGUE, scorer("B"), []
+    code, node, asked = refusals.OTHER_CATALOGUE, replying("B"), []
 
     def answer(message):
         asked.append(kind := message.metadata.message_type)
         return (failing(code) if kind == messages.CATALOGUE else node)(message)
 
-    groups, _ = working({1: scorer("A"), 2: answer})
+    groups, _ = working({1: replying("A"), 2: answer})
     for _ in range(2):
         np.testing.assert_array_equal(again(groups), [GOOD, [np.nan] * 3])
     assert asked == [messages.HELLO, messages.CATALOGUE]

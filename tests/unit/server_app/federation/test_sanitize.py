@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from fake_groups import WEIGHTS, failing, federated, gathered, replying
-from fakes import CATALOGUE, GOOD, REQUEST
+from fakes import CATALOGUE, GOOD, REQUEST, WEIGHTS, failing
+from runs import federated, gathered, replying
 from small import config_in
 
 from appa_flwr.core.errors import UserError

@@ -5,8 +5,8 @@ Axis letters: L sums, Q questions, N answered questions.
 
 import numpy as np
 import pytest
-from fake_groups import FakeGroups, federated
 from fakes import catalogue_of
+from runs import FakeGroups, federated
 
 from appa_flwr.protocol.queries import SCORES
 from pluralllm.scores import SUMS

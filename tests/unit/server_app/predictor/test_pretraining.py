@@ -7,10 +7,10 @@ import logging
 
 import numpy as np
 import pytest
-from fake_groups import FakeGroups, federated
 from fakes import catalogue_of
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import strategy_utils
+from runs import FakeGroups, federated
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError

@@ -1,5 +1,5 @@
 import pytest
-from served import Served
+from runs import Served
 
 from server_app.serve import rounds
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from fastapi.testclient import TestClient
-from served import MEAN_OF_TWO, TWO, TWO_QUESTIONS
+from runs import MEAN_OF_TWO, TWO, TWO_QUESTIONS
 
 from server_app.serve import app
 from server_app.serve.rounds import MOST_WAITING

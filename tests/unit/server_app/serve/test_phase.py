@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import datasets
 import pytest
 from fakes import raising
-from served import rounds_of
+from runs import looped, rounds_of
 from small import SMALLEST
 from typer.testing import CliRunner
-from whole_loop import looped
 
 from appa_flwr import loaded
 from appa_flwr.config import Config

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from fake_groups import scoring_node
-from served import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Served, refused, two
+from runs import HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TWO, Served, refused, scoring_node, two
+from runs import SERVED_TABLES as TABLES
 
 from appa_flwr.run.schema import SERVED
 from server_app import run_writer

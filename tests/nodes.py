@@ -1,18 +1,24 @@
-"""Flower's Grid in memory, with nodes that answer as told, or the groups' real ClientApp and a record of all messages.
+"""Real groups' nodes in memory: Flower's Grid, contexts and messages, and what a test asks a single node.
 
 No code path of the clients is replaced. Every message and reply crosses as the bytes Flower would send, and a node's
-context is stored as bytes between two messages, as where every message meets a fresh process.
+context is stored as bytes between two messages, as where every message meets a fresh process. A group's machine can
+import this: what is the server's is imported where it is used.
 """
 
+import copy
+import functools
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from flwr.app import Context, Message, Metadata, RecordDict
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message, Metadata, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import FLOWER_LOGGER as logger
 from flwr.common.serde import (
@@ -30,13 +36,20 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
+from small import config_of
 
 from appa_flwr.config import Config
+from appa_flwr.protocol import messages, queries
+from appa_flwr.protocol.queries import Catalogue, Query, RewardQuery
 from appa_flwr.run.schema import SURVEY_FILE
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Survey
+from client_app import node as client
 from client_app.main import app
-from client_app.memory import keep_survey_path
+from client_app.memory import Memory, keep_survey_path, memory_of, read_array, survey_path
+from pluralllm.data import GroupData
+from pluralllm.residual import SHARES, SHARES_KEY
+from pluralllm.scores import SUMS
 
 RUN_ID = 1
 Node = Callable[[Message], Message | None]
@@ -85,7 +98,7 @@ def request(kind: str, content: RecordDict | None = None, *, node: int = 1, ttl:
 
 def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     """Contexts of a simulation's nodes, which know the run's survey; their ids are no partition numbers."""
-    from server_app.questions import run_survey  # a group's machine has no server
+    from server_app.questions import run_survey
 
     contexts = _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
     path = Path(tempfile.mkdtemp()) / SURVEY_FILE
@@ -224,3 +237,115 @@ def flower_task() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+class ClientNode:
+    """One node: asks its ClientApp and keeps its context, replies crossed as bytes."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    @property
+    def config(self) -> Config:
+        return client.Node.of(self.context).config
+
+    @property
+    def memory(self) -> Memory:
+        return memory_of(self.context)
+
+    def send(self, kind: str, content: RecordDict | None = None) -> Message:
+        return cross(app(request(kind, content, node=self.context.node_id), self.context)).message
+
+    def ask(self, asked: Query) -> Message:
+        """Ask for numbers, in the context that the node knows."""
+        context_hash = client.Node.of(self.context).context_hash if "catalogue" in self.memory else ""
+        return self.send(messages.ASK, messages.pack_query(asked, queries.query_digest(asked, context_hash)))
+
+    def numbers(self, asked: Query) -> dict[str, dict[str, np.ndarray]]:
+        """Group -> its numbers by name."""
+        reply = self.ask(asked)
+        assert reply.has_content(), reply.error.reason
+        rows = messages.unpack_reply(reply.content, numbers=True)
+        by_name = queries.split(rows.numbers, queries.layouts_of(asked, self.catalogue))
+        return {group: {name: rows_G[g] for name, rows_G in by_name.items()} for g, group in enumerate(rows.groups)}
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return client.Node.of(self.context).public
+
+    def targets(self, group: str) -> np.ndarray:
+        return read_array(self.memory[f"targets {group}"])
+
+    def truth(self, group: str) -> np.ndarray:
+        return read_array(self.memory[f"truth {group}"])
+
+    def context_of(self, group: str) -> GroupData:
+        """Its training answers."""
+        return client.Group(client.Node.of(self.context), group).data
+
+    def prepared(self, catalogue: Catalogue) -> "ClientNode":
+        assert self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
+        assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
+        return self
+
+
+def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object) -> Query:
+    """What the server would ask for."""
+    arrays = {"weights": messages.join_weights(weights(config))}
+    if kind == queries.UPDATE:
+        return Query(kind, arrays, {"round": 1, "proximal": 0.0})
+    if kind == queries.VALIDATION:
+        return Query(kind, arrays, {"size": len(SHARES) if config.pluralllm.architecture == "residual" else 1})
+    if kind == queries.SCORES:
+        return Query(kind, {}, {"size": len(SUMS)})
+    if kind in (queries.VOTES, queries.PREDICTIONS, queries.ANSWERS):
+        return Query(kind)
+    return uniform_request(catalogue, **changes).query()
+
+
+def weights(config: Config) -> ArrayRecord:
+    """A fresh network answers alike whatever question and context; noise on its weights makes them matter.
+
+    The kernel's few numbers, logarithms of which little is much, and the shares of views stay as they are.
+    """
+    from server_app.predictor.pretraining import initial_weights
+
+    fresh = initial_weights(config).to_torch_state_dict()
+    torch.manual_seed(5)
+    kept = {name for name in fresh if name.startswith("log_") or name == SHARES_KEY}
+    noisy = {name: value + 0.5 * torch.randn_like(value) for name, value in fresh.items() if name not in kept}
+    return ArrayRecord({name: noisy.get(name, value) for name, value in fresh.items()})
+
+
+def uniform_request(catalogue: Catalogue, **changes: object) -> RewardQuery:
+    option_QK = catalogue.option_QK
+    wanted = RewardQuery(np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",))
+    return replace(wanted, **changes)
+
+
+def one_node(config: Config) -> ClientNode:
+    """One that hosts all groups of a simulation."""
+    (context,) = simulated(config, 1).values()
+    return ClientNode(context)
+
+
+@functools.cache
+def _prepared(**changes: object) -> tuple[Context, Catalogue]:
+    from server_app.questions import build_catalogue
+
+    catalogue = build_catalogue(config := config_of(**changes))
+    return one_node(config).prepared(catalogue).context, catalogue
+
+
+def prepared_node(**changes: object) -> tuple[ClientNode, Catalogue]:
+    """Such a node with its target tables, and the catalogue."""
+    context, catalogue = _prepared(**changes)
+    own, survey = copy.deepcopy(context), Path(survey_path(context))
+    folder = shutil.copytree(survey.parent, Path(tempfile.mkdtemp()) / "run")
+    keep_survey_path(own, str(folder / survey.name))
+    return ClientNode(own), catalogue
+
+
+def refused(reply: Message) -> int:
+    """Code of a refusal; 0 for an answer."""
+    return reply.error.code if reply.has_error() else 0

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from appa_flwr import report
-from appa_flwr.analysis.rule_choice import check_rules
+from appa_flwr.analysis.rule_choice import check_rules, unread
 from appa_flwr.config import Config
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
@@ -72,7 +72,9 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunWriter) -> None:
     folder.progress("survey", 1, 1, survey.about.sentence(), None)
     if config.run.phases != "pluralllm":
         folder.write(RULE_VALUES, values := rule_values(config, rules))
-        folder.progress("rules", 1, 1, "; ".join(f"{name}: {rule.sentence()}" for name, rule in values.items()), None)
+        sentences = [f"{name}: {rule.sentence()}" for name, rule in values.items()]
+        sentences += [f"NO RULE HERE READS {', '.join(keys)} of the config"] if (keys := unread(config)) else []
+        folder.progress("rules", 1, 1, "; ".join(sentences), None)
     if serving := config.run.phases == "serve":
         listening(config.serve.host, config.serve.port).close()
     # Check the base model before the questions are embedded, which may take minutes.

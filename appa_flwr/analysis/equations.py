@@ -17,7 +17,9 @@ MIN_MEAN, MAX_COV = 1e-6, 10.0
 
 
 def fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int = 1) -> float:
-    """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
+    """Equation 4, Fairness Index:
+
+        FI = mean_j 1 / (1 + CoV_j²),   CoV_j = std_g(r_gj) / mean_g(r_gj)
 
     The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": an answer with
     equal rewards counts 1, even if they are all 0; other answers are left out if their mean is below `MIN_MEAN`, and
@@ -55,11 +57,13 @@ def fairness_per_answer(reward_GJ: npt.ArrayLike, *, min_groups: int) -> FloatAr
 
 
 def alpha_aggregate(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
-    """Equation 2, alpha aggregation (Park et al.): Agg_alpha(r_j) = (1/alpha) log mean_g exp(alpha r_gj).
+    """Equation 2, alpha aggregation (Park et al.):
 
-    alpha = -inf gives the minimum, 0 the mean, inf the maximum. With the extreme c = max r (alpha > 0) or min r
-    (alpha < 0) it equals c + log1p(mean expm1(alpha (r - c))) / alpha. No exponent is positive, so nothing overflows,
-    and a small alpha loses no digits. The result (J,) lies between the lowest and the highest reward of each rollout.
+        Agg_α(r_j) = (1/α) log mean_g exp(α r_gj)
+
+    α = -inf gives the minimum, 0 the mean, inf the maximum. With the extreme c = max r (α > 0) or min r (α < 0) it
+    equals c + log1p(mean expm1(α (r - c))) / α. No exponent is positive, so nothing overflows, and a small α loses no
+    digits. The result (J,) lies between the lowest and the highest reward of each rollout.
     """
     if alpha == 0.0:
         return np.asarray(reward_GJ.mean(axis=0))
@@ -68,10 +72,11 @@ def alpha_aggregate(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
 
 
 def alpha_weights(reward_GJ: FloatArray, *, alpha: float) -> FloatArray:
-    """Groups' influence under Equation 2: d Agg_alpha / d r_gj = exp(alpha r_gj) / sum_g' exp(alpha r_g'j).
+    """Groups' influence under Equation 2:
 
-    Returns the mean over rollouts (G,), which sums to 1; at infinite alpha, tied groups share the weight. See
-    `alpha_aggregate`.
+        ∂Agg_α / ∂r_gj = exp(α r_gj) / Σ_g' exp(α r_g'j)
+
+    Returns the mean over rollouts (G,), which sums to 1; at infinite α, tied groups share the weight.
     """
     if alpha == 0.0:
         return np.full(len(reward_GJ), 1.0 / len(reward_GJ))
@@ -86,11 +91,13 @@ def training_reward(
     *,
     alignment_weight: float = APPA_DEFAULTS.alignment_weight,
 ) -> FloatArray:
-    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
+    """Equation 20, final reward, and 0 for a completely unparseable answer:
+
+        r̃_gj = ω r_gj + (1 - ω) s_fmt,j
 
     Takes alignment rewards (G, J) and format scores (J,), all in [0, 1], and flags (J,), False for a completely
     unparseable answer, whose alignment reward is 0 too; returns training rewards (G, J). A row of NaN is a group that
-    did not answer, and stays NaN. An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - omega)
+    did not answer, and stays NaN. An incomplete ranking counts as parsed: its alignment is 0, and it earns (1 - ω)
     s_fmt.
 
     Raises:
@@ -110,26 +117,32 @@ def training_reward(
 def adaptive_aggregate(
     reward_GJ: FloatArray, weight_G: FloatArray, *, fairness: float, fairness_threshold: float
 ) -> FloatArray:
-    """Equation 3, adaptive aggregation: mean_g r_gj if FI >= tau, else log mean_g exp(alpha_g r_gj).
+    """Equation 3, adaptive aggregation:
 
-    `weight_G` is the paper's alpha_g from `reversed_softmax`, `fairness` its FI, `fairness_threshold` its tau.
+        Agg(r_j) = mean_g r_gj if FI ≥ τ, else log mean_g exp(α_g r_gj)
+
+    `weight_G` is the paper's α_g from `reversed_softmax`, `fairness` its FI, `fairness_threshold` its τ.
     """
     if fairness >= fairness_threshold:
         return np.asarray(reward_GJ.mean(axis=0))
-    # alpha_g is near 1/G, so exp(.) is near 1, and its mean would keep few digits of the rewards.
+    # α_g is near 1/G, so exp(.) is near 1, and its mean would keep few digits of the rewards.
     return np.asarray(np.log1p(np.expm1(weight_G[:, None] * reward_GJ).mean(axis=0)))
 
 
 def historical_alignment(history_G: FloatArray, reward_GJ: FloatArray, *, decay: float) -> FloatArray:
-    """Equation 5, historical alignment: h_g^t = lambda h_g^(t-1) + (1 - lambda) mean_j r_gj, with h_g^0 = 0.
+    """Equation 5, historical alignment, from h_g⁰ = 0:
 
-    `history_G` is h^(t-1), `reward_GJ` the alignment rewards of iteration t, `decay` the paper's lambda.
+        h_gᵗ = λ h_gᵗ⁻¹ + (1 - λ) mean_j r_gj
+
+    `history_G` is hᵗ⁻¹, `reward_GJ` the alignment rewards of iteration t, `decay` the paper's λ.
     """
     return np.asarray(decay * history_G + (1.0 - decay) * reward_GJ.mean(axis=1))
 
 
 def reversed_softmax(history_G: FloatArray, *, temperature: float) -> FloatArray:
-    """Equation 6, reversed softmax: alpha_g^t = exp((1 - h_g^(t-1)) / T) / sum_g' exp((1 - h_g'^(t-1)) / T).
+    """Equation 6, reversed softmax:
+
+        α_gᵗ = exp((1 - h_gᵗ⁻¹) / T) / Σ_g' exp((1 - h_g'ᵗ⁻¹) / T)
 
     Weights (G,), largest for the group with the lowest history, that sum to 1.
     """

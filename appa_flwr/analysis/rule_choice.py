@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from appa_flwr.analysis.rules import RULES, Rule
 from appa_flwr.config import Config
-from appa_flwr.config.sections import APPASection
+from appa_flwr.config.sections import APPA_DEFAULTS, APPASection
 from appa_flwr.core.errors import UserError, first_problem, in_words, unknown_name
 
 CODE_FOLDER: Final = "APPA_CODE"
@@ -67,9 +67,20 @@ def configured(name: str, settings: APPASection) -> Rule:
 
     Values that an instance sets come first.
     """
+    return make(name, **{key: getattr(settings, key) for key in _keys(name)})
+
+
+def unread(config: Config) -> list[str]:
+    """Keys of rules' parameters that the config changes, and that none of its rules takes from the config."""
+    taken = {key for name in config.rules for key in _keys(name)}
+    other = {key for name in RULES for key in _keys(name)} - taken
+    changed = (key for key in sorted(other) if getattr(config.appa, key) != getattr(APPA_DEFAULTS, key))
+    return [f"appa.{key.replace('_', '-')}" for key in changed]
+
+
+def _keys(name: str) -> list[str]:
     rule, values = find(name)
-    keys = rule.model_fields if name in RULES else ("ema_decay",)
-    return make(name, **{key: getattr(settings, key) for key in keys if key not in values})
+    return [key for key in (rule.model_fields if name in RULES else ("ema_decay",)) if key not in values]
 
 
 def check_rules(config: Config, groups: Sequence[str] = ()) -> dict[str, Rule]:

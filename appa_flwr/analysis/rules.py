@@ -1,5 +1,12 @@
 """The paper's rules (average, minimum, Park et al.'s alpha aggregation and APPA), and a mix of two objectives.
 
+They differ from the paper so:
+
+1. A group that does not answer is left out and keeps its history; one that joins late starts with the others' mean
+   history, not with 0.
+2. By default the threshold never falls back to the mean, and the temperature is lower (`appa-printed` has the paper's).
+3. `alpha` takes any α of Park et al.'s rule, and `mix` is our own.
+
 The base class `Rule` leaves out missing groups, computes fairness and updates histories. To add a rule, subclass it
 with the rule's parameters as fields, and add it to `RULES`; or keep the class in your own module
 (`appa_flwr.analysis.rule_choice`).

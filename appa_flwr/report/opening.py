@@ -32,8 +32,8 @@ GLOSSARY: Mapping[str, str] = {
     "own over held-out questions; Avg AS is the mean over groups, Min AS the score of the worst-off group",
     "FI": "Fairness Index: 1 where all groups have the same rewards, also where all are low",
     "Held-out questions": "kept out of all training, to score answers",
-    "rule": "how the groups' rewards become one reward: average is their mean; appa, min and mix give worse-off groups "
-    "more weight",
+    "rule, rules, appa": "how the groups' rewards become one reward: average is their mean; appa, min and mix give "
+    "worse-off groups more weight",
     "Base, SFT, PPO": "Base = the model before training; SFT = after supervised training on answers; PPO = after that "
     "and reinforcement learning on the groups' rewards",
     "Uniform answer, Majority answer": "Uniform answer = equal shares; Majority answer = the option that most groups "
@@ -45,6 +45,7 @@ GLOSSARY: Mapping[str, str] = {
     "that cannot be read scores 0",
     "JS, JS dist., Was., Cos., Bor.": "metrics of the reward: Jensen-Shannon divergence and distance, Wasserstein, "
     "cosine, Borda; each 1 for equal answers",
+    "KL": "how far the policy is from the SFT policy: the mean log-ratio of an answer's probabilities, in nats",
     "PluralLLM": "the network that predicts a group's answer to a question from the group's other answers",
 }
 """Terms, separated by commas -> their meaning."""
@@ -85,8 +86,8 @@ def sentences(run: RunReader, intervals: pd.DataFrame) -> Iterator[str]:
         "pluralllm": "PluralLLM was trained on",
         "serve": "Answers of other trainers were scored by",
     }[config.run.phases]
-    asked = f" and {counts.training - counts.unanswered:,} questions" if counts else ""
-    asked += f", and {counts.unanswered:,} that no group has answered" if counts and counts.unanswered else ""
+    asked = f" to {counts.training - counts.unanswered:,} questions" if counts else ""
+    asked += f", and on {counts.unanswered:,} questions without answers" if counts and counts.unanswered else ""
     took = f" It took {duration(run.seconds)}." if run.seconds else ""
     yield f"{done} {len(run.groups) or 'the'} groups with {source}{asked}.{took}"
     if config.run.phases == "all" and not run.summary.empty:
@@ -123,7 +124,7 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_o
         worked = f"{held_out} held-out questions are too few to say whether it worked ({ENOUGH} are enough)"
     parts = ", ".join(f"{better} {method_name(less)} ({gain})" for less, (better, gain) in compared.items())
     place = f"For the worst-off group (Min AS against {against}, 95 % intervals of paired differences)"
-    return f"{worked}: {can}. {place} {method_name(PPO, rule)} is: {parts}."
+    return f"{worked}. {place} {method_name(PPO, rule)} is: {parts}. {can}."
 
 
 def served(summary: pd.DataFrame, metric: str) -> str:

@@ -2,7 +2,7 @@
 
 Axis letters: J rollouts, T response tokens. Every mask is bool and True where a token counts: the response's tokens up
 to and including its end-of-sequence token. Results are 0 outside it. Other tensors must be floating point and of the
-shape in their names: nothing checks this, and broadcasting would silently give a wrong number.
+shape in their names, as broadcasting would silently give a wrong number.
 """
 
 import torch
@@ -31,17 +31,25 @@ def whiten_scores(score_J: Tensor) -> Tensor:
     return whiten(score_J, torch.ones_like(score_J, dtype=torch.bool)).clamp(-REWARD_CLAMP, REWARD_CLAMP)
 
 
+def _same_shape(*tensors_JT: Tensor) -> None:
+    assert len({tensor.shape for tensor in tensors_JT}) == 1, [tuple(tensor.shape) for tensor in tensors_JT]
+
+
 def shaped_rewards(
     score_J: Tensor, logprob_JT: Tensor, reference_logprob_JT: Tensor, mask_JT: Tensor, *, kl_coefficient: float
 ) -> Tensor:
-    """Equation 13, reward with KL penalty: -beta (log pi - log pi_ref) on every token, plus the score on the last.
+    """Equation 13, reward with KL penalty, on every token t, with the score s on the last token T:
 
-    With the groups' aggregated reward, whitened, as score, a row sums to the federated objective (Equation 1): Agg(r_j)
-    - beta KL[pi || pi_ref], where the divergence is estimated on the sampled tokens.
+        r_t = -β (log π(a_t | s_t) - log π_ref(a_t | s_t)) + s 1[t = T]
 
-    pi is the policy before the update, `kl_coefficient` the paper's beta. Each row of the mask needs a True. The result
-    is (J, T).
+    With the groups' aggregated reward, whitened, as score, a row sums to the federated objective (Equation 1),
+
+        Agg(r_j) - β KL[π ‖ π_ref]
+
+    where the divergence is estimated on the sampled tokens. π is the policy before the update, `kl_coefficient` the
+    paper's β. Each row of the mask needs a True. The result is (J, T).
     """
+    _same_shape(logprob_JT, reference_logprob_JT, mask_JT)
     reward_JT = -kl_coefficient * (logprob_JT - reference_logprob_JT) * mask_JT
     last_J = mask_JT.sum(1, keepdim=True) - 1
     return reward_JT.scatter_add(1, last_J, score_J.to(reward_JT.dtype).unsqueeze(1))
@@ -50,7 +58,9 @@ def shaped_rewards(
 def gae(
     reward_JT: Tensor, value_JT: Tensor, mask_JT: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Equation 11, GAE: A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V(s_(t+1)) - V(s_t).
+    """Equation 11, generalised advantage estimation:
+
+        A_t = δ_t + γ λ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
     V(s_t) is the value before token t; the episode ends with the last real token. `gamma` and `gae_lambda` lie in
     [0, 1].
@@ -58,6 +68,7 @@ def gae(
     Returns:
         Advantages and returns (advantage + value), both (J, T).
     """
+    _same_shape(reward_JT, value_JT, mask_JT)
     reward_JT, value_JT = reward_JT * mask_JT, value_JT * mask_JT
     advantage_JT = torch.zeros_like(reward_JT)
     running_J = torch.zeros_like(reward_JT[:, 0])
@@ -81,7 +92,9 @@ def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
 
 
 def full_loss(*, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, num_tokens: int) -> Tensor:
-    """Equation 7, full PPO loss: (L_POLICY + c1 L_VF) / tokens; the PPO table gives the entropy no weight (c2 = 0).
+    """Equation 7, full PPO loss, per token; the PPO table gives the entropy no weight (c₂ = 0):
+
+        L = (L_POLICY + c₁ L_VF) / N
 
     Takes the sums of a micro-batch and the token count of its mini-batch, so that micro-batches add up to the mean.
     """
@@ -97,15 +110,18 @@ def policy_loss(
     *,
     clip_range: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Equation 8, policy loss: -sum_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t), rho_t = pi / pi_old.
+    """Equation 8, policy loss:
+
+        L_POLICY = -Σ_t min(ρ_t A_t, clip(ρ_t, 1 - ε, 1 + ε) A_t),   ρ_t = π / π_old
 
     The paper states the maximised objective; this is its negative. It is a sum, not a mean, so that any split into
-    micro-batches adds up to the same mini-batch loss. Advantages must be whitened; `clip_range` is the paper's eps > 0.
-    `importance_JT` multiplies each token's term, and corrects for tokens sampled from another distribution than pi_old.
+    micro-batches adds up to the same mini-batch loss. Advantages must be whitened; `clip_range` is the paper's ε > 0.
+    `importance_JT` multiplies each token's term, and corrects for tokens sampled from another distribution than π_old.
 
     Returns:
         Scalar sums over tokens: the loss; tokens with the larger loss on the clipped branch; 0.5 (log ratio)^2.
     """
+    _same_shape(logprob_JT, old_logprob_JT, advantage_JT, importance_JT, mask_JT)
     log_ratio_JT = (logprob_JT - old_logprob_JT) * mask_JT
     ratio_JT = log_ratio_JT.exp()
     plain_JT = -advantage_JT * ratio_JT
@@ -120,16 +136,21 @@ def policy_loss(
 def value_loss(
     value_JT: Tensor, old_value_JT: Tensor, return_JT: Tensor, mask_JT: Tensor, *, clip_range: float
 ) -> Tensor:
-    """Equation 9, value loss: sum_t 1/2 (V_t - return_t)^2, or the clipped value's error where that is larger.
+    """Equation 9, value loss, where V'_t is V_t cut to at most `clip_range` from the value at rollout time:
 
-    The clipped value is V_t cut to at most `clip_range` from `old_value_JT`, the value at rollout time.
-    The returns of `gae` replace the paper's sum of discounted rewards.
+        L_VF = Σ_t ½ max((V_t - R_t)², (V'_t - R_t)²)
+
+    The returns R of `gae` replace the paper's sum of discounted rewards.
     """
+    _same_shape(value_JT, old_value_JT, return_JT, mask_JT)
     near_JT = torch.maximum(torch.minimum(value_JT, old_value_JT + clip_range), old_value_JT - clip_range)
     error_JT = torch.maximum((value_JT - return_JT).square(), (near_JT - return_JT).square())
     return 0.5 * (error_JT * mask_JT).sum()
 
 
 def entropy(logprob_JT: Tensor, mask_JT: Tensor) -> Tensor:
-    """Equation 10, entropy -sum_x p(x) log p(x), estimated on the sampled tokens: their mean -log pi. Only reported."""
+    """Equation 10, entropy, estimated on the sampled tokens as their mean -log π. Only reported.
+
+    H = -Σ_x π(x) log π(x)
+    """
     return -masked_mean(logprob_JT, mask_JT)

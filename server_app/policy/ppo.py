@@ -1,5 +1,14 @@
 """One PPO iteration on given rewards: rollout, reference and value passes, and the mini-batched update.
 
+It differs from the paper so:
+
+1. By default an answer's advantage is its reward less the mean of the question's other answers (`ppo.baseline`); by
+   "value", as in the presets `paper`, it is that of Equation 11.
+2. Dropout is off, or the ratio of new to old probabilities would not be 1 before an update; each model's gradient is
+   clipped to norm 1.
+3. Where sampling and training passes round differently (16 bits), tokens are weighted by π / π_sampler, capped at 2.
+4. The entropy is reported and has no weight, as in the PPO table.
+
 Axis letters: J rollouts, T response tokens.
 """
 

@@ -213,6 +213,8 @@ def test_a_rule_of_ones_own_takes_the_config_s_decay_and_its_own_values(name, va
     config = Config.load({"rule": f"own_rules:{name}", "appa.ema-decay": 0.5, "appa.temperature": 0.7})
     rule = configured(config.rule, config.appa)
     assert rule.model_dump() == values
+    assert rule_choice.unread(config) == ["appa.temperature"]
+    assert rule_choice.unread(Config.load({**config.flat(), "baseline-rules": "appa"})) == []
     np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, expected_J)
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import report_runs
 from fakes import catalogue_of
+from small import cases
 
 from appa_flwr.analysis.intervals import bootstrap
 from appa_flwr.analysis.rule_choice import make
@@ -88,16 +89,7 @@ def test_trials_share_their_predictor_and_are_named_by_all_that_decides_their_nu
     with monkeypatch.context() as patched:
         patched.setattr(plan, "code_version", lambda: "another")
         assert changed() == {"gemma-2-2b", "other"}
-    for old, new, says in (
-        ("rules", "rule", "unknown table 'rule': did you mean 'rules'"),
-        (
-            '"average", ',
-            '"avrage", ',
-            "trial globalqa-dpa-gemma-2-2b-s0: unknown rule 'avrage'",
-        ),
-        ("num-questions = 40", "num-questions = -1", "trial globalqa-dpa-gemma-2-2b-s0: "),
-        ("[0, 1]", '["0"]', r"seeds\.0: "),
-    ):
+    for old, new, says in cases("wrong_inputs")["grids"]["rows"]:
         with pytest.raises(UserError, match=rf"grid\.toml: {says}"):
             planned(tmp_path, TEXT.replace(old, new))
     assert {one.config.rules for one in planned(tmp_path, TEXT.replace('"average", ', ""))} == {("appa",)}

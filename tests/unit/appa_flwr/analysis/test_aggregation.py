@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from small import cases
 
 from appa_flwr.analysis import equations, rule_choice
 from appa_flwr.analysis.equations import fairness_index, training_reward
@@ -109,17 +110,7 @@ def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
         np.testing.assert_allclose(equations.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
 
 
-@pytest.mark.parametrize(
-    ("reward", "training", "message"),
-    [
-        ([[0.1, 0.2], [0.1, 0.2]], [[0.1], [0.2]], "do not fit"),
-        ([[0.1]], [[0.1]], "do not fit"),
-        ([[np.nan], [0.1]], [[0.1], [0.1]], r"row\(s\): 0$"),
-        ([[0.1, 0.1], [0.1, np.nan]], [[0.1, 0.1], [0.1, 0.1]], r"row\(s\): 1$"),
-        ([[np.nan], [np.nan]], [[np.nan], [np.nan]], "no group"),
-        (np.zeros((2, 0)), np.zeros((2, 0)), "no group"),
-    ],
-)
+@pytest.mark.parametrize(("reward", "training", "message"), cases("wrong_numbers")["aggregation"])
 def test_rewards_that_do_not_fit_are_errors(reward, training, message):
     rule = make("average")
     with pytest.raises(ValueError, match=message):

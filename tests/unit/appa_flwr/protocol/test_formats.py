@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from small import cases
 
 from appa_flwr.protocol.formats import MAX_CHARACTERS, answer, letters, parse, prompt
 from appa_flwr.protocol.rewards import borda
@@ -172,15 +173,7 @@ def test_answers_by_hand():
     assert answer("opa", [0.5, 0.5, 0.6]) == "C,A,B"
 
 
-@pytest.mark.parametrize(
-    ("scores", "step", "message"),
-    [
-        ([0.5, -0.5], 0.01, "non-negative"),
-        ([0.0, 0.0], 0.01, "positive sum"),
-        ([0.5, np.nan], 0.01, "non-negative"),
-        *(([0.5, 0.5], step, "divides 1") for step in (0.03, 0.005, 0.0101, 2.0, -0.5)),
-    ],
-)
+@pytest.mark.parametrize(("scores", "step", "message"), cases("wrong_numbers")["answers"])
 def test_scores_that_cannot_be_written_are_errors(scores, step, message):
     with pytest.raises(ValueError, match=message):
         answer("dpa", scores, step=step)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from small import cases
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import METRICS, find, js_distance
@@ -93,19 +94,9 @@ def test_padding_anywhere_changes_nothing(metric, pair, data):
     np.testing.assert_allclose(padded, METRICS[metric](first, second, options), atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "prediction", "options", "message"),
-    [
-        (METRICS, [0.5, 0.3, 0.2], [True, True], "last axis"),
-        (METRICS, [0.5, np.inf], [True, True], "infinite"),
-        (METRICS, [0.5, 0.5], [False, False], "at least one"),
-        (("js", "js-distance", "wasserstein"), [0.0, 0.0], [True, True], "distribution"),
-        (("js", "js-distance", "wasserstein"), [1.5, -0.5], [True, True], "distribution"),
-        (("wasserstein",), [0.5, 0.5], [True, False], "at least two options"),
-    ],
-)
+@pytest.mark.parametrize(("metrics", "prediction", "options", "message"), cases("wrong_numbers")["rewards"])
 def test_bad_vectors_are_errors(metrics, prediction, options, message):
-    for metric in metrics:
+    for metric in metrics or METRICS:
         with pytest.raises(ValueError, match=message):
             METRICS[metric](prediction, [0.5, 0.5], options)
     with pytest.raises(UserError, match="did you mean 'js'"):

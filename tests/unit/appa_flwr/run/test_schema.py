@@ -6,12 +6,13 @@ import re
 
 import pytest
 from report_runs import CONFIG, COUNTRIES, fake_run, line, row, write_run
+from small import cases
 from surveys import refused
 
 from appa_flwr.run import schema
 from appa_flwr.run.schema import CARD, METRICS_FILE, QUESTIONS, SCHEMA, SUMMARY
 
-PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
+USUAL = {"summary": row("ppo", 0.8, 0.7), "metrics": line(1, planned=3, fell_back=None)}
 FILES = {"metrics": METRICS_FILE, "summary": SUMMARY, "pluralllm": CARD, "questions": QUESTIONS}
 
 
@@ -44,22 +45,12 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
     refused(f"^{re.escape(says.format(folder=tmp_path))}", schema.read_config, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("summary", [PPO, PPO | {"method": "gpt"}], "summary.json: 1.method: "),
-        ("summary", [PPO | {"fi": "0.5"}], "summary.json: 0.fi: "),
-        ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2: kl: "),
-        ("summary", [PPO | {"ab": 2}], "summary.json: 0.ab: "),
-        ("metrics", b'\n\n{"iteration": 2, "num_it\n{"iteration', "metrics.jsonl: line 3: "),
-        ("questions", b'{\n  "training": }', "questions.json: Invalid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "says"), cases("wrong_inputs")["run_files"]["rows"])
 def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, name, content, says):
-    if isinstance(content, bytes):
-        (tmp_path / FILES[name].name).write_bytes(content)
+    if isinstance(content, str):
+        (tmp_path / FILES[name].name).write_text(content)
     else:
-        write_run(tmp_path, config=CONFIG, **{name: content})
+        write_run(tmp_path, config=CONFIG, **{name: [USUAL[name] | change for change in content]})
     refused(re.escape(says), FILES[name].read, tmp_path)
 
 

@@ -13,6 +13,7 @@ from fakes import CATALOGUE, REQUEST
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from nodes import FakeGrid
 from runs import gathered, replying
+from small import cases
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.sites import make_node_key
@@ -64,19 +65,10 @@ def test_a_group_does_not_speak_for_another_one(tmp_path, registered):
     assert groups.members.present == (NAMES[1],)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "^run.group-keys = .*keys.toml: cannot be read as TOML: .*No such file"),
-        ("A = ", "^run.group-keys = .*keys.toml: cannot be read as TOML: Invalid value"),
-        ('A = "ssh-dss no"', '^{path}: A: must be a public key in OpenSSH\'s format, "ecdsa-sha2-nistp384 AAAA..."$'),
-        ("A = 3", "^{path}: A: must be a public key"),
-        ("", "^{path}: has no key of A, B of the north; every group of the run needs one$"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), cases("wrong_inputs")["group_keys"].items())
 def test_a_file_that_cannot_be_used_says_what_would_be_right(tmp_path, text, message):
     path = tmp_path / "keys.toml"
-    if text is not None:
+    if text != "no file":
         path.write_text(text)
     with pytest.raises(UserError, match=message.replace("{path}", re.escape(str(path)))):
         read_group_keys(str(path), expected=NAMES)

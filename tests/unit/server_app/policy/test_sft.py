@@ -106,24 +106,24 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
 
 
 @pytest.fixture
-def passes(monkeypatch):
-    """The passes of a trainer so far: for each, whether the model was in training, as dropout needs it."""
-    made, step = [], sft._LeanTrainer.training_step
+def steps(monkeypatch):
+    """Of each step so far its rate, and the trained parameters with their values and gradients before it."""
+    taken, step = [], torch.optim.AdamW.step
 
-    def counted(trainer, model, *given, **named):
-        loss = step(trainer, model, *given, **named)
-        made.append(model.training)
-        return loss
+    def recorded(self, *given):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        taken.append((self.param_groups[0]["lr"], [(p, p.detach().clone(), p.grad.clone()) for p in parameters]))
+        return step(self, *given)
 
-    monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
-    return made
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
+    return taken
 
 
-@pytest.mark.parametrize("steps", [2, 6])  # the last step breaks it, or an early one
-def test_a_step_that_breaks_the_model_ends_sft(steps, tune, passes):
+@pytest.mark.parametrize("planned", [2, 6])  # the last step breaks it, or an early one
+def test_a_step_that_breaks_the_model_ends_sft(planned, tune, steps):
     with pytest.raises(NotFinite, match=r"sft\.learning-rate"):
-        tune(**{"sft.learning-rate": 1e30, "sft.steps": steps, "policy.tuning": "lora"})
-    assert len(passes) < 6
+        tune(**{"sft.learning-rate": 1e30, "sft.steps": planned, "policy.tuning": "lora"})
+    assert len(steps) < 6
 
 
 def test_a_step_in_several_passes_is_the_step_in_one(tune, monkeypatch):
@@ -151,7 +151,7 @@ def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
 
 
 @pytest.mark.parametrize(
-    ("steps", "shares"),
+    ("planned", "shares"),
     [
         # a warm-up of a tenth of the steps, rounded down; (1 + cos(pi n / 5)) / 2 without one
         (1, [1]),
@@ -159,21 +159,27 @@ def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
         (11, [0, 1]),
     ],
 )
-def test_a_single_step_trains_and_the_last_step_is_reported(steps, shares, tune, start, monkeypatch):
-    rates, step = [], torch.optim.AdamW.step
+def test_a_single_step_trains_and_the_last_step_is_reported(planned, shares, tune, start, steps):
     before = start[0].get_input_embeddings().weight.detach().clone()
-    monkeypatch.setattr(
-        torch.optim.AdamW, "step", lambda self, *_: (rates.append(self.param_groups[0]["lr"]), step(self))[1]
-    )
-    tuned, told = tune(**{"policy.tuning": "full", "sft.steps": steps})
+    tuned, told = tune(**{"policy.tuning": "full", "sft.steps": planned})
+    rates = [rate for rate, _ in steps]
     assert rates[: len(shares)] == pytest.approx([1e-2 * share for share in shares], rel=1e-4)
-    assert [number for number, _, _ in told] == [number for number in (10, steps) if number <= steps]
+    assert [number for number, _, _ in told] == [number for number in (10, planned) if number <= planned]
     assert not torch.equal(tuned.get_input_embeddings().weight, before)
 
 
-def test_without_steps_every_row_is_taught_once(tune, passes):
+def test_without_steps_every_row_is_taught_once(tune, steps):
     tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
-    assert passes == [True, True]  # four by twos: they are those of all passes over the questions already
+    assert len(steps) == 2  # four by twos: they are those of all passes over the questions already
+
+
+def test_an_adapter_is_taught_with_dropout(tune, steps, monkeypatch):
+    for dropout in (0.0, 0.0, 0.5):
+        monkeypatch.setattr(sft, "LORA_DROPOUT", dropout)
+        tune(anew=True, **{"policy.tuning": "lora", "sft.steps": 1})
+    plain, again, dropped = ([gradient for *_, gradient in taken] for _, taken in steps)
+    assert all(map(torch.equal, plain, again))
+    assert not all(map(torch.equal, plain, dropped))
 
 
 def rows_of(scores_QK, **keys):
@@ -232,29 +238,25 @@ def test_of_two_gpus_the_first_is_used(tune, monkeypatch):
 
 
 @pytest.mark.parametrize(("tuning", "tokens"), [("full", 20), ("lora", 10**6)], ids=["row by row", "at once"])
-def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(tune, tuning, tokens, monkeypatch):
-    """Against Transformers' loss on the whole padded batch, without a shared prefix."""
-    compared = []
-
-    def step(trainer, trained, inputs, num_items_in_batch=None):
-        parameters = {name: p for name, p in trained.named_parameters() if p.requires_grad}
-        batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "labels")}
-        plain = copy.deepcopy(trained)
-        for module in plain.modules():  # accelerate's and TRL's, which compute with the original's weights
-            vars(module).pop("forward", None)
-        plain(**batch).loss.backward()
-        expected = {name: p.grad for name, p in plain.named_parameters() if p.requires_grad}
-        loss = own_step(trainer, trained, inputs, num_items_in_batch)
-        torch.testing.assert_close(loss, plain(**batch).loss.detach(), rtol=0, atol=1e-5)
-        for name, gradient in expected.items():
-            torch.testing.assert_close(
-                parameters[name].grad, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-            )
-        compared.append(any(bool(gradient.any()) for gradient in expected.values()))
-        return loss
-
-    own_step = sft._LeanTrainer.training_step
-    monkeypatch.setattr(sft._LeanTrainer, "training_step", step)
+def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tune, steps, tuning, tokens, monkeypatch):
+    """Against Transformers' loss of one row at a time, without a shared prefix."""
     monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
-    tune(prefix=range(20, 34), **{"policy.tuning": tuning, "sft.steps": 2, "ppo.micro-batch-tokens": tokens})
-    assert compared == [True, True]
+    prefix, losses = [*range(20, 34)], []
+    _, told = tune(prefix=prefix, **{"policy.tuning": tuning, "sft.steps": 2, "ppo.micro-batch-tokens": tokens})
+    model, base, prompts = start
+    taught = [[*base.tokenizer(answer)["input_ids"], base.end_id] for answer in ANSWERS]
+    for _, taken in steps:
+        for parameter, value, _ in taken:
+            parameter.data, parameter.grad = value, None
+        losses.append(0.0)
+        for prompt, own in zip(prompts, taught, strict=True):
+            labels = [-100] * len(prefix + prompt) + own
+            mean = model(torch.tensor([prefix + prompt + own]), labels=torch.tensor([labels])).loss
+            loss = mean * len(own) / sum(map(len, taught))
+            loss.backward()
+            losses[-1] += loss.item()
+        torch.nn.utils.clip_grad_norm_([parameter for parameter, *_ in taken], 1.0)  # as the trainer does
+        for parameter, _, gradient in taken:
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
+        assert any(gradient.any() for *_, gradient in taken)
+    assert told[-1][2] == pytest.approx(np.mean(losses), abs=1e-3)

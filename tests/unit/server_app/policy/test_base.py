@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from bitsandbytes.functional import has_avx512bf16
 from fakes import QUESTIONS, raising, tiny_causal_lm
 from huggingface_hub import errors as hub
 from small import CHOSEN
@@ -229,3 +231,19 @@ def test_a_tokenizer_must_write_the_answers_of_the_task(task, sample):
         eos_token_id, __call__, decode = 0, lambda self, text: {"input_ids": []}, lambda self, ids: ""
 
     refused(f"cannot write {sample};", bases._check_tokenizer, Config.load({"task": task}), Empty())
+
+
+@pytest.mark.skipif(not has_avx512bf16(), reason="bitsandbytes packs weights only on a CPU with AVX512-BF16")
+def test_a_pass_without_gradient_leaves_weights_in_four_bits_as_they_were(folder):
+    base, config = prepare(str(folder), **{"policy.tuning": "qlora"})
+    model, ids = bases.load_model(config, base.source, quantized=True), torch.arange(5, 25)[None]
+
+    def gradient():
+        embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+        model(inputs_embeds=embedded).logits.square().sum().backward()
+        return embedded.grad
+
+    before = gradient()
+    with torch.no_grad():
+        model(ids)
+    torch.testing.assert_close(gradient(), before, rtol=0, atol=0)

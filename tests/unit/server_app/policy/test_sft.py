@@ -10,7 +10,8 @@ import pytest
 import torch
 from fakes import raising
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
@@ -103,6 +104,14 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
         labels = torch.tensor([[-100] * len(prompt) + taught])
         with torch.no_grad():
             assert tuned(torch.tensor([prompt + taught]), labels=labels).loss < 0.5
+
+
+def test_prompt_and_answer_are_tokenized_apart():
+    core = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2, "<end>": 3}, merges=[("a", "b")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    assert tokenizer("ab")["input_ids"] == [2]
+    (row,) = sft.dataset(Base("", tokenizer, 3, (3,)), [[0]], ["b"])
+    assert row == {"input_ids": [0, 1, 3], "completion_mask": [0, 1, 1]}
 
 
 @pytest.fixture

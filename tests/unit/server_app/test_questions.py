@@ -6,7 +6,6 @@ from small import keys_of
 from surveys import row, write
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.survey import store
 from server_app.questions import build_catalogue, run_survey
 
@@ -62,11 +61,6 @@ def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twi
     path = write(tmp_path / "more.jsonl", [dict(zip(names, values, strict=True)) for values in rows])
     catalogue = catalogue_by(survey_file, data__extra_questions=str(path))
     assert ids(catalogue, catalogue.unanswered_Q) == ["x0", "x1", "x2", "other options", "as a training one", "new"]
-
-
-def test_a_file_of_more_questions_that_is_missing_is_named(survey_file):
-    with pytest.raises(UserError, match=r"nowhere\.jsonl"):
-        catalogue_by(survey_file, data__extra_questions="nowhere.jsonl")
 
 
 def test_the_generated_survey_has_two_unasked_texts_to_each_asked_one():

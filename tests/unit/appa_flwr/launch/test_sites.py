@@ -109,12 +109,6 @@ def test_a_server_for_one_machine_listens_to_no_other(tmp_path):
     assert " --host 127.0.0.1 " in (made(tmp_path, host="127.0.0.1").server / "start.sh").read_text()
 
 
-def test_a_folder_from_which_no_node_could_start_is_not_made(tmp_path):
-    with pytest.raises(UserError, match="without a colon"):
-        made(tmp_path / "par:ties")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_operator_needs_no_answers(tmp_path, monkeypatch):
     monkeypatch.setattr(deploy, "bundle_hash", lambda: PINNED)
     asked = Survey(SURVEY.questions, {})

@@ -87,14 +87,6 @@ def test_a_ledger_of_an_earlier_version_can_be_read_and_nothing_leaves_until_it_
         ledger.write(release())
 
 
-def test_without_a_ledger_there_is_nothing_to_read(ledger):
-    with pytest.raises(UserError, match="there is no ledger"):
-        ledger.releases()
-    ledger.path.write_bytes(b"no database, but long enough to be taken for one" * 30)
-    with pytest.raises(UserError, match="the ledger cannot be used"):
-        ledger.write(release())
-
-
 def test_where_a_node_s_ledger_lies(tmp_path):
     assert ledger_of({"partition-id": 1}) is None
     assert ledger_of({"group": "A", "data": "x/a.jsonl"}).path.as_posix() == "x/a.ledger.sqlite"

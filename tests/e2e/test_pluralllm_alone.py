@@ -15,7 +15,6 @@ from runs import looped
 from small import SMALLEST
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, queries
 from appa_flwr.report.page import missing
 from appa_flwr.run.read import read_run
@@ -75,11 +74,3 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
     # the run can be carried away and serve others in turn
     assert (second.run_folder / FILE).read_bytes() == path.read_bytes()
     assert card(second) == card(first)
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone, tmp_path):
-    path = alone[0].run_folder / FILE
-    with pytest.raises(UserError, match="was trained on another table of 24 questions, and this run has 24"):
-        run(tmp_path, "refused", **{"pluralllm.checkpoint": str(path), "seed": 1})
-    assert str(path) in (tmp_path / "refused" / "error.txt").read_text()
-    assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()

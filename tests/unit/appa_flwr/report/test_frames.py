@@ -40,7 +40,8 @@ def test_the_differences_of_two_rules_are_those_of_their_answers_to_the_same_que
 
 
 def test_two_rules_and_their_difference_are_on_the_page(tmp_path):
-    page = build(two_rules(tmp_path, above=0.05)).read_text().replace("\xa0", " ")
+    page = build(run := two_rules(tmp_path, above=0.05)).read_text().replace("\xa0", " ")
+    assert made.cells(made.page_of(run / "average"), "PPO by average")[2].startswith("0.550 (0.5")
     assert made.cells(page, "PPO by average")[2].startswith("0.550 (0.5")
     assert "<b>+0.050 (+0.050 to +0.050)</b>" in page
     assert page.index("better than PPO by average (+0.050,") < page.index('title="methods"')

@@ -118,6 +118,8 @@ def test_every_field_of_an_opened_run_is_read(folder):
     survey = store.read(folder / schema.SURVEY_FILE).answers
     other = load_run(folder / schema.rule_folder(KEYS["baseline-rules"]))
     assert other.iterations["weights/Avaria"].tolist() == [0.5, 0.5]  # of two groups that answer, by the mean
+    first, again = (of.iterations.filter(like="rewards/").iloc[0].to_dict() for of in (run, other))
+    assert first == pytest.approx(again, nan_ok=True)  # the same SFT model's first rollouts
     ours, theirs = run.policy(), other.policy()
     for example in run.examples[:3]:
         for method, policy in (("ppo", ours), ("ppo by appa_flwr.analysis.rules:Average", theirs)):

@@ -1,7 +1,6 @@
 """The starting model: its special tokens, its prompts, and what a user is told who names a wrong one."""
 
 import json
-import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ import torch
 from bitsandbytes.functional import has_avx512bf16
 from fakes import QUESTIONS, raising, tiny_causal_lm
 from huggingface_hub import errors as hub
-from small import CHOSEN
+from small import CHOSEN, cases
 from surveys import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -110,40 +109,23 @@ def folder(tmp_path):
     return made
 
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-
-
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-100])
-
-
 def edit_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda f: shutil.rmtree(f), "no such folder"),
-        (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
-        (lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}), "be loaded .*custom code"),
-        (lambda f: edit_config(f, architectures=["Qwen3Model"]), "is Qwen3Model .*; supported are Qwen3ForCausalLM"),
-        (lambda f: edit_config(f, model_type="granite"), r"is Qwen3ForCausalLM \(granite\); supported are "),
-        (lambda f: (f / "model.safetensors").unlink(), "cannot be loaded .*no file named model.safetensors"),
-        (lambda f: edit_config(f, num_hidden_layers=3, layer_types=["full_attention"] * 3), "11 weights .*layers.2"),
-        (lambda f: edit_config(f, intermediate_size=32), "6 weights .*model.layers.0.mlp.down"),
-        (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "cannot be loaded|cannot write 0.25,0.75"),
-        (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
-        (lambda f: (f / "model.safetensors").write_text(POINTER), "model.safetensors is a Git LFS pointer"),
-        (lambda f: (f / "tokenizer.json").write_text(POINTER), "tokenizer.json is a Git LFS pointer"),
-        (lambda f: cut(f / "model.safetensors"), "model.safetensors is cut off or damaged"),
-        (lambda f: edit_config(f, quantization_config={"quant_method": "awq", "bits": 4}), r"stored quantized \(awq\)"),
-        (lambda f: edit_config(f, vocab_size=30), "its tokenizer has token .* the model embeddings for 0 to 29 only"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "message"), cases("wrong_inputs")["models"]["rows"])
 def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(folder, spoil, message):
-    spoil(folder)
+    for name, content in spoil.get("files", {}).items():
+        (folder / name).write_text(content)
+    for path in (path for pattern in spoil.get("remove", ()) for path in folder.glob(pattern)):
+        path.unlink()
+    if "cut" in spoil:
+        (folder / spoil["cut"]).write_bytes((folder / spoil["cut"]).read_bytes()[:-100])
+    if "config" in spoil:
+        edit_config(folder, **spoil["config"])
+    if "moved" in spoil:
+        folder.rename(folder.with_name(spoil["moved"]))
     said = refused(message, bases.check, Config.load({**CHOSEN, "model": str(folder)}))
     assert said.startswith((f"model = {folder}: ", f"model folder {folder}: "))
 

@@ -2,26 +2,20 @@
 
 import numpy as np
 import pytest
-from fakes import CATALOGUE, GONE, GOOD, failing, new_request
+from fakes import CATALOGUE, GONE, GOOD, failing, new_request, silent
+from nodes import FakeGrid
 from runs import at_work, federated, gathered, replying
+from small import cases
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, refusals
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected", "min_groups", "message"),
-    [
-        ({1: replying("A", "B"), 2: replying("B")}, ("A", "B"), 1, "two nodes speak for group 'B'"),
-        ({1: lambda message: None}, (), 1, "^groups: name the groups"),
-        ({}, ("A",), 1, r"0 groups joined \(none\), and at least 1 must.*; missing: A$"),
-        ({1: replying("C"), 2: replying("A")}, ("C", "B", "A"), 3, r"2 groups .*\(C, A\).* at least 3 .*; missing: B$"),
-        ({1: replying("Kenya"), 2: replying("Pero")}, ("Kenya", "Peru"), 2, "missing: Peru; .*`groups`: Pero$"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "expected", "min_groups", "message"), cases("wrong_inputs")["groups"]["rows"])
 def test_groups_that_no_run_can_begin_with(nodes, expected, min_groups, message):
+    grid = FakeGrid({node: replying(*names) if names else silent for node, names in enumerate(nodes)})
     with pytest.raises(UserError, match=message):
-        gathered(nodes, expected, run__min_groups=min_groups)
+        gathered(grid, expected, run__min_groups=min_groups)
 
 
 def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):

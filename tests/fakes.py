@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message
+from nodes import Node
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
@@ -31,12 +32,19 @@ def silent(message: Message) -> None:
     """A node that answers nothing."""
 
 
-def failing(code: int, text: str = "") -> Callable[[Message], Message]:
+def failing(code: int, text: str = "") -> Node:
     """A node that answers by this error, in a refusal's own words where none are given."""
     return lambda message: Message(Error(code, text or refusals.REFUSALS[code]), reply_to=message)
 
 
 GONE = failing(5, "node is gone")
+
+
+def only(
+    kind: str, answer: Callable[..., Message | None], well: Callable[..., Message | None]
+) -> Callable[..., object]:
+    """A node that answers messages of this kind by `answer`, and others as `well` does."""
+    return lambda message: (answer if message.metadata.message_type == kind else well)(message)
 
 
 def raising(error: BaseException, real: Callable[..., object] | None = None) -> Callable[..., object]:

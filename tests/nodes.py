@@ -344,8 +344,3 @@ def prepared_node(**changes: object) -> tuple[ClientNode, Catalogue]:
     folder = shutil.copytree(survey.parent, Path(tempfile.mkdtemp()) / "run")
     keep_survey_path(own, str(folder / survey.name))
     return ClientNode(own), catalogue
-
-
-def refused(reply: Message) -> int:
-    """Code of a refusal; 0 for an answer."""
-    return reply.error.code if reply.has_error() else 0

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Context, RecordDict
-from nodes import ClientNode, asked_of, at_home, config_of, deployed, refused
+from flwr.app import Context, Message, RecordDict
+from nodes import ClientNode, asked_of, at_home, config_of, deployed
 
 from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
@@ -63,3 +63,8 @@ class Owned(ClientNode):
 
     def code(self, kind, **changes):
         return refused(self.ask(asked_of(kind, self.catalogue, self.config, **changes)))
+
+
+def refused(reply: Message) -> int:
+    """Code of a refusal; 0 for an answer."""
+    return reply.error.code if reply.has_error() else 0

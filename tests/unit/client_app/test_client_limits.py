@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from nodes import asked_of, refused, weights
-from owned import GROUP, Owned
+from nodes import asked_of, weights
+from owned import GROUP, Owned, refused
 
 from appa_flwr.protocol import messages, queries, refusals
 from appa_flwr.protocol.queries import RewardQuery

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import CATALOGUE, GONE, GOOD, KEY, REQUEST, WEIGHTS, failing, new_request
+from fakes import CATALOGUE, GONE, GOOD, KEY, REQUEST, WEIGHTS, failing, new_request, only
 from flwr.app import ConfigRecord, Message, RecordDict
 from nodes import FakeGrid
 from runs import FakeGroups, at_work, federated, gathered, replying
@@ -24,8 +24,7 @@ TRUTH_KEY = ("js", queries.TRUTH_REFERENCE)
 
 def answering(name, answer):
     """A group's node that is set up like others, and answers requests for numbers by `bad_node`."""
-    node = replying(name)
-    return lambda message: (answer if message.metadata.message_type == messages.ASK else node)(message)
+    return only(messages.ASK, answer, replying(name))
 
 
 def three(bad_node, *, min_groups=2):
@@ -110,15 +109,10 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing():
 )
 def test_a_count_is_that_of_its_own_group_and_of_no_more_questions_than_there_are(counts, fits, kind, warnings):
     def counting(names, counts):
-        healthy, fields = replying(names[-1]), {"may": [], "noise": []} if kind == messages.CATALOGUE else {}
-        counted = "answered" if kind == messages.CATALOGUE else "by_mean"
-
-        def answer(message):
-            if message.metadata.message_type != kind:
-                return healthy(message)
-            return Message(messages.pack_reply(names, **{counted: counts}, **fields), reply_to=message)
-
-        return answer
+        catalogue = {"answered": counts, "may": [], "noise": []}
+        fields = catalogue if kind == messages.CATALOGUE else {"by_mean": counts}
+        reply = messages.pack_reply(names, **fields)
+        return only(kind, lambda message: Message(reply, reply_to=message), replying(names[-1]))
 
     groups = gathered({1: counting(["A"], [2]), 2: counting(["A", "B"], counts)}, ("A", "B"))
     answered = groups.send_catalogue(CATALOGUE)
@@ -134,12 +128,10 @@ def test_a_node_whose_set_up_fails_is_tried_again_with_growing_pauses_and_heard_
     heard, tries, healthy = list[tuple[str, ...]](), list[int](), replying("B")
 
     def ill(message):
-        if message.metadata.message_type != messages.CATALOGUE:
-            return healthy(message)
         tries.append(len(heard))
         return (GONE if len(tries) < 5 else healthy)(message)
 
-    groups = at_work({1: replying("A"), 2: ill}, ("A", "B"))
+    groups = at_work({1: replying("A"), 2: only(messages.CATALOGUE, ill, healthy)}, ("A", "B"))
     for _ in range(20):
         heard.append(groups.ask(new_request()).groups)
     # twice before the first request, then 2, 4 and 8 requests later
@@ -150,11 +142,8 @@ def test_a_node_whose_set_up_fails_is_tried_again_with_growing_pauses_and_heard_
 
 @pytest.mark.parametrize("claim", [[4.0, 8.02], [], [4.0], [math.nan, 8.0], [4.0, -8.0], [4.0, 1e13]])
 def test_what_an_owner_says_of_noise_is_shown_if_it_can_be(claim, warnings):
-    def node(message):
-        if message.metadata.message_type != messages.CATALOGUE:
-            return replying("B")(message)
-        return Message(messages.pack_reply(["B"], answered=[3], may=[], noise=claim), reply_to=message)
-
+    reply = messages.pack_reply(["B"], answered=[3], may=[], noise=claim)
+    node = only(messages.CATALOGUE, lambda message: Message(reply, reply_to=message), replying("B"))
     groups = gathered({1: replying("A"), 2: node}, ("A", "B"))
     groups.send_catalogue(CATALOGUE)
     shown = "B: epsilon 4 a respondent (noise of 8 people)" if claim == [4.0, 8.02] else ""
@@ -169,12 +158,7 @@ def test_below_the_quorum_the_error_says_who_answered_and_why_others_did_not():
 
 
 def test_a_catalogue_that_too_few_groups_take_ends_the_run():
-    node = replying("B")
-
-    def refusing(message):
-        taken = message.metadata.message_type != messages.CATALOGUE
-        return (node if taken else failing(refusals.OTHER_CATALOGUE))(message)
-
+    refusing = only(messages.CATALOGUE, failing(refusals.OTHER_CATALOGUE), replying("B"))
     with pytest.raises(TooFew, match=r"1 of 2 groups \(A\)"):
         federated({1: replying("A"), 2: refusing}, CATALOGUE, ("A", "B"), run__min_groups=2)
 

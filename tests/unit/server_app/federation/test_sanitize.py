@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fakes import CATALOGUE, GOOD, REQUEST, WEIGHTS, failing
+from fakes import CATALOGUE, GOOD, REQUEST, WEIGHTS, failing, only
 from runs import federated, gathered, replying
 from small import config_in
 
@@ -48,12 +48,10 @@ def run_log(tmp_path):
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("question", [messages.HELLO, messages.CATALOGUE, messages.TARGETS, messages.ASK])
 def test_a_reply_makes_a_few_clean_lines_whatever_it_holds(kind, question, run_log, monkeypatch):
-    keys_of, well = {1: frozenset({"A"}), 2: frozenset({"B"})}, replying("B")
+    keys_of = {1: frozenset({"A"}), 2: frozenset({"B"})}
     monkeypatch.setattr(members, "names_of", lambda node, keys: keys_of[node.node_id])
 
-    def second(message):
-        return (BAD[kind] if message.metadata.message_type == question else well)(message)
-
+    second = only(question, BAD[kind], replying("B"))
     groups = gathered({1: replying("A"), 2: second}, ("A", "B"), keys={})
     assert "A" in groups.send_catalogue(CATALOGUE)
     groups.send_targets(WEIGHTS)

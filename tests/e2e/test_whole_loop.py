@@ -16,14 +16,14 @@ from small import SMALLEST, VALUE_MODEL
 from transformers import AutoTokenizer
 from whole_loop import Killed, lines_of, looped, read_every_answer, run_of
 
-from appa_flwr import load_run
+from appa_flwr import load_run, loaded
 from appa_flwr.config import THREADS, Config
 from appa_flwr.owner.owner_policy import Leaving
 from appa_flwr.run.records import TRIVIAL_BASELINES
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
-from server_app import evaluation, loaded
+from server_app import evaluation
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import build_catalogue
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from nodes import asked_of, cross, prepared_node, request, uniform_request, weights
 from owned import Owned
+from small import cases
 
 from appa_flwr.protocol import messages, queries, refusals, votes
 from client_app import egress, numbers, predictor
@@ -59,24 +60,7 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
     assert SECRET in caplog.text  # the group itself can find out
 
 
-@pytest.mark.parametrize(
-    ("wanted", "owner_policy", "name"),
-    [
-        (queries.VOTES, "may-leave = ['training', 'rewards']", "votes"),
-        *((kind, "may-leave = ['votes']", "training") for kind in (queries.UPDATE, queries.VALIDATION, queries.SCORES)),
-        (queries.REWARDS, "may-leave = ['votes', 'training']", "rewards"),
-        (queries.PREDICTIONS, "", "predictions"),
-        (queries.ANSWERS, "", "answers"),
-        (queries.ANSWERS, "may-leave = ['answers']", None),
-        (queries.VOTES, "", None),
-        (queries.REWARDS, "", None),
-        # a run by such an `sft.target` does not start
-        ("mean", "", "answers"),
-        ("mean", "may-leave = ['answers']", None),
-        ("predicted-mean", "may-leave = ['answers']", "predictions"),
-        ("predicted-mean", "may-leave = ['predictions']", None),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "owner_policy", "name"), cases("wrong_inputs")["leaving"]["rows"])
 def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(
     wanted, owner_policy, name, tmp_path
 ):
@@ -87,7 +71,7 @@ def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_d
     else:
         node = Owned(tmp_path, owner_policy, **{"sft.target": wanted})
         reply = node.send(messages.CATALOGUE, messages.pack_catalogue(node.cut(**asked)))
-    if name is None:
+    if not name:
         assert reply.has_content()
         return
     code = refusals.MAY_NOT_LEAVE[name]

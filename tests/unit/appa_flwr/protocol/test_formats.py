@@ -58,54 +58,22 @@ def test_letters_go_on_behind_z():
             letters(number)
 
 
-SHARES = [0.65, 0.2, 0.1, 0.05]
-SPELLED = (  # labels, a full stop, words around it
-    "A: 0.65, B: 0.20, C: 0.10, D: 0.05", "A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", "0.65,0.20,0.10,0.05.",
-    "0.65,0.20,0.10,0.05\nSo 65% of 100 people", "Of 100 people:\n0.65,0.20,0.10,0.05",
-)  # fmt: skip
-DISTRIBUTIONS = [
-    ("0.65,0.20,0.10,0.05", SHARES, 1),
-    (" 0.65, 0.2 ,.10,0.05 \n", SHARES, 1),
-    *((text, SHARES, 2 / 3) for text in SPELLED),
-    ("1,0,0,0", [1, 0, 0, 0], 1),
-    ("0.33,0.33,0.33,0.00", [1 / 3, 1 / 3, 1 / 3, 0], 1),  # .99: off by one unit of the last place
-    ("0.30,0.30,0.30,0.08", [15 / 49, 15 / 49, 15 / 49, 4 / 49], 2 / 3),  # .98
-    ("0.2,0.2,0.2,0.2", [0.25] * 4, 2 / 3),  # sums to .8
-    ("2,1,1,0", [0.5, 0.25, 0.25, 0], 1 / 3),  # out of range and sum
-    ("60%,20%,15%,5%", [0.6, 0.2, 0.15, 0.05], 0),  # not bare, not in range, not one
-    ("5e-1,.5,0,0", [0.5, 0.5, 0, 0], 2 / 3),  # an exponent is no plain decimal
-    ("0.5,0.5,0,-0", [0.5, 0.5, 0, 0], 2 / 3),
-    ("1e308,1e308,1e308,1e308", [0.25] * 4, 0),
-    ("5e-324,5e-324,0,0", [0.5, 0.5, 0, 0], 1 / 3),
-    # too few, too many, no mass, and a single number that is in range and of sum one
-    *((text, None, 2 / 3) for text in ("0.5,0.5", "0.2,0.2,0.2,0.2,0.2", "0,0,0,0", "nan,nan,inf,1")),
-    ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
-    *((text, None, 0) for text in ("1e999,0,0,0", "٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", "I will not say", "", "v1.2.3 0.5x q4")),
-]
-RANKED = ("B,C,A,D", "Ranking: B > C > A > D", "A guess of mine:\nB,C,A,D", "B,C,A,D,B")
-RANKINGS = [
-    *((text, [2, 4, 3, 1], 1) for text in RANKED),
-    ("B,C", None, 0.5),
-    ("B,B,C,A", None, 0.75),
-    ("A,X,B,US", None, 0.5),
-    *((text, None, 0) for text in ("b,c,a,d", "BCAD", "0.1,0.2", "")),
-]
+MARKS = {"dpa": 3, "opa": 4}
 
 
 @pytest.mark.parametrize(
-    ("task", "text", "prediction", "score"),
-    [*(("dpa", *case) for case in DISTRIBUTIONS), *(("opa", *case) for case in RANKINGS)],
+    ("task", "text", "read", "marks"), [(task, *row) for task in MARKS for row in cases("answers")[task]]
 )
-def test_answers_as_models_write_them(task, text, prediction, score):
+def test_answers_as_models_write_them(task, text, read, marks):
     with np.errstate(over="raise", invalid="raise"):  # nothing that a model writes makes numpy warn
         parsed = parse(task, text, 4)
-    assert parsed.format_score == pytest.approx(score, abs=1e-15)
-    assert (parsed.prediction is None) == (prediction is None)
-    # of the rankings only those without any letter are completely unparseable, and they are those of score 0
-    assert parsed.parsed == (prediction is not None if task == "dpa" else score > 0)
-    if prediction is not None:
+    assert parsed.format_score == pytest.approx(marks / MARKS[task], abs=1e-15)
+    assert (parsed.prediction is not None) == bool(read)
+    assert parsed.parsed == (bool(read) if task == "dpa" else marks > 0)
+    if read:
         assert parsed.prediction.dtype == np.float64
-        np.testing.assert_allclose(parsed.prediction, prediction, rtol=1e-15, atol=1e-15)
+        expected = np.array(read) / (sum(read) if task == "dpa" else 1)
+        np.testing.assert_allclose(parsed.prediction, expected, rtol=1e-15, atol=1e-15)
 
 
 def test_nothing_is_read_behind_the_limit_and_an_answer_cut_there_is_not_bare():

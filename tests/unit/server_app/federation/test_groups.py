@@ -13,6 +13,7 @@ from fakes import CATALOGUE, GONE, GOOD, KEY, REQUEST, WEIGHTS, failing, new_req
 from flwr.app import ConfigRecord, Message, RecordDict
 from nodes import FakeGrid
 from runs import FakeGroups, at_work, federated, gathered, replying
+from small import cases
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import messages, queries, refusals
@@ -209,20 +210,7 @@ def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_pat
     assert [len(node.asked) for node in nodes.values()] == [2, 3, 1]
 
 
-@pytest.mark.parametrize(
-    ("task", "kind", "row", "fits"),
-    [
-        ("dpa", queries.VOTES, [1, 0, 0], True),
-        ("dpa", queries.VOTES, [3, 2, 1], False),  # six votes
-        ("dpa", queries.VOTES, [0.2, 0.3, 0.5], False),
-        ("dpa", queries.VOTES, [0, 0, 3], False),  # as many as three groups
-        ("opa", queries.VOTES, [2, 3, 1], True),
-        ("opa", queries.VOTES, [1, 0, 0], False),
-        ("dpa", queries.PREDICTIONS, [0.2, 0.3, 0.5], True),
-        ("opa", queries.PREDICTIONS, [3, 2, 1], False),
-        ("dpa", queries.ANSWERS, [0.2, 0.3, 0.6], False),
-    ],
-)
+@pytest.mark.parametrize(("task", "kind", "row", "fits"), cases("wrong_inputs")["votes"]["rows"])
 def test_no_group_has_more_than_one_vote(task, kind, row, fits):
     vote_QK = np.zeros(CATALOGUE.option_QK.shape)
     for q, size in enumerate(CATALOGUE.option_QK.sum(1)):

@@ -11,9 +11,11 @@ from appa_flwr.config import Config
 CASES = Path(__file__).parent / "cases"
 
 
-def cases(name: str) -> dict[str, Any]:
-    """The table NAME.toml of the cases."""
-    return tomllib.loads((CASES / f"{name}.toml").read_text())
+def cases(name: str) -> Any:
+    """The table NAME.toml or NAME.json of the cases."""
+    if (path := CASES / f"{name}.toml").exists():
+        return tomllib.loads(path.read_text())
+    return json.loads(path.with_suffix(".json").read_text())
 
 
 SMALLEST: dict[str, object] = cases("small_runs")["smallest"]
@@ -43,3 +45,18 @@ def config_of(**changes: object) -> Config:
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """A run's metrics, a line an iteration."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def spoil(folder: Path, how: Mapping[str, Any]) -> None:
+    """Change a model's folder: texts of `files`, keys of its `config`, what to `remove`, `cut` or have `moved`."""
+    for name, content in how.get("files", {}).items():
+        (folder / name).write_text(content)
+    for path in [path for pattern in how.get("remove", ()) for path in folder.glob(pattern)]:
+        path.unlink()
+    if "cut" in how:
+        (folder / how["cut"]).write_bytes((folder / how["cut"]).read_bytes()[:-100])
+    if "config" in how:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | how["config"]))
+    if "moved" in how:
+        folder.rename(folder.with_name(how["moved"]))

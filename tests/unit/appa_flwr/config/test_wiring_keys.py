@@ -1,7 +1,6 @@
 """Every config key changes what a run writes or sends: one row of tests/cases/keys.toml each."""
 
 import importlib
-import json
 import socket
 from contextlib import closing
 
@@ -15,7 +14,7 @@ from appa_flwr.launch.sites import make_node_key
 from appa_flwr.survey.types import Question
 
 TABLE = cases("keys")
-ARRIVALS = json.loads((CASES / "arrivals.json").read_text())
+ARRIVALS = cases("arrivals")
 ROWS = [(key, case) for key, cases in TABLE["rows"].items() for case in cases]
 
 

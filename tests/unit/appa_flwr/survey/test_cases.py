@@ -1,17 +1,13 @@
 """Files as institutes publish them, with the right values worked out by pandas (`tests/cases/expected.json`)."""
 
-import json
-from pathlib import Path
-
 import pytest
+from small import CASES, cases
 from surveys import ids, refused
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.sources import read_survey
 
-CASES = Path(__file__).parents[3] / "cases"
-EXPECTED = json.loads((CASES / "expected.json").read_text())
-MESSAGES = json.loads((CASES / "messages.json").read_text())
+EXPECTED, MESSAGES = cases("expected"), cases("messages")
 
 
 def read(name, keys=None):
@@ -49,15 +45,7 @@ def test_the_messages(name):
     assert any(word in said.lower() for word in case["any_word"])
 
 
-@pytest.mark.parametrize(
-    ("name", "left_out", "named"),
-    [
-        ("pew.csv", "data.missing", ["ECON1", "SATIS", "98", "99", 'data.missing="98,99"', "data.missing=none"]),
-        ("ess.csv", "data.weight", ["dweight", "pspwght", "pweight", "anweight", "data.weight=none"]),
-        ("ess.csv", "data.missing", ["polintr", '"polintr=7,8,9"']),
-        ("long_answers.csv", "", ["'Question'", "'Response'", "pivot"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "left_out", "named"), cases("wrong_inputs")["decisions"]["rows"])
 def test_what_a_person_must_decide(name, left_out, named):
     keys = {key: value for key, value in EXPECTED[name]["keys"].items() if key != left_out}
     message = refused(name, read, name, keys)

@@ -4,20 +4,18 @@
 file of the cases. `columns.json` tells what a column of sixty people is, by its name, label and cells.
 """
 
-import json
 from itertools import chain, cycle, islice
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyreadstat
 import pytest
+from small import CASES, cases
 from surveys import ids, refused
 
 from appa_flwr.survey.sources import convert
 
-CASES = Path(__file__).parents[3] / "cases"
-TEXTS, LAYOUTS, COLUMNS = (json.loads((CASES / f"{name}.json").read_text()) for name in ("texts", "layouts", "columns"))
+TEXTS, LAYOUTS, COLUMNS = map(cases, ("texts", "layouts", "columns"))
 
 
 def _code(text):

@@ -3,12 +3,12 @@
 import csv
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyreadstat
 import pytest
+from small import CASES
 from surveys import refused
 
 from appa_flwr.survey import codebook as codebooks
@@ -167,7 +167,7 @@ def test_the_layout_of_a_draft_is_what_its_file_has(tmp_path):
 
 @pytest.mark.parametrize("name", ["apostrophe_cp1252.sav", "latin1_label.dta", "cp1252.csv"])
 def test_by_a_codebook_letters_are_those_of_its_encoding(name):
-    file = str(Path(__file__).parents[3] / "cases" / name)
+    file = str(CASES / name)
     layout = CODEBOOK.layout.model_copy(update={"delimiter": ";"})
     refused('say encoding = "cp1252" in .layout. of the codebook', read_frame, file, layout)
     assert len(read_frame(file, layout.model_copy(update={"encoding": "cp1252"})).cells)

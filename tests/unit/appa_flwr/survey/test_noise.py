@@ -9,12 +9,12 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
+from small import CASES
 from surveys import refused
 from typer.testing import CliRunner
 
@@ -31,7 +31,6 @@ from appa_flwr.survey.types import Noise, Question, Survey
 from experiments import privacy
 
 ERRORS = 6.0
-CASES = Path(__file__).parents[3] / "cases"
 WEIGHT = {"weight": {"column": "W"}}
 
 

@@ -3,10 +3,10 @@
 import json
 import stat
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from small import cases
 from surveys import ids, refused, row, shares, write
 
 from appa_flwr.config import Config
@@ -14,7 +14,7 @@ from appa_flwr.survey import generate, sources, store
 from appa_flwr.survey.types import About, Question, Survey
 
 QUESTIONS = (Question("q1", "One?", ("Yes", "No")), Question("q2", "Two?", ("a", "b", "c"), (1.0, 2.0, 3.0)))
-LINES = json.loads((Path(__file__).parents[3] / "cases" / "wrong_lines.json").read_text())
+LINES = cases("wrong_lines")
 SURVEY = Survey(
     QUESTIONS,
     {"South": {"q2": np.array([0.1, 0.2, 0.7])}, "North": {"q1": np.array([1 / 3, 2 / 3])}},

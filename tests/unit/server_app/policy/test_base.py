@@ -1,6 +1,5 @@
 """The starting model: its special tokens, its prompts, and what a user is told who names a wrong one."""
 
-import json
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import torch
 from bitsandbytes.functional import has_avx512bf16
 from fakes import QUESTIONS, raising, tiny_causal_lm
 from huggingface_hub import errors as hub
-from small import CHOSEN, cases
+from small import CHOSEN, cases, spoil
 from surveys import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -109,23 +108,9 @@ def folder(tmp_path):
     return made
 
 
-def edit_config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-@pytest.mark.parametrize(("spoil", "message"), cases("wrong_inputs")["models"]["rows"])
-def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(folder, spoil, message):
-    for name, content in spoil.get("files", {}).items():
-        (folder / name).write_text(content)
-    for path in (path for pattern in spoil.get("remove", ()) for path in folder.glob(pattern)):
-        path.unlink()
-    if "cut" in spoil:
-        (folder / spoil["cut"]).write_bytes((folder / spoil["cut"]).read_bytes()[:-100])
-    if "config" in spoil:
-        edit_config(folder, **spoil["config"])
-    if "moved" in spoil:
-        folder.rename(folder.with_name(spoil["moved"]))
+@pytest.mark.parametrize(("how", "message"), cases("wrong_inputs")["models"]["rows"])
+def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_read(folder, how, message):
+    spoil(folder, how)
     said = refused(message, bases.check, Config.load({**CHOSEN, "model": str(folder)}))
     assert said.startswith((f"model = {folder}: ", f"model folder {folder}: "))
 
@@ -140,7 +125,7 @@ def test_a_check_reads_no_weights(folder, monkeypatch):
 
 @pytest.mark.parametrize("limit", [{"max_position_embeddings": 40}, {"sliding_window": 40, "use_sliding_window": True}])
 def test_a_model_that_reads_fewer_tokens_than_the_longest_sequence_is_refused(folder, limit):
-    edit_config(folder, **limit)
+    spoil(folder, {"config": limit})
     prepare(str(folder), **{"policy.max-sequence-length": 40})
     with pytest.raises(UserError, match=r"policy\.max-sequence-length = 41: .* reads 40 tokens at most"):
         prepare(str(folder), **{"policy.max-sequence-length": 41})

@@ -8,6 +8,7 @@ import sys
 import pandas as pd
 import pyreadstat
 import pytest
+from small import cases
 from surveys import shares
 
 from appa_flwr.survey import codebook as codebooks
@@ -52,23 +53,13 @@ def test_the_weight_of_the_header_counts(tmp_path, name, size, places):
         assert made.codebook.weight.guessed == ""
 
 
-SEPTEMBER = 13_976_064_000  # seconds from 14 October 1582 to 1 September 2025
-FORMATS = {
-    "DATE11": "2025-09-01", "EDATE10": "2025-09-01", "ADATE10": "2025-09-01", "SDATE10": "2025-09-01",
-    "JDATE7": "2025-09-01", "WKYR10": "2025-09-01", "MOYR8": "2025-09", "QYR8": "2025Q3",
-    "DATETIME20": "2025-09-01 00:00:00", "TIME8": "10:30:00",
-}  # fmt: skip
-STATA = {"%td": (23_985, "2025-09-01"), "%tm": (788, "2025-09"), "%tq": (262, "2025Q3")}
-STATA |= {"%ty": (2025, "2025"), "%tc": (2_072_304_000_000, "2025-09-01 00:00:00")}
-
-
-@pytest.mark.parametrize("kind", [*FORMATS, *STATA])
-def test_a_date_is_a_group_and_no_question(tmp_path, kind):
-    number, text = STATA.get(kind) or (37_800 if kind == "TIME8" else SEPTEMBER, FORMATS[kind])
+@pytest.mark.parametrize(
+    ("suffix", "kind", "number", "text"), [(s, k, *row) for s, of in cases("dates").items() for k, row in of.items()]
+)
+def test_a_date_is_a_group_and_no_question(tmp_path, suffix, kind, number, text):
     table = pd.DataFrame({"d": [number, None] * 6, "g": [1, 1, 2, 2] * 3, "q": [1, 2, 3] * 4})
-    file = tmp_path / ("f.dta" if kind in STATA else "f.sav")
-    write = pyreadstat.write_dta if kind in STATA else pyreadstat.write_sav
-    write(table, str(file), variable_format={"d": kind})
+    write = getattr(pyreadstat, f"write_{suffix}")
+    write(table, str(file := tmp_path / f"f.{suffix}"), variable_format={"d": kind})
     made = convert(file, group_by="g")
     assert made.codebook.left_out == {"d": "a date or time, as the file says"}
     assert "left out, a date or time, as the file says: d" in made.survey.about.notes

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes import cross_records
+from small import cases
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import messages, queries
@@ -28,6 +29,7 @@ FEATURES[0, 2] = 0
 PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False], embedding_QKE=FEATURES)
 ANSWERS = RewardQuery(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
 NO_PROTOCOL = "does not follow the protocol"
+WRONG = cases("wrong_messages")
 
 
 DRAWN = np.where(PUBLIC.option_QK[..., None], np.random.default_rng(0).normal(size=(3, 3, 4)), 0.0)
@@ -219,80 +221,41 @@ def test_a_reply_that_breaks_the_protocol_is_a_value_error_that_quotes_nothing(k
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def places(*place_N: int) -> Array:
-    return Array(np.array(place_N, dtype=np.int32))
+def of_dtype(value: object) -> object:
+    """The array of {dtype: numbers}; other values are what they are."""
+    if not isinstance(value, dict):
+        return value
+    ((dtype, numbers),) = value.items()
+    return np.array(numbers, dtype)
 
 
-CATALOGUE = (messages.unpack_catalogue, lambda: messages.pack_catalogue(PUBLIC))
-REQUEST = (messages.unpack_query, lambda: messages.pack_query(ANSWERS.query(), "ab"))
-BAD_FEATURES = [Array(np.full((3, 2), bad, dtype=np.float32)) for bad in (np.nan, np.inf)] + [
-    Array(np.ones((3, 2))),  # float64
-    Array(np.ones((3, 3, 2), dtype=np.float32)),
-]
-
-
-@pytest.mark.parametrize(
-    ("message", "record", "name", "value"),
-    [
-        *((CATALOGUE, "arrays", name, None) for name in ("train", "scale", "question_features")),
-        (CATALOGUE, "head", "junk", "x"),
-        (CATALOGUE, "head", "scales", None),
-        # where all questions but one have a single option, mean scores are those of one answer
-        (CATALOGUE, "arrays", "option", Array(np.eye(3, dtype=bool))),
-        (REQUEST, "head", "junk", "x"),
-        (CATALOGUE, "arrays", "train", Array(np.ones(4, dtype=bool))),  # four questions, elsewhere three
-        (CATALOGUE, "arrays", "train", Array(np.ones(3))),
-        # three questions of two vectors, on two scales of two and three options, which have three vectors
-        *((CATALOGUE, "arrays", "question", places(*bad)) for bad in ([0], [0, 1, 2], [0, 1, -1])),
-        *((CATALOGUE, "arrays", "option", places(*bad)) for bad in ([0], [0, 1, 2, 3, 0], [0, 1, 2, -1, 0])),
-        *((CATALOGUE, "arrays", "scale", places(*bad)) for bad in ([0, 1], [0, 1, 2], [0, -1, 1])),
-        (CATALOGUE, "arrays", "scale", Array(np.array([0, 1, 1]))),  # int64
-        *((CATALOGUE, "arrays", f"{name}_features", bad) for name in ("question", "option") for bad in BAD_FEATURES),
-        (CATALOGUE, "arrays", "unanswered", Array(np.ones(3, dtype=bool))),  # of a training question too
-        *((CATALOGUE, "head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", 0]]', "{}")),
-        # a mean over them would be one answer's
-        (CATALOGUE, "head", "questions", json.dumps([["Q0", "Twice?"]] * 3)),
-        *((REQUEST, "head", name, 0.5) for name in ("kind", "request")),
-        (REQUEST, "head", "kind", "diary"),
-        (REQUEST, "arrays", "question", raw(b"junk")),
-    ],
-)
-def test_a_broken_catalogue_or_request_is_a_value_error(message, record, name, value):
-    unpack, pack = message
-    content = pack()
-    content[record].pop(name, None)
-    if value is not None:
-        content[record][name] = value
+@pytest.mark.parametrize("case", WRONG["records"])
+def test_a_broken_catalogue_or_request_is_a_value_error(case):
+    kind, name, value = case["message"], case["name"], case["value"]
+    content = messages.pack_catalogue(PUBLIC) if kind == "catalogue" else messages.pack_query(ANSWERS.query(), "ab")
+    content[case["record"]].pop(name, None)
+    if value == {"junk": []}:
+        content[case["record"]][name] = raw(b"junk")
+    elif value is not None:
+        content[case["record"]][name] = Array(of_dtype(value)) if isinstance(value, dict) else value
     with pytest.raises(ValueError, match=NO_PROTOCOL):
-        unpack(content)
+        getattr(messages, f"unpack_{kind}")(content)
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (2, MAX_OPTIONS + 1), (2, 3, 2, 2)], ids=["few", "many", "unused"])
 def test_a_scale_of_too_few_or_many_options_or_more_scales_than_questions_are_a_value_error(sizes):
     content = messages.pack_catalogue(PUBLIC)
     content["head"]["scales"] = json.dumps([[[str(k) for k in range(size)], None] for size in sizes])
-    content["arrays"]["option"] = places(*[0] * sum(sizes))
+    content["arrays"]["option"] = Array(np.zeros(sum(sizes), np.int32))
     with pytest.raises(ValueError, match=NO_PROTOCOL):
         messages.unpack_catalogue(content)
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "value", "says"),
-    [
-        ("arrays", "question", np.array([0.0, 1.0, 1.0]), "question must be"),
-        ("arrays", "question", np.array([0, 1, 1, 1]), "differ in number"),  # four questions for three answers
-        ("arrays", "prediction", np.ones((3, 3), dtype=np.float32), "prediction must be"),
-        ("settings", "metrics", "js", "not of type list"),
-        ("settings", "references", ["elsewhere"], "reference is unknown"),
-        ("settings", "references", ["targets", "targets"], "appears twice"),
-        *(("settings", "context_seed", value, "not of type int") for value in ("x", 0.5, True)),
-        ("settings", "context_seed", -1, "context_seed must be"),
-    ],
-)
-def test_a_request_for_scores_of_no_answers_is_a_value_error(part, name, value, says):
+@pytest.mark.parametrize("case", WRONG["answers"])
+def test_a_request_for_scores_of_no_answers_is_a_value_error(case):
     query = ANSWERS.query()
-    getattr(query, part)[name] = value
-    with pytest.raises(ValueError, match=says):
+    getattr(query, case["part"])[case["name"]] = of_dtype(case["value"])
+    with pytest.raises(ValueError, match=case["says"]):
         RewardQuery.of(query)
 
 

@@ -11,8 +11,9 @@ import pandas as pd
 import pyreadstat
 import pytest
 from small import CASES, cases
-from surveys import ids, refused
+from surveys import ids, refused, shares
 
+from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey.sources import convert
 
 TEXTS, LAYOUTS, COLUMNS = map(cases, ("texts", "layouts", "columns"))
@@ -43,7 +44,7 @@ def _write(file, columns, *, labels=(), texts=None, missing=None, measures=None,
     return file
 
 
-def _check(file, case):
+def _check(file, case, folder):
     keys = case.get("keys", {})
     if "message" in case:
         refused(case["message"], convert, file, **keys)
@@ -62,6 +63,7 @@ def _check(file, case):
         "n": {group: [*survey.respondents[group].values()] for group in case.get("n", ())},
         "weight": survey.about.weight,
         "left_out": made.codebook and made.codebook.left_out,
+        "layout": made.codebook and made.codebook.layout.model_dump(exclude_defaults=True),
     }
     assert {name: found[name] for name in found if name in case} == {name: case[name] for name in found if name in case}
     wanted = case.get("note", [])
@@ -70,6 +72,11 @@ def _check(file, case):
     assert all(name in notes for name in [*case.get("left_out", ())][:4])
     assert "guess" not in case or tuple(case["guess"]) in made.guesses
     assert case.get("guessed", "") in " | ".join(words for _, words in made.guesses)
+    if made.codebook:  # by which the same answers are read
+        codebooks.write(made.codebook, book := folder / "book.toml")
+        kept = {name: value for name, value in keys.items() if name in ("groups", "min_respondents")}
+        again = convert(file, codebook=book, **kept).survey
+        assert (again.questions, shares(again)) == (survey.questions, shares(survey))
 
 
 @pytest.mark.parametrize("case", TEXTS, ids=lambda case: " ".join(case["text"])[:60])
@@ -77,16 +84,16 @@ def test_texts(case, tmp_path):
     file = tmp_path / case["file"]
     file.write_bytes("".join(f"{line}\n" for line in case["text"]).encode(case.get("encoding", "utf-8")))
     groups = {"groups": [*case["shares"]]} if "shares" in case else {}
-    _check(file, groups | case)
+    _check(file, groups | case, tmp_path)
 
 
 @pytest.mark.parametrize("case", LAYOUTS, ids=[case["why"][:60] for case in LAYOUTS])
 def test_layouts(case, tmp_path):
-    declared = {key: case[key] for key in ("labels", "texts", "missing", "measures", "dates") if key in case}
-    _check(
-        _write(tmp_path / case["file"], case["columns"], **declared) if "columns" in case else CASES / case["file"],
-        case,
-    )
+    file = CASES / case["file"]
+    if "columns" in case:
+        declared = {key: case[key] for key in ("labels", "texts", "missing", "measures", "dates") if key in case}
+        file = _write(tmp_path / case["file"], case["columns"], **declared)
+    _check(file, case, tmp_path)
 
 
 ROWS = 60
@@ -115,7 +122,9 @@ def test_columns(case, suffix, tmp_path):
     rest = {"ids": case.get("questions", ["q"])} if "options" not in case else {"options": [[*"abc"], case["options"]]}
     by_group = {"keys": {"group_by": "g", **case.get("keys", {})}}
     _check(
-        _write(file, columns, texts=case.get("texts")), {"weight": ""} | case | rest | by_group | {"left_out": reasons}
+        _write(file, columns, texts=case.get("texts")),
+        {"weight": ""} | case | rest | by_group | {"left_out": reasons},
+        tmp_path,
     )
 
 

@@ -4,18 +4,15 @@ import csv
 import math
 import random
 
-import numpy as np
 import pandas as pd
 import pyreadstat
 import pytest
 from small import CASES
 from surveys import refused
 
-from appa_flwr.survey import codebook as codebooks
 from appa_flwr.survey.codebook import Codebook
 from appa_flwr.survey.files import read_frame
 from appa_flwr.survey.noise import UNITS, Promise, counts, plan
-from appa_flwr.survey.sources import convert, read_survey
 
 CAP = 2.0
 COLUMNS = ["PARTY", "Q1", "Q2", "COMMENT", "W"]
@@ -147,22 +144,6 @@ def test_a_quote_that_is_not_closed_is_an_error_with_its_line(tmp_path, suffix, 
     (tmp_path / f"f{suffix}").write_text("\n".join(rows + ["Red,2,2,,1"] * 99).replace(",", delimiter))
     layout = CODEBOOK.layout.model_copy(update={"delimiter": delimiter}) if codebook else None
     refused("line 202: a quotation mark that is not closed", read_frame, str(tmp_path / f"f{suffix}"), layout)
-
-
-def test_the_layout_of_a_draft_is_what_its_file_has(tmp_path):
-    """Excel's line, Windows' letters, decimal commas and a row of texts; by the codebook the same answers."""
-    rows = "".join(f"{'NS'[n % 2]};{1 + n % 3};0,{5 + n % 4}\n" for n in range(24))
-    file = tmp_path / "f.csv"
-    file.write_bytes(f"sep=;\ng;q;w\nWo wohnen Sie denn?;Wie w\u00e4hlen Sie?;Wie schwer?\n{rows}".encode("cp1252"))
-    made = convert(file, group_by="g", weight="w")
-    assert made.codebook.layout.model_dump(exclude_defaults=True) == {
-        "encoding": "cp1252", "delimiter": ";", "decimal": ",", "lines_above": 1, "header_rows": 2,
-    }  # fmt: skip
-    codebooks.write(made.codebook, tmp_path / "f.toml")
-    again = read_survey(file, codebook=tmp_path / "f.toml")
-    assert again.questions == made.survey.questions
-    for group, answers in made.survey.answers.items():
-        assert np.array_equal(again.answers[group]["q"], answers["q"])
 
 
 @pytest.mark.parametrize("name", ["apostrophe_cp1252.sav", "latin1_label.dta", "cp1252.csv"])

@@ -1,4 +1,4 @@
-"""The whole loop in one process: rankings, real answers, and the paper's architectures as a download leaves them."""
+"""The whole loop in one process: rankings, real answers, the paper's architectures as downloaded, PluralLLM alone."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import families
 import pandas as pd
 import pytest
 import torch
+from audit import asked_for
 from nodes import InProcessGrid, deployed
 from pretended_cuda import pretended_cuda
 from runs import Killed, looped, read_every_answer, run_of
@@ -19,13 +20,18 @@ from transformers import AutoTokenizer
 from appa_flwr import load_run, loaded
 from appa_flwr.config import THREADS, Config
 from appa_flwr.owner.owner_policy import Leaving
+from appa_flwr.protocol import messages, queries
+from appa_flwr.report.page import missing
+from appa_flwr.run.read import read_run
 from appa_flwr.run.records import TRIVIAL_BASELINES
+from appa_flwr.run.schema import PROGRESS, WEIGHTS_FILE
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
+from pluralllm.residual import SHARES, SHARES_KEY
 from server_app import evaluation
 from server_app.policy.ppo import PPOEngine
-from server_app.questions import build_catalogue
+from server_app.questions import build_catalogue, run_survey
 
 LEARNING = {
     **VALUE_MODEL,
@@ -150,3 +156,45 @@ def test_a_deployment_gives_the_simulation_s_numbers_digit_for_digit(tmp_path, m
     assert ours[:2] == theirs[:2]
     assert len({line["reward"] for line in ours[0]}) == SMALLEST["ppo.num-iterations"]
     pd.testing.assert_frame_equal(ours[2], theirs[2], check_exact=True)
+
+
+# --- `phases = "pluralllm"`, and its checkpoint in another run ---
+
+
+def alone(folder, name, *, reported=False, **keys):
+    """A run until PluralLLM on three nodes: its config, its card and the kinds of all requests."""
+    places = {"run.phases": "pluralllm", "run.output-dir": str(folder), "run-name": name}
+    grid = looped(config := Config.load(SMALLEST | places | keys), 3, reported=reported)
+    assert not any(reply.message.has_error() for reply in grid.replies)
+    return config, json.loads((config.run_folder / "pluralllm.json").read_text()), {*map(asked_for, grid.requests)}
+
+
+def test_the_predictor_alone_joins_trains_scores_and_ends(tmp_path):
+    config, card, kinds = alone(tmp_path, "first", reported=True)
+    setup = (messages.HELLO, messages.CATALOGUE, messages.TARGETS)
+    assert kinds == {*setup, queries.UPDATE, queries.VALIDATION, queries.SCORES}
+    phases = list(dict.fromkeys(line.phase for line in PROGRESS.read(config.run_folder)))
+    assert phases == ["machine", "survey", "join", "pluralllm", "targets", "report"]
+    assert (config.run_folder / "report.html").exists()
+    assert not (config.run_folder / "policy").exists()
+    found = read_run(config.run_folder)
+    assert [*missing(found)] == []
+    assert len(found.pluralllm.losses) == config.pluralllm.rounds
+    assert found.pluralllm.scores.keys() == {"pluralllm", "uniform", "nearest-question"}
+    assert card["survey"]["groups"].keys() == card["groups"].keys() == set(run_survey(config).groups)
+    assert tuple(load_file(config.run_folder / WEIGHTS_FILE)[SHARES_KEY].tolist()) in SHARES
+
+
+def test_a_checkpoint_of_the_attention_stands_for_pretraining(tmp_path):
+    """As that of the residual, by which `keys.toml` has a row."""
+    keys = {"pluralllm.architecture": "attention"}
+    first, card, _ = alone(tmp_path, "first", **keys)
+    path = first.run_folder / WEIGHTS_FILE
+    assert card["training"].items() >= keys.items()
+    assert SHARES_KEY not in load_file(path)
+    second, again, kinds = alone(tmp_path, "second", **{"pluralllm.checkpoint": str(path)}, **keys)
+    assert queries.UPDATE not in kinds
+    assert queries.SCORES in kinds  # they are those of the first run, for the cards are the same
+    # the run can be carried away and serve others in turn
+    assert (second.run_folder / WEIGHTS_FILE).read_bytes() == path.read_bytes()
+    assert again == card

@@ -9,6 +9,7 @@ python3 -m venv "$folder/venv"
 "$folder/venv/bin/python" -m pip install --quiet dp-accounting==0.6.0
 cd "$folder"
 venv/bin/python - <<'PY'
+import functools
 from importlib.metadata import version
 
 import dp_accounting as dp
@@ -21,7 +22,7 @@ def spent(accountant, event, count=1):
 
 
 for name, once in (("response", dp.RandomizedResponseDpEvent(0.5, 4)), ("Gaussian", dp.GaussianDpEvent(2.0))):
-    pld = lambda: dp.pld.PLDAccountant(REPLACE_ONE)  # noqa: E731
+    pld = functools.partial(dp.pld.PLDAccountant, REPLACE_ONE)
     costs = {
         "once": spent(pld(), once),
         "count": spent(pld(), once, 10),

@@ -26,7 +26,7 @@ def estimate(what, **options):
 
 
 shares, removed = (estimate(PopParam.prop, **options) for options in ({}, {"remove_nan": True}))
-shares, removed = ({int(level): round(float(share), 3) for level, share in found.items()} for found in (shares, removed))
+shares, removed = ({int(k): round(float(share), 3) for k, share in found.items()} for found in (shares, removed))
 print("samplics", version("samplics"), "mean", estimate(PopParam.mean), "shares", shares, "removed", removed)
 assert np.isnan(estimate(PopParam.mean)) and removed == {1: 0.75, 2: 0.25}
 assert shares == {1: 0.6, 2: 0.2}, "what is missing is said: mended"

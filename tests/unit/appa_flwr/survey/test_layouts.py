@@ -57,6 +57,16 @@ def test_a_row_of_texts_in_excel(tmp_path):
     assert (survey.groups, survey.questions[0].text) == (("N", "S"), "Should taxes rise?")
 
 
+def test_a_text_below_a_thousand_numbers_in_excel_is_an_answer(tmp_path):
+    book = openpyxl.Workbook()
+    for row in [["g", "q"], *[["N", 1], ["N", 2]] * 600, *[["N", "Other"]] * 300]:
+        book.active.append(row)
+    book.save(tmp_path / "x.xlsx")
+    survey = read_survey(tmp_path / "x.xlsx", group_by="g")
+    assert survey.questions[0].options == ("1", "2", "Other")
+    assert survey.answers["N"]["q"].tolist() == [0.4, 0.4, 0.2]
+
+
 def test_literal_percent_signs_and_ordered_categories(tmp_path):
     book = openpyxl.Workbook()
     for row in [["question", "group", "option", "percent"], ["Q?", "A", "Yes", 40], ["Q?", "A", "No", 60]]:

@@ -13,7 +13,7 @@ from appa_flwr.survey.types import Question
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
 
-RECIPE = TinyRecipe("dpa", steps=2, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
+RECIPE = TinyRecipe("dpa", steps=2, num_questions=2, hidden_size=16, num_layers=1, num_heads=2)
 QUESTIONS = catalogue_of([2, 3, 4], train=[True] * 3).questions
 ODD = Question("X", "Wie viele der 1234 Bürger — “all” of them?\tReally\n?", ("0.5 %", "100,000", "数", " a  b"))
 
@@ -26,7 +26,7 @@ def tokenizer():
 def test_every_digit_is_a_token_of_its_own(tokenizer):
     of_digit = {d: i for d in "0123456789" for i in tokenizer(d)["input_ids"]}
     assert len(set(of_digit.values())) == 10
-    for text in ("0.25,0.10,0.65", "1234567890", "x100y0.05"):
+    for text in ("1234567890", "x100y7.05"):
         ids = tokenizer(text)["input_ids"]
         assert [i for i in ids if i in of_digit.values()] == [of_digit[c] for c in text if c.isdigit()]
         # and no other token hides a digit
@@ -46,19 +46,20 @@ def test_prompts_and_answers_round_trip(tokenizer, task):
     assert len(tokenizer) <= RECIPE.vocab_size
 
 
-COUNTED = dataclasses.replace(RECIPE, counted=True, batch_size=64)
+COUNTED = dataclasses.replace(RECIPE, counted=True, num_questions=64)
 LONG = Question("L", "Which of these " + "many " * 2000 + "ones?", tuple(f"option {n}" for n in range(9)))
 
 
-def test_a_counted_score_is_one_token():
-    tokenizer = tiny.build_tokenizer(COUNTED, (*QUESTIONS, LONG))
+@pytest.mark.parametrize("recipe", [RECIPE, COUNTED], ids=["compact", "counted"])
+def test_a_score_is_one_token(recipe):
+    tokenizer = tiny.build_tokenizer(recipe, (*QUESTIONS, LONG))
     text = "0.25,0.10,0.65,0.00,1.00"
     ids = tokenizer(text)["input_ids"]
     assert [tokenizer.decode([i]) for i in ids[::2]] == text.split(",")
     assert len(ids) == 9
     assert tokenizer.decode(ids) == text
-    long = tokenizer(COUNTED.prompt(LONG.text, LONG.options))["input_ids"]
-    assert tokenizer.decode(long) == COUNTED.prompt(LONG.text, LONG.options)
+    long = tokenizer(recipe.prompt(LONG.text, LONG.options))["input_ids"]
+    assert tokenizer.decode(long) == recipe.prompt(LONG.text, LONG.options)
 
 
 @pytest.mark.parametrize("task", ["dpa", "opa"])
@@ -66,8 +67,10 @@ def test_a_counted_corpus_has_every_number_of_options_about_equally_often(task):
     recipe = dataclasses.replace(COUNTED, task=task)
     batches = tiny.corpus(recipe, (*QUESTIONS, LONG), np.random.default_rng(0))
     rows = [row for _ in range(50) for row in next(batches)]
+    first = [prompt for prompt, _ in rows[:: tiny.ANSWERS]]
+    assert [prompt for prompt, _ in rows] == [prompt for prompt in first for _ in range(tiny.ANSWERS)]
     sizes = [answer.count(",") + 1 for _, answer in rows]
-    counts = np.bincount(sizes)[2:]
+    counts = np.bincount(sizes[:: tiny.ANSWERS])[2:]
     assert len(counts) == 11  # 2 to 12, though the questions have 2, 3, 4 and 9
     assert abs(counts - 3200 / 11).max() < 5 * np.sqrt(3200 / 11)
     cue = {"dpa": "{} scores:", "opa": "ranking of {}:"}[task]
@@ -82,7 +85,7 @@ def test_a_counted_corpus_has_every_number_of_options_about_equally_often(task):
 
 
 def test_a_step_has_the_same_gradient_in_one_pass_and_in_many(monkeypatch):
-    recipe, score, ends = dataclasses.replace(COUNTED, batch_size=16, steps=1), tiny.response_logprobs, set()
+    recipe, score, ends = dataclasses.replace(COUNTED, num_questions=16, steps=1), tiny.response_logprobs, set()
 
     def scored(model, rows, **keys):
         last_J1 = rows.mask_JT.sum(1, keepdim=True) - 1
@@ -128,3 +131,9 @@ def test_a_build_is_reproducible_and_leaves_the_global_generator_alone():
         assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(built[0], built[1])
     assert not torch.equal(built[0], built[2])
+
+
+def test_a_step_moves_every_parameter():
+    one, two = (tiny.build(dataclasses.replace(RECIPE, steps=steps), QUESTIONS)[0] for steps in (1, 2))
+    same = [name for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True) if torch.equal(a, b)]
+    assert same == []

@@ -32,10 +32,10 @@ LONGEST = 2048  # context length, in tokens
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ANSWER_STEP = 0.1  # a grid coarse enough for a tiny model to learn within minutes that answers sum to one
 CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
-STEPS, COUNTED_STEPS = 400, 1200  # enough for answers to up to four options, and to the many options of real surveys
+STEPS, COUNTED_STEPS = 400, 600  # enough for answers to up to four options, and to the many options of real surveys
 OPTIONS = 12  # options up to this number are always learned: a held-out question can have more than training questions
 CUE_SHARE = 0.85  # share of rows without a question in a counted corpus
-ANSWERS = 8  # answers to a prompt in a step, which computes the prompt, most of a row, once
+ANSWERS = 8  # of a step to one compact prompt, which is computed once; the rows of a counted corpus must differ
 MIN_PAIRS = 10  # least frequency of a token of a real survey: a rarer token is not learned, and harms held-out prompts
 TOKENS_PER_PASS = 5120  # padding counted; bounds memory
 
@@ -47,7 +47,7 @@ class TinyRecipe:
     task: str
     steps: int
     counted: bool = False  # whether prompts state the number of options, as for a real survey
-    num_questions: int = 8  # of a step
+    batch_size: int = 64
     learning_rate: float = 3e-3  # peak, for AdamW
     matrix_rate: float = 0.03  # peak, for Muon
     vocab_size: int = 2048  # upper bound of the BPE vocabulary
@@ -111,12 +111,13 @@ def corpus(
         return formats.answer(recipe.task, shares_K, step=ANSWER_STEP)
 
     while True:
-        asked = [questions[index] for index in rng.integers(len(questions), size=recipe.num_questions)]
+        repeats = 1 if recipe.counted else min(ANSWERS, recipe.batch_size)
+        asked = [questions[index] for index in rng.integers(len(questions), size=recipe.batch_size // repeats)]
         if recipe.counted:
             rows = [counted_row(question.text) for question in asked]
         else:
             rows = [(recipe.prompt(question.text, question.options), len(question.options)) for question in asked]
-        yield [(prompt, random_answer(size)) for prompt, size in rows for _ in range(ANSWERS)]
+        yield [(prompt, random_answer(size)) for prompt, size in rows for _ in range(repeats)]
 
 
 def load_or_build(

@@ -66,7 +66,7 @@ def ask(rewards, questions, step):
 def test_a_served_run_judges_a_model_and_stopped_by_hand_it_ends_with_its_report(tmp_path, monkeypatch, appa):
     keys = SMALLEST | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0, "seed": 3}
     folder, model = tmp_path / "runs" / "r", tmp_path / "model"
-    recipe = tiny.TinyRecipe("dpa", steps=1, num_questions=1, hidden_size=32, num_layers=1, num_heads=2)
+    recipe = tiny.TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
     for part in tiny.build(recipe, build_catalogue(Config.load(keys)).questions):
         part.save_pretrained(model)
     with served(tmp_path, *(f"{key}={value}" for key, value in keys.items())) as running:

@@ -31,7 +31,7 @@ class Dressed(RemoteGroupRewards):
 
 @pytest.fixture
 def folder(tmp_path):
-    recipe = TinyRecipe("dpa", steps=1, num_questions=1, hidden_size=32, num_layers=1, num_heads=2)
+    recipe = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
     built, tokenizer = tiny.build(recipe, CATALOGUE.questions)
     built.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -55,7 +55,7 @@ def shared(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     catalogue = build_catalogue(Config.load(TINY))
     training = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if train]
-    recipe = TinyRecipe("dpa", steps=2, num_questions=2, hidden_size=48, num_layers=2)
+    recipe = TinyRecipe("dpa", steps=2, batch_size=16, hidden_size=48, num_layers=2)
     for part in build(recipe, training):
         part.save_pretrained(folder / "model")
     return folder

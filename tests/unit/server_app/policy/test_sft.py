@@ -47,7 +47,7 @@ def test_rankings_are_counted_whole():
     assert sft.sft_targets(votes_GQK[[1, 4, 2, 0]], OPTION_QK[:1], target="majority").tolist() == [[3, 2, 1]]
 
 
-RECIPE = TinyRecipe("dpa", steps=1, num_questions=1, hidden_size=32, num_layers=1, num_heads=2)
+RECIPE = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
 QUESTIONS = tuple(
     Question(text, text, ("Yes", "No")) for text in ("Tea?", "More bread and butter?", "War", "Is it late?")
 )

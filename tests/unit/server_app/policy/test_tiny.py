@@ -13,7 +13,7 @@ from appa_flwr.survey.types import Question
 from server_app.policy import tiny
 from server_app.policy.tiny import TinyRecipe
 
-RECIPE = TinyRecipe("dpa", steps=2, num_questions=2, hidden_size=16, num_layers=1, num_heads=2)
+RECIPE = TinyRecipe("dpa", steps=2, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
 QUESTIONS = catalogue_of([2, 3, 4], train=[True] * 3).questions
 ODD = Question("X", "Wie viele der 1234 Bürger — “all” of them?\tReally\n?", ("0.5 %", "100,000", "数", " a  b"))
 
@@ -46,7 +46,7 @@ def test_prompts_and_answers_round_trip(tokenizer, task):
     assert len(tokenizer) <= RECIPE.vocab_size
 
 
-COUNTED = dataclasses.replace(RECIPE, counted=True, num_questions=64)
+COUNTED = dataclasses.replace(RECIPE, counted=True, batch_size=64)
 LONG = Question("L", "Which of these " + "many " * 2000 + "ones?", tuple(f"option {n}" for n in range(9)))
 
 
@@ -67,10 +67,8 @@ def test_a_counted_corpus_has_every_number_of_options_about_equally_often(task):
     recipe = dataclasses.replace(COUNTED, task=task)
     batches = tiny.corpus(recipe, (*QUESTIONS, LONG), np.random.default_rng(0))
     rows = [row for _ in range(50) for row in next(batches)]
-    first = [prompt for prompt, _ in rows[:: tiny.ANSWERS]]
-    assert [prompt for prompt, _ in rows] == [prompt for prompt in first for _ in range(tiny.ANSWERS)]
     sizes = [answer.count(",") + 1 for _, answer in rows]
-    counts = np.bincount(sizes[:: tiny.ANSWERS])[2:]
+    counts = np.bincount(sizes)[2:]
     assert len(counts) == 11  # 2 to 12, though the questions have 2, 3, 4 and 9
     assert abs(counts - 3200 / 11).max() < 5 * np.sqrt(3200 / 11)
     cue = {"dpa": "{} scores:", "opa": "ranking of {}:"}[task]
@@ -85,7 +83,7 @@ def test_a_counted_corpus_has_every_number_of_options_about_equally_often(task):
 
 
 def test_a_step_has_the_same_gradient_in_one_pass_and_in_many(monkeypatch):
-    recipe, score, ends = dataclasses.replace(COUNTED, num_questions=16, steps=1), tiny.response_logprobs, set()
+    recipe, score, ends = dataclasses.replace(COUNTED, batch_size=16, steps=1), tiny.response_logprobs, set()
 
     def scored(model, rows, **keys):
         last_J1 = rows.mask_JT.sum(1, keepdim=True) - 1

@@ -182,7 +182,7 @@ class SFTSection(Section):
     answer_step: Annotated[float, AfterValidator(_step)] = key(
         0.1, "step of probabilities in SFT's answers; a coarse one helps small models"
     )
-    steps: int = key(500, "optimizer steps; 0 = sft.epochs passes", ge=0)
+    steps: int = key(300, "optimizer steps; 0 = sft.epochs passes", ge=0)
     epochs: int = key(1, "passes over the training questions, if sft.steps is 0 (SFT table)", ge=1)
     batch_size: int = key(64, "answers in an optimizer step (SFT table: 16)", ge=1)
     learning_rate: float = key(2e-3, "learning rate of AdamW (SFT table: 5e-6)", gt=0)

@@ -113,7 +113,7 @@ def test_a_missing_package_an_old_one_and_little_memory_are_named(monkeypatch):
     found = {finding.what: finding.text for finding in doctor.machine() if not finding.good}
     assert set(found) == {"flwr", "torch", "memory", "GPU"}
     assert 'pip install "flwr[simulation]<1.43,>=1.41"' in found["flwr"]
-    assert "torch>=2.6" in found["torch"]
+    assert "torch>=2.9" in found["torch"]
     assert found["GPU"] == "exit status -9"
 
 

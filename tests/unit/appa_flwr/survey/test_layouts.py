@@ -131,3 +131,9 @@ def test_columns(case, suffix, tmp_path):
 def test_a_column_of_more_than_200_groups_is_none(tmp_path):
     file = _write(tmp_path / "x.csv", {"g": range(300), "q": [0, 1] * 150})
     refused("column g has 300 groups", convert, file, group_by="g")
+
+
+def test_a_text_below_a_thousand_numbers_in_excel_is_an_answer(tmp_path):
+    file = _write(tmp_path / "x.xlsx", {"g": ["N"] * 1500, "q": [*[1, 2] * 600, *["Other"] * 300]})
+    right = {"options": [["1", "2", "Other"]], "shares": {"N": [0.4, 0.4, 0.2]}}
+    _check(file, right | {"keys": {"group_by": "g"}}, tmp_path)

@@ -7,7 +7,7 @@ import random
 import pandas as pd
 import pyreadstat
 import pytest
-from small import CASES
+from small import CASES, cases
 from surveys import refused
 
 from appa_flwr.survey.codebook import Codebook
@@ -24,34 +24,8 @@ CODEBOOK = Codebook.model_validate(
         "questions": {name: {"id": name, "text": f"{name}?", "options": YES_NO} for name in ("Q1", "Q2")},
     }
 )
-# Rows that a reader could take for a header, and cells that could change a column's kind.
-HEADERS = [
-    ["", "1", "", "Response", ""],
-    ["Response", "Response", "Open-Ended Response", "Response", "1"],
-    ['{"ImportId":"QID1"}', '{"ImportId":"QID2"}', "{'ImportId': 'x'}", "", "1"],
-    ["Which party do you favour?", "Is it so, in your view?", "And the other one?", "Any comment?", "A weight"],
-    COLUMNS,
-    ["", "", "", "", ""],
-]
-CELLS = [
-    "",
-    "Red",
-    "Blue",
-    "1",
-    "2",
-    "2.0",
-    "fine",
-    '"fine',
-    "a\nb",
-    "Red,1,1",
-    "1;2",
-    "0,5",
-    "-1",
-    "1e400",
-    "nan",
-    "NULL",
-]
-CELLS += ["2026-01-02", "True", "x" * 3000, "\u00e9\u200b", "appa-survey", "sep=;", "=1", str(2**63), "<b>1</b>"]
+HEADERS, CELLS = cases("odd_rows").values()
+CELLS += ["x" * 3000]
 NUMBERS = [1.0, 2.0, math.nan, 0.5, -999_999_999.0, 2.0**31 - 26, 1e12, 1e300]
 
 

@@ -101,22 +101,13 @@ def test_without_config_policy_and_ledger_nothing_leaves(what, tmp_path):
         assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"context_seed": 1},  # the run has one fixed table
-        {"metrics": ("js", "kindness")},
-        {"question_J": np.arange(1, 25)},
-        {"question_J": np.arange(-1, 23)},
-        {"prediction_JK": np.ones((24, 2))},  # the widest question has four
-        {"prediction_JK": np.full((24, 4), -1.0)},
-        {"prediction_JK": np.full((24, 4), np.inf)},
-    ],
-    ids=["context seed", "metric", "past the end", "before", "narrow", "negative", "infinite"],
-)
+@pytest.mark.parametrize("change", cases("wrong_inputs")["reward_queries"]["rows"])
 def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
     node, catalogue = prepared_node()
     assert catalogue.option_QK.shape == (24, 4)
+    change = {
+        name: np.array(value) if name in ("question_J", "prediction_JK") else value for name, value in change.items()
+    }
     reply = node.ask(uniform_request(catalogue, **change).query())
     assert reply.error.code in (refusals.FAILED, refusals.FORGOTTEN)
     assert not reply.has_content()

@@ -340,7 +340,7 @@ def test_half_of_twenty_groups_must_answer_and_are_waited_for(timed, warnings, i
 def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else_to_do(timed):
     grid = timed(2, lambda n, kind, number: 5.0 * n)
     groups = working(grid)
-    request = groups.request(new_request())
+    request = groups.pending(new_request())
     replies = groups.grid.send_and_receive(request.messages, timeout=TIMEOUT)
     grid.sleep(7.0)  # the server's own work
     request.read(replies)

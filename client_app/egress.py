@@ -60,18 +60,18 @@ def guarded(action: Callable[[RecordDict, Node], Outgoing]) -> Callable[[Message
     return handle
 
 
-def numbers(query: Query, request: str, node: Node) -> Outgoing:
+def numbers(query: Query, digest: str, node: Node) -> Outgoing:
     """Compute the numbers of each of a node's groups.
 
     Raises:
-        Refused: the owner's policy forbids the request, or its digest `request` is of another catalogue, other target
+        Refused: the owner's policy forbids the request, or its `digest` is of another catalogue, other target
             tables or another config.
         ValueError: a number is outside the bounds of the request.
     """
     word, make = KINDS[query.kind]
     if not node.policy.may(word):
         raise Refused(refusals.MAY_NOT_LEAVE[word])
-    if request != queries.query_digest(query, node.context_hash):
+    if digest != queries.query_digest(query, node.context_hash):
         raise Refused(refusals.OTHER_CONTEXT)
     shapes = queries.layouts_of(query, node.masks)
     row_of = {group.name: queries.flatten(make(group, query), shapes) for group in node.groups}

@@ -148,8 +148,8 @@ class LocalGroups:
         """See Grid."""
         return []
 
-    def request(self, query: Query) -> SimpleNamespace:
-        """See `Groups.request`."""
+    def pending(self, query: Query) -> SimpleNamespace:
+        """See `Groups.pending`."""
         rows = [self.numbers(query, name) for name in self.names]
         shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
         replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))

@@ -1,7 +1,7 @@
-"""Phases of a run, in order. Each phase writes its results into the run's folder and returns them.
+"""Phases of a run, in order. Each phase writes its results into the run's folder.
 
-join -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> sft scores -> baselines ->
-ppo and its scores, by each rule -> report
+survey -> rules -> embedding -> join -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores ->
+sft -> sft scores -> baselines -> ppo and its scores, by each rule -> report
 
 With run.phases = "pluralllm" the phases are join -> pluralllm -> targets -> report; with "serve" the run scores the
 answers of other trainers before the report.
@@ -58,7 +58,7 @@ from server_app.run_writer import RunWriter
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunWriter) -> None:
-    """Run all phases of the config, from the greeting of the groups to the report."""
+    """Run all phases of the config, from the survey to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
     rules = check_rules(config, survey.groups or config.group_names)
     groups = Groups(

@@ -36,12 +36,10 @@ class Round:
 
     rollout: Rollout
     answers: Responses
-    request: PendingQuery  # for the rewards of the answers
+    pending: PendingQuery  # for the rewards of the answers
     seconds: dict[str, float]  # of each part
     line: Iteration | None = None  # the round's line of metrics.jsonl, after the update
-    held_out: tuple[RewardQuery, PendingQuery] | None = (
-        None  # answers to held-out questions, and the request to score them
-    )
+    held_out: tuple[RewardQuery, PendingQuery] | None = None  # of the answers to held-out questions
 
 
 @dataclass(eq=False)
@@ -49,7 +47,7 @@ class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the data stays with the groups, and groups send only rewards.
 
     A round is an iteration of Algorithm 1. Flower's `start` drives the rounds, with empty arrays, as no weights travel.
-    If fewer groups than `run.min-groups` give rewards, no step is taken; the run goes on from its checkpoint.
+    If fewer groups than `run.min-groups` give rewards, the run ends; resumed, it goes on from its checkpoint.
     """
 
     run: RunInputs
@@ -73,17 +71,17 @@ class AppaStrategy(Strategy):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
-        request = self._request(self.rule.query(answers, self.done + server_round), server_round)
-        self._round = Round(rollout, answers, request, seconds)
-        return request.messages
+        pending = self._pending(self.rule.query(answers, self.done + server_round), server_round)
+        self._round = Round(rollout, answers, pending, seconds)
+        return pending.messages
 
-    def _request(self, ask: Query, server_round: int) -> PendingQuery:
+    def _pending(self, query: Query, server_round: int) -> PendingQuery:
         """A request of an iteration, which has the same replies, perhaps without some groups, if it is repeated.
 
         All rules begin with the same model, so the first iteration's replies are for the next rules too.
         """
         passing = self.done + server_round > 1
-        return self.run.groups.request(ask, history=True, passing=passing)
+        return self.run.groups.pending(query, history=True, passing=passing)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, None]:
         """Combine the groups' rewards into one reward per answer by the rule, and update the policy.
@@ -93,7 +91,7 @@ class AppaStrategy(Strategy):
         now = self._round
         with timed(now.seconds, "reference"):
             reference = self.engine.reference_pass(now.rollout.sequences)
-        rewards = now.request.read(replies)
+        rewards = now.pending.read(replies)
         now.seconds["federation_wait"] = self.run.groups.grid.seconds_waited
         reward_J, state, fields = self.rule.result(self.state, now.answers, rewards)
         with timed(now.seconds, "update"):
@@ -107,7 +105,7 @@ class AppaStrategy(Strategy):
             traffic=dict(self.run.groups.grid.traffic),
             **(fields | learned),
         )
-        return None, None  # Flower only logs what is returned
+        return None, None  # no arrays and no metrics for Flower to keep
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -117,19 +115,19 @@ class AppaStrategy(Strategy):
         if not every or (self.done + server_round) % every:
             return []
         answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
-        scores = answers.reward_query([self.run.config.reward_metric], references=tuple(evaluation.REFERENCES))
-        request = self._request(scores.query(), server_round)
-        self._round.held_out = scores, request
-        return request.messages
+        reward_query = answers.reward_query([self.run.config.reward_metric], references=tuple(evaluation.REFERENCES))
+        pending = self._pending(reward_query.query(), server_round)
+        self._round.held_out = reward_query, pending
+        return pending.messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Compute FI, Avg AS and Min AS on held-out questions, if the round has them, and finish the round."""
         line = self._round.line
         assert line is not None
         if self._round.held_out is not None:
-            scores, request = self._round.held_out
+            reward_query, pending = self._round.held_out
             try:
-                curve = evaluation.curve_points(request.read(replies), scores, self.run.groups.names)
+                curve = evaluation.curve_points(pending.read(replies), reward_query, self.run.groups.names)
             except TooFew as error:  # the step has been taken; only a point of the curve is missing
                 log.warning("iteration %d is not scored: %s", line.iteration, error)
             else:
@@ -137,7 +135,7 @@ class AppaStrategy(Strategy):
         self.finished(line, self.state)
 
     def summary(self) -> None:
-        """Unused: the run's log has everything."""
+        """Called by Flower's `start`; empty, as the run's log has everything."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The paper's equations of fairness, aggregation and weights, as pure functions of arrays.
 
 Legend: G groups, J answers: the rollouts of an iteration, or a method's answers to the held-out questions. The
-functions of fairness take NaN where a group has no reward. The others take finite arrays of the groups that answered,
-and parameters in the ranges of the section `appa`; they check neither, but `Rule.apply` does.
+functions of fairness, and `training_reward`, take NaN where a group has no reward. The others take finite arrays of the
+groups that answered, and parameters in the ranges of the section `appa`; they check neither, but `Rule.apply` does.
 """
 
 import numpy as np

@@ -6,6 +6,7 @@ reply names the groups; further parts of the replies:
 
 - to `CATALOGUE`: fields `answered` (number of training answers of each group), `may` (`may-leave` of the owner) and
   `noise` (the epsilon of all releases, and a standard deviation in people; empty for exact answers)
+- to `TARGETS`: field `by_mean` (questions of each group that are predicted by the mean alone)
 - to `ASK`: rows (G, N) of float64
 
 Each `unpack_...` raises a ValueError without quoting the content if `pack_...` cannot have made the content.
@@ -178,9 +179,9 @@ def unpack_weights(content: RecordDict) -> npt.NDArray[np.float32]:
         return _arrays(content).array(_WEIGHTS, np.float32, axes=1)
 
 
-def pack_query(query: Query, request: str) -> RecordDict:
+def pack_query(query: Query, digest: str) -> RecordDict:
     """Request and its digest (`appa_flwr.protocol.queries.query_digest`) -> records."""
-    head = ConfigRecord({"kind": query.kind, "request": request})
+    head = ConfigRecord({"kind": query.kind, "request": digest})
     return RecordDict({_HEAD: head, _SETTINGS: ConfigRecord({**query.settings}), _ARRAYS: arrays_record(query.arrays)})
 
 
@@ -251,7 +252,7 @@ def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
 
 
 def _arrays(content: RecordDict) -> Query:
-    """Wrap a content's arrays in an `Query`, whose method `array` checks types."""
+    """Wrap a content's arrays in a `Query`, whose method `array` checks types."""
     return Query("", {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()})
 
 

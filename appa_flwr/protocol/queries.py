@@ -1,6 +1,6 @@
 """Requests for numbers, and the layout of the arrays in the replies.
 
-Both references derive names, shapes and bounds of the arrays from the request, so that a reply holds only numbers.
+Server and group both derive names, shapes and bounds of the arrays from the query, so that a reply holds only numbers.
 
 Axis letters: Q public questions, K options, J scored answers, E features, N numbers.
 """
@@ -180,17 +180,17 @@ class Layout:
     most: float
 
 
-def layouts_of(query: Query, catalogue: Masks) -> dict[str, Layout]:
-    """Layout of the arrays in a reply, by name; both references derive it from the request and the catalogue.
+def layouts_of(query: Query, masks: Masks) -> dict[str, Layout]:
+    """Layout of the arrays in a reply, by name; server and group both derive it from the request and the masks.
 
     Only rewards against survey answers say whether they are known: every answer has a target.
 
     Raises:
         ValueError: the request does not fit its kind.
     """
-    training = int(catalogue.train_Q.sum())
+    training = int(masks.train_Q.sum())
     if query.kind in (VOTES, PREDICTIONS, ANSWERS):
-        return {"votes": Layout(catalogue.option_QK.shape, 0.0, float(catalogue.option_QK.shape[1]))}
+        return {"votes": Layout(masks.option_QK.shape, 0.0, float(masks.option_QK.shape[1]))}
     if query.kind == UPDATE:
         step = LARGEST_STEP * training
         return {
@@ -201,50 +201,50 @@ def layouts_of(query: Query, catalogue: Masks) -> dict[str, Layout]:
     if query.kind in (VALIDATION, SCORES):
         size = query.count("size", least=1, most=MOST_MEASURES)
         if query.kind == SCORES:
-            return {"scores": Layout((size,), 0.0, len(catalogue.train_Q))}
+            return {"scores": Layout((size,), 0.0, len(masks.train_Q))}
         return {
             "answers": Layout((1,), 0.0, training),
             "gain": Layout((size,), -training, training),
             "square": Layout((size,), 0.0, training),
         }
-    request = RewardQuery.of(query)
+    reward_query = RewardQuery.of(query)
     parts = {TARGET_REFERENCE: ("reward",), TRUTH_REFERENCE: ("reward", "known")}
-    names = [f"{metric} {reference} {part}" for metric, reference in request.keys for part in parts[reference]]
-    return dict.fromkeys(names, Layout((len(request.question_J),), 0.0, 1.0))
+    names = [f"{metric} {reference} {part}" for metric, reference in reward_query.keys for part in parts[reference]]
+    return dict.fromkeys(names, Layout((len(reward_query.question_J),), 0.0, 1.0))
 
 
-def flatten(values: Mapping[str, npt.ArrayLike], numbers: Mapping[str, Layout]) -> FloatArray:
+def flatten(values: Mapping[str, npt.ArrayLike], layouts: Mapping[str, Layout]) -> FloatArray:
     """Flatten a group's arrays to one row (N,), in the layout of `layouts_of`.
 
     Raises:
         ValueError: names or shapes differ from the layout, or a number is outside its bounds.
     """
     parts = []
-    if values.keys() != numbers.keys():
-        raise ValueError(f"the numbers are {', '.join(values)}; the request asks for {', '.join(numbers)}")
-    for name, number in numbers.items():
+    if values.keys() != layouts.keys():
+        raise ValueError(f"the numbers are {', '.join(values)}; the request asks for {', '.join(layouts)}")
+    for name, layout in layouts.items():
         array = np.asarray(values[name], dtype=np.float64)
-        if array.shape != number.shape:
-            raise ValueError(f"{name} has shape {array.shape} instead of {number.shape}")
-        if not ((array >= number.least) & (array <= number.most)).all():
-            raise ValueError(f"{name} is outside [{number.least:g}, {number.most:g}]")
+        if array.shape != layout.shape:
+            raise ValueError(f"{name} has shape {array.shape} instead of {layout.shape}")
+        if not ((array >= layout.least) & (array <= layout.most)).all():
+            raise ValueError(f"{name} is outside [{layout.least:g}, {layout.most:g}]")
         parts.append(array.ravel())
     return np.concatenate(parts)
 
 
-def split(flat: FloatArray, numbers: Mapping[str, Layout]) -> dict[str, FloatArray]:
+def split(flat: FloatArray, layouts: Mapping[str, Layout]) -> dict[str, FloatArray]:
     """Undo `flatten` for one row or several: (..., N) -> arrays by name, each (..., its shape).
 
     Raises:
         ValueError: N does not fit the layout.
     """
-    sizes = [math.prod(number.shape) for number in numbers.values()]
+    sizes = [math.prod(layout.shape) for layout in layouts.values()]
     if flat.shape[-1] != sum(sizes):
         raise ValueError(f"the row has {flat.shape[-1]} numbers; the request asks for {sum(sizes)}")
     parts = np.split(flat, np.cumsum(sizes)[:-1], axis=-1)
     return {
-        name: part.reshape(*flat.shape[:-1], *number.shape)
-        for part, (name, number) in zip(parts, numbers.items(), strict=True)
+        name: part.reshape(*flat.shape[:-1], *layout.shape)
+        for part, (name, layout) in zip(parts, layouts.items(), strict=True)
     }
 
 
@@ -253,12 +253,12 @@ def ballot_of(query: Query, task: str) -> str:
     return votes.BALLOTS[task] if query.kind == VOTES else votes.DISTRIBUTION
 
 
-def fault(query: Query, row_N: FloatArray, catalogue: Masks, *, task: str) -> str | None:
+def fault(query: Query, row_N: FloatArray, masks: Masks, *, task: str) -> str | None:
     """Fault in a group's row of numbers (N,), in words; None if the row can be used."""
-    numbers, option_QK = layouts_of(query, catalogue), catalogue.option_QK
+    layouts, option_QK = layouts_of(query, masks), masks.option_QK
     try:
-        own = split(row_N, numbers)
-        flatten(own, numbers)
+        own = split(row_N, layouts)
+        flatten(own, layouts)  # for its checks
     except ValueError as error:
         return str(error)
     if query.kind in (VOTES, PREDICTIONS, ANSWERS):
@@ -271,12 +271,12 @@ def fault(query: Query, row_N: FloatArray, catalogue: Masks, *, task: str) -> st
         return "a number of answers that is not whole"
     if query.kind != REWARDS:
         return None
-    request = RewardQuery.of(query)
-    for metric, reference in request.keys:
-        if (own[f"{metric} {reference} reward"][~request.readable_J] > 0).any():
+    reward_query = RewardQuery.of(query)
+    for metric, reference in reward_query.keys:
+        if (own[f"{metric} {reference} reward"][~reward_query.readable_J] > 0).any():
             return f"{metric} rewards above 0 for answers that nobody can read"
         if reference == TRUTH_REFERENCE and not np.isin(own[f"{metric} {reference} known"], (0.0, 1.0)).all():
-            return f"{metric} rewards that are not known"
+            return f"{metric} flags of known rewards that are neither 0 nor 1"
     return None
 
 

@@ -73,11 +73,11 @@ class Groups:
 
     def ask(self, query: Query, *, history: bool = False) -> Replies:
         """Send a request for numbers and read the replies; raises the errors of `PendingQuery.read`."""
-        request = self.request(query, history=history)
+        pending = self.pending(query, history=history)
         timeout = self.config.run.reply_timeout
-        return request.read(self.grid.send_and_receive(request.messages, timeout=timeout))
+        return pending.read(self.grid.send_and_receive(pending.messages, timeout=timeout))
 
-    def request(self, query: Query, *, history: bool = False, passing: bool = False) -> "PendingQuery":
+    def pending(self, query: Query, *, history: bool = False, passing: bool = False) -> "PendingQuery":
         """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait.
 
         Only groups without a stored reply are asked, and none if other numbers rest on the stored replies (`history`).
@@ -94,15 +94,15 @@ class Groups:
             path = self.folder / (PASSING if passing else "") / f"{digest}.npz"
         layouts = queries.layouts_of(query, self._catalogue)
         kept = kept_replies(path, layouts) if path is not None and path.exists() else None
-        request = PendingQuery(self.members, query, messages.pack_query(query, digest), self._catalogue, path, kept)
+        pending = PendingQuery(self.members, query, messages.pack_query(query, digest), self._catalogue, path, kept)
         missing = set(self.names) - set(kept.groups if kept else ())
         if missing and not (kept and history):
             before = self.members.hosts().items()
             self.members.prepare()
             if back := sorted(name for name, _ in self.members.hosts().items() - before):
                 log.warning("back: %s", listed(back, NAMES))
-            request.messages = request.to(missing)
-        return request
+            pending.messages = pending.to(missing)
+        return pending
 
     def forget_passing(self) -> None:
         """Remove the `passing` replies: of PPO's iterations up to a checkpoint, which no resumed run repeats."""

@@ -74,7 +74,8 @@ def sample(
     generator: torch.Generator | None = None,
     budget: Budget | None = None,
 ) -> Rollout:
-    """Sample one answer to each of J prompts under softmax(logits / temperature), or decode greedily (temperature 1).
+    """Sample one answer to each of J prompts under softmax(logits / temperature), or decode greedily, with
+    log-probabilities at temperature 1.
 
     `generator` is on the model's device, and None only for greedy decoding. `budget` has the most rows of a pass, for
     later batches too; without it, all rows are one pass. A batch that does not fit into memory is sampled again in

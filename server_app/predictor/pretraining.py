@@ -70,7 +70,7 @@ class GroupRounds(FedAvg):
         """Ask every group for an update; groups without answers send one of length 0."""
         self._sent = _single(arrays)
         settings = {"round": server_round, "proximal": float(str(config.get("proximal-mu", 0.0)))}
-        self._request = self.groups.request(Query(queries.UPDATE, {"weights": join_weights(self._sent)}, settings))
+        self._request = self.groups.pending(Query(queries.UPDATE, {"weights": join_weights(self._sent)}, settings))
         return self._request.messages
 
     def aggregate_train(
@@ -105,7 +105,7 @@ class GroupRounds(FedAvg):
         if server_round != validation_round(self.config.pluralllm):
             return []
         weights = {"weights": join_weights(_single(arrays))}
-        self._validation = self.groups.request(Query(queries.VALIDATION, weights, {"size": len(SHARES)}))
+        self._validation = self.groups.pending(Query(queries.VALIDATION, weights, {"size": len(SHARES)}))
         return self._validation.messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:

@@ -62,7 +62,7 @@ def forged(name, **written):
 )
 def test_a_reply_is_of_the_node_that_was_asked_and_to_its_message_whatever_it_says_of_itself(written, expected):
     grid = OverlapGrid(FakeGrid({1: forged("A", **written), 2: named("B")}, polls_to_wait={2: 3}))
-    replies = send(grid, [1, 2], timeout=0.2)
+    replies = send(grid, [1, 2], timeout=1.0)
     assert dict(zip(replies, names(replies), strict=True)) == expected
 
 
@@ -341,7 +341,7 @@ def test_half_of_twenty_groups_must_answer_and_are_waited_for(timed, warnings, i
 def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else_to_do(timed):
     grid = timed(2, lambda n, kind, number: 5.0 * n)
     groups = working(grid)
-    request = groups.request(new_request())
+    request = groups.pending(new_request())
     replies = groups.grid.send_and_receive(request.messages, timeout=TIMEOUT)
     grid.sleep(7.0)  # the server's own work
     request.read(replies)

@@ -173,7 +173,7 @@ def test_the_same_request_is_asked_once(tmp_path):
     for _ in range(2):  # a resumed run too
         groups = federated({1: node}, replies=tmp_path / "replies")
         for _ in range(2):
-            request = groups.request(REQUEST.query())
+            request = groups.pending(REQUEST.query())
             sent.append(len(request.messages))
             answer = request.read(groups.grid.send_and_receive(request.messages, timeout=1.0))
             np.testing.assert_array_equal(answer.each("js targets reward"), [GOOD])
@@ -199,13 +199,13 @@ def test_a_group_that_was_away_is_asked_when_it_is_there_and_nobody_else(tmp_pat
     nodes[2].silent.clear()
     assert groups.ask(ask).groups == ("A", "B")
     groups.grid._late[2] = "message 1", math.inf  # nobody who is there lacks
-    assert groups.request(ask).messages == []
+    assert groups.pending(ask).messages == []
     groups = at_work(nodes, ("A", "B", "C"), replies=tmp_path / "replies")
-    request = groups.request(ask)
+    request = groups.pending(ask)
     assert [message.metadata.dst_node_id for message in request.messages] == [3]
     whole = request.read(groups.grid.send_and_receive(request.messages, timeout=1.0))
     np.testing.assert_array_equal(whole.rows("js targets reward", "ABC"), [GOOD, GOOD / 2, GOOD / 3])
-    assert groups.request(ask).messages == []
+    assert groups.pending(ask).messages == []
     assert groups.ask(history, history=True).groups == ("A",)
     assert [len(node.asked) for node in nodes.values()] == [2, 3, 1]
 

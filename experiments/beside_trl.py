@@ -255,6 +255,7 @@ def sft(work: Workload, *, ours: bool) -> dict[str, float]:
         trainer = make_trainer(model, base, config, dataset, folder=folder, callbacks=[recorder])
     else:
         args = arguments(config, folder, cpu=True)
+        args.warmup_steps = args.max_steps // 10  # as our trainer's schedule
         adapter = lora_config(config, config.policy.sft_lora_modules, dropout=LORA_DROPOUT)
         more: dict[str, Any] = {"processing_class": tokenizer(), "peft_config": adapter}
         trainer = SFTTrainer(model, args=args, train_dataset=dataset, callbacks=[recorder], **more)

@@ -81,7 +81,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         started = deployment.started
         for name in (A, B):
             started.start_node(name)
-        keys = {**ALL, "ppo__num_iterations": 24, "run__reply_timeout": 30.0}
+        keys = {**ALL, "ppo__num_iterations": 60, "run__reply_timeout": 30.0}
         deployment.submit(**keys)
         deployment.wait(lambda: bool(deployment.iterations))
         assert missing(deployment) == [C]
@@ -107,7 +107,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         assert deployment.status() != COMPLETED
         deployment.submit(**keys, run__resume=True)
         ended(deployment)
-        assert len(deployment.iterations) == 24 > done
+        assert len(deployment.iterations) == 60 > done
         assert "resumed at iteration" in warnings(deployment)
         assert f"back: {C}" in warnings(deployment)
 

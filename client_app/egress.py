@@ -75,8 +75,9 @@ def numbers(query: Query, digest: str, node: Node) -> Outgoing:
         raise Refused(refusals.OTHER_CONTEXT)
     shapes = queries.layouts_of(query, node.masks)
     row_of = {group.name: queries.flatten(make(group, query), shapes) for group in node.groups}
-    if queries.TRUTH_REFERENCE in query.settings.get("references", ()) and node.policy.may(queries.TRUTH_REFERENCE):  # type: ignore[operator]
-        word += f", {queries.TRUTH_REFERENCE}"
+    truth = queries.TRUTH_REFERENCE
+    if truth in query.settings.get("references", ()) and node.policy.may(truth):  # type: ignore[operator]
+        word += f", {truth}"
     return Outgoing(messages.pack_reply(list(row_of), np.stack([*row_of.values()])), word)
 
 

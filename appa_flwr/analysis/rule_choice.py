@@ -28,7 +28,7 @@ _NUM_TRIED = 16  # rollouts on which a user's rule is tried
 
 
 def find(name: str) -> tuple[type[Rule], dict[str, Any]]:
-    """Find a rule's class by name, and the values that a user's instance sets: an entry of `RULES`, or "module:name".
+    """Find a rule's class by name, and the values that an instance sets: an entry of `RULES`, or "module:name".
 
     Raises:
         UserError: an unknown rule, a module that cannot be imported, or no rule of that name in it.

@@ -263,4 +263,4 @@ RULES: dict[str, type[Rule] | Rule] = {
     "appa-printed": Appa(temperature=0.1, fairness_threshold=0.99),  # as the paper prints them (APPA table)
     "mix": Mix,
 }
-"""Rules by their names in config and reports; of an instance no config changes the values that it sets."""
+"""Rules by their names in config and reports; no config changes the values that an instance sets."""

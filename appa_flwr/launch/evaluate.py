@@ -30,11 +30,11 @@ def evaluate(served: Served, name: str, *, model: str, endpoint: str = "", plain
     if endpoint:
         texts = asyncio.run(_remote(endpoint, prompts, model=model, tokens=tokens, plain=plain))
     else:
-        # Imported here, since a group's machine has this package without the server's.
-        from appa_flwr.loaded import LocalModel
-        from server_app import quiet
+        from server_app import quiet  # here, since a group's machine has this package without the server's
 
-        quiet(bars=True)
+        quiet(bars=True)  # before libraries that print when they are imported
+        from appa_flwr.loaded import LocalModel
+
         texts = [*LocalModel(model).answers(prompts, answer_tokens=tokens)]
     answers = {row["question_id"]: text for row, text in zip(held_out["questions"], texts, strict=True)}
     return asyncio.run(served.ask("POST", f"/v1/models/{name}", {"answers": answers}))

@@ -45,7 +45,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
     refused(f"^{re.escape(says.format(folder=tmp_path))}", schema.read_config, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "content", "says"), cases("wrong_inputs")["run_files"]["rows"])
+@pytest.mark.parametrize(("name", "content", "says"), cases("wrong_inputs")["schema"]["rows"])
 def test_a_wrong_value_and_what_is_no_json_are_named_with_their_place(tmp_path, name, content, says):
     if isinstance(content, str):
         (tmp_path / FILES[name].name).write_text(content)

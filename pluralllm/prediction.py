@@ -69,9 +69,8 @@ class GroupPredictor:
 
         `data` are the group's training answers, without any held-out answers; `context_seed` numbers the context.
         """
-        table_QK: FloatArray = self.choices(
-            data, np.arange(len(self.public.questions)), (None,), context_seed=context_seed
-        )[0]
+        rows = np.arange(len(self.public.questions))
+        table_QK: FloatArray = self.choices(data, rows, (None,), context_seed=context_seed)[0]
         return table_QK
 
     @torch.inference_mode()

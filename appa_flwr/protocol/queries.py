@@ -128,9 +128,7 @@ class RewardQuery:
     prediction_JK: FloatArray  # parsed answers; a row of NaN is an unreadable answer, which scores 0
     metrics: tuple[str, ...]
     references: tuple[str, ...] = (TARGET_REFERENCE,)
-    context_seed: int = (
-        0  # 0 = score against the run's target table; other numbers select a fresh context for predictions
-    )
+    context_seed: int = 0  # 0 = the run's target table; other numbers select a fresh context for predictions
 
     @property
     def readable_J(self) -> BoolArray:
@@ -148,25 +146,19 @@ class RewardQuery:
             "question": np.asarray(self.question_J, dtype=np.int64),
             "prediction": np.asarray(self.prediction_JK, dtype=np.float64),
         }
-        return Query(
-            REWARDS,
-            arrays,
-            {"metrics": list(self.metrics), "references": list(self.references), "context_seed": self.context_seed},
-        )
+        names = {"metrics": list(self.metrics), "references": list(self.references)}
+        return Query(REWARDS, arrays, {**names, "context_seed": self.context_seed})
 
     @classmethod
     def of(cls, query: Query) -> "RewardQuery":
         """Read the answers of such a request; raises ValueError if they are malformed or too many."""
-        question_J, prediction_JK = (
-            query.array("question", np.int64, axes=1),
-            query.array("prediction", np.float64, axes=2),
-        )
+        question_J = query.array("question", np.int64, axes=1)
+        prediction_JK = query.array("prediction", np.float64, axes=2)
         if not len(question_J) == len(prediction_JK) <= MOST_ANSWERS:
             raise ValueError("questions and answers differ in number, or there are too many answers")
         references, metrics = tuple(query.setting("references", (str,))), tuple(query.setting("metrics", (str,)))
-        if not set(references) <= {TARGET_REFERENCE, TRUTH_REFERENCE} or len({*references}) + len({*metrics}) < len(
-            references
-        ) + len(metrics):
+        is_known = {*references} <= {TARGET_REFERENCE, TRUTH_REFERENCE}
+        if not is_known or any(len({*names}) < len(names) for names in (references, metrics)):
             raise ValueError("a reference is unknown, or a reference or metric appears twice")
         return cls(question_J, prediction_JK, metrics, references, query.count("context_seed"))
 

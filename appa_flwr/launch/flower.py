@@ -170,13 +170,13 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    _, shown = files.PROGRESS.since(folder, 0)  # the bytes from before the run was resumed
+    shown = max((number for number, _ in files.PROGRESS.lines(folder)), default=0)  # before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / files.FLOWER_LOG)
 
     def follow() -> None:
         nonlocal shown
-        records, shown = files.PROGRESS.since(folder, shown)
-        for record in records:
+        for number, record in files.PROGRESS.lines(folder, after=shown):
+            shown = number
             left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
             print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
 

@@ -66,15 +66,9 @@ def deploy_local(config: Config, root: Path) -> Path:
     sites = make_sites(config, root, host=LOOPBACK, port=free_port())
     if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
-    own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
-    own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
-    placed = {
-        **config.flat(),
-        **_prompts(config),
-        "groups": "; ".join(sites.groups),
-        **{key: str(path) for key, path in own.items()},
-    }
-    config = Config.load(placed)
+    names = {"survey": QUESTIONS_FILE, "run.output-dir": "runs", "run.group-keys": GROUP_KEYS_FILE}
+    placed = {key: str(sites.server / name) for key, name in names.items()}
+    config = Config.load({**config.flat(), **_prompts(config), "groups": "; ".join(sites.groups), **placed})
     claimed = claim(config, launcher=True)
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)

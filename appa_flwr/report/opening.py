@@ -22,7 +22,7 @@ READABLE = 0.9
 """A policy of which fewer answers can be read has not learned to answer."""
 
 ENOUGH = 30
-"""Fewest held-out questions whose intervals can be relied on."""
+"""Fewest held-out questions whose intervals can be relied on; samples of fewer are too similar."""
 
 GLOSSARY: Mapping[str, str] = {
     "policy": "the language model that was trained; its answer to a question is a share for each option, or a ranking",

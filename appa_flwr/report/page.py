@@ -20,8 +20,6 @@ from appa_flwr.run.pair_scores import SURVEY
 from appa_flwr.run.read import BY, RunReader
 from appa_flwr.run.records import KL_JUMP, LOOK_UPS, PPO, TRAINED_METHODS
 
-FEW_QUESTIONS = 30
-"""With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
     "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Where groups score nearly "
     "alike, the lowest of their scores is too low by chance. Intervals and differences of Min AS are corrected for "
@@ -133,8 +131,8 @@ def _tables(run: RunReader, intervals: pd.DataFrame) -> Iterator[Markup]:
         note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
         levels = html(frames.methods(intervals, summary, rule=rule), caption=note, css="wide")
         yield _folded("Scores of all methods", levels)
-        few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
-        note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
+        few = run.questions is not None and run.questions.held_out < opening.ENOUGH
+        note = DIFFERENCES_NOTE + (f" Over fewer than {opening.ENOUGH} questions they are too narrow." if few else "")
         minus = frames.differences(intervals, summary, rule=rule)
         tables = Markup("").join(html(frame, caption=note, sign=True, css="wide") for frame in minus)
         yield _folded("Differences", tables)

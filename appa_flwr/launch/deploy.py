@@ -20,7 +20,6 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, OWNER_POLICY_FIL
 from appa_flwr.launch.terminal import show
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import claim
-from appa_flwr.run.schema import SUPERLINK_LOG
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 START, SERVER = "./start.sh", "(server)"
@@ -100,8 +99,7 @@ class Started:
 
 def start_server(server: Flower, home: Path) -> subprocess.Popen[bytes]:
     """Start the SuperLink, for the first time or again; `home` keeps its state apart from other deployments."""
-    command = [START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)]
-    return server.start_superlink(command, log=server.folder / SUPERLINK_LOG)
+    return server.start_superlink([START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)])
 
 
 def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:

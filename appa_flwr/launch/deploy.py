@@ -37,7 +37,8 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
     if not (survey.groups or groups):
         raise UserError(f"{config.survey}: has questions alone; name the groups that have answered them: groups=A;B")
     del keys["run.output-dir"]  # chosen at the server
-    keys |= _prompts(config)
+    # The server's file of questions does not say that these are generated, which chooses the prompts.
+    keys["policy.prompt-style"] = config.prompt_style
     bundle = bundle_hash()
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
     for owner_policy in (sites.group(name) / OWNER_POLICY_FILE for name in sites.groups):
@@ -67,7 +68,8 @@ def deploy_local(config: Config, root: Path) -> Path:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
     names = {"survey": QUESTIONS_FILE, "run.output-dir": "runs", "run.group-keys": GROUP_KEYS_FILE}
     placed = {key: str(sites.server / name) for key, name in names.items()}
-    config = Config.load({**config.flat(), **_prompts(config), "groups": "; ".join(sites.groups), **placed})
+    placed |= {"policy.prompt-style": config.prompt_style, "groups": "; ".join(sites.groups)}
+    config = Config.load({**config.flat(), **placed})
     claimed = claim(config, launcher=True)
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
@@ -76,11 +78,6 @@ def deploy_local(config: Config, root: Path) -> Path:
         followed(config, started.parties[SERVER], command, superlink=started.superlink)
     claimed.release()
     return config.run_folder
-
-
-def _prompts(config: Config) -> dict[str, str]:
-    """The prompts of the survey's source: the server's file of questions does not say that these are generated."""
-    return {"policy.prompt-style": config.prompt_style}
 
 
 @dataclass

@@ -128,14 +128,13 @@ class Predictor:
         if not weights.exists():
             raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
         here = run_folder.resolve()
-        placed = {"run.output-dir": str(here.parent), "run-name": here.name}
-        self._config = Config.load({**config.flat(), **placed})
-        with threadpool_limits(1):  # as in a run: the number of threads may change the features
-            self._catalogue = catalogue = build_catalogue(self._config)
-        trained, _ = load(weights, self._config, catalogue, initial_weights(self._config))
-        model = build(config.pluralllm.architecture)
-        model.load_state_dict(trained.to_torch_state_dict())
+        config = Config.load({**config.flat(), "run.output-dir": str(here.parent), "run-name": here.name})
         settings = config.pluralllm
+        with threadpool_limits(1):  # as in a run: the number of threads may change the features
+            self._catalogue = catalogue = build_catalogue(config)
+        trained, _ = load(weights, config, catalogue, initial_weights(config))
+        model = build(settings.architecture)
+        model.load_state_dict(trained.to_torch_state_dict())
         self._predictor = GroupPredictor(model, catalogue, num_context=settings.num_context_questions, seed=config.seed)
 
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:

@@ -22,8 +22,8 @@ from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.rewards import METRICS
 
-Program = tuple[cp.Expression, cp.Variable, cp.Constraint]
-"""The groups' scores (G,), the answers (N,) before normalisation, and the constraint on the answers."""
+Program = tuple[cp.Expression, cp.Constraint]
+"""The groups' scores (G,) of answers (N,) before normalisation, and the constraint on the answers."""
 
 OBJECTIVES = ("average", "min")
 """`average`: the mean of the groups' scores; `min`: the worst group's score."""
@@ -76,16 +76,18 @@ def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metr
     # A group's score is the mean over its own questions, so each pair's weight is 1 / (number of these questions).
     pair_GN = (present_GQ / present_GQ.sum(axis=1, keepdims=True))[:, question_N]
     target_GN = targets_GQK[:, options_QK]
+    answer_N = cp.Variable(len(question_N), nonneg=True)
+    _solve(_PROGRAMS[metric](answer_N, target_GN, pair_GN, question_N), objective=objective)
     answer_QK = np.zeros(options_QK.shape)
-    answer_QK[options_QK] = _solved(_PROGRAMS[metric](target_GN, pair_GN, question_N), objective=objective)
+    answer_QK[options_QK] = np.maximum(answer_N.value, _TINY)
     answer_QK = np.where(present_GQ[..., None].any(axis=0), answer_QK, options_QK)
     shares_QK: FloatArray = answer_QK / answer_QK.sum(axis=1, keepdims=True)
     return shares_QK
 
 
-def _solved(program: Program, *, objective: str) -> FloatArray:
-    """Solve for the answers (N,) that maximise the objective, all positive."""
-    score_G, answer_N, constraint = program
+def _solve(program: Program, *, objective: str) -> None:
+    """Give the program's answers the values that maximise the objective; raises NotSolved."""
+    score_G, constraint = program
     goal = cp.min(score_G) if objective == "min" else cp.sum(score_G) / score_G.size
     problem = cp.Problem(cp.Maximize(goal), [constraint])
     failed = ""
@@ -98,50 +100,45 @@ def _solved(program: Program, *, objective: str) -> FloatArray:
             failed = str(error)
             continue
         if problem.status in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-            break
+            return
         failed = f"Clarabel ends as {problem.status}"
-    else:
-        raise NotSolved(f"no best shared answers for the objective {objective}: {failed}")
-    best_N: FloatArray = np.maximum(answer_N.value, _TINY)
-    return best_N
+    raise NotSolved(f"no best shared answers for the objective {objective}: {failed}")
 
 
-def _js(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
+def _js(answer_N: cp.Variable, target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
     """The sum of y log(2y / (y + t)) + t log(2t / (y + t)) is the divergence times 2 log 2; for t = 0 it is linear."""
-    answer_N = cp.Variable(len(question_N), nonneg=True)
     group_E, option_E = np.nonzero((pair_GN > 0.0) & (target_GN > 0.0))
     answer_E, target_E = answer_N[option_E], _shares(target_GN, question_N)[group_E, option_E]
     middle_E = (answer_E + target_E) / 2.0
     divergence_E = cp.rel_entr(answer_E, middle_E) + cp.rel_entr(target_E, middle_E)
-    pair_GE = _sparse(pair_GN[group_E, option_E], group_E, np.arange(len(group_E)))
+    pair_GE = sparse.csr_array((pair_GN[group_E, option_E], (group_E, np.arange(len(group_E)))))
     linear_GN = math.log(2.0) * pair_GN * (target_GN == 0.0)
     score_G = 1.0 - (pair_GE @ divergence_E + linear_GN @ answer_N) / (2.0 * math.log(2.0))
-    return score_G, answer_N, _sums(question_N) @ answer_N == 1.0
+    return score_G, _sums(question_N) @ answer_N == 1.0
 
 
-def _wasserstein(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
+def _wasserstein(answer_N: cp.Variable, target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
     """The sum of the distances of the cumulative distributions, divided by K - 1."""
-    answer_N = cp.Variable(len(question_N), nonneg=True)
     sum_QN = _sums(question_N)
     cumulate_NN = sparse.tril(sum_QN.T @ sum_QN, format="csr")
     group_E, option_E = np.nonzero(pair_GN)
     target_E = (_shares(target_GN, question_N) @ cumulate_NN.T)[group_E, option_E]
     weight_E = (pair_GN / (np.bincount(question_N) - 1)[question_N])[group_E, option_E]
     distance_E = cp.abs((cumulate_NN @ answer_N)[option_E] - target_E)
-    score_G = 1.0 - _sparse(weight_E, group_E, np.arange(len(group_E))) @ distance_E
-    return score_G, answer_N, sum_QN @ answer_N == 1.0
+    weight_GE = sparse.csr_array((weight_E, (group_E, np.arange(len(group_E)))))
+    score_G = 1.0 - weight_GE @ distance_E
+    return score_G, sum_QN @ answer_N == 1.0
 
 
-def _cosine(target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
+def _cosine(answer_N: cp.Variable, target_GN: FloatArray, pair_GN: FloatArray, question_N: IntArray) -> Program:
     """Cosines are linear in the answer's direction, a unit vector; shorter vectors are allowed, but score less."""
-    answer_N = cp.Variable(len(question_N), nonneg=True)
     length_GN = np.sqrt(target_GN**2 @ _sums(question_N).T)[:, question_N]
     direction_GN = target_GN / np.where(length_GN == 0.0, 1.0, length_GN)
     score_G = (1.0 + (pair_GN * direction_GN) @ answer_N) / 2.0
-    return score_G, answer_N, _sums(question_N) @ answer_N**2 <= 1.0
+    return score_G, _sums(question_N) @ answer_N**2 <= 1.0
 
 
-_PROGRAMS: dict[str, Callable[[FloatArray, FloatArray, IntArray], Program]] = {
+_PROGRAMS: dict[str, Callable[[cp.Variable, FloatArray, FloatArray, IntArray], Program]] = {
     "js": _js,
     "wasserstein": _wasserstein,
     "cosine": _cosine,
@@ -151,13 +148,9 @@ SOLVED_METRICS = tuple(_PROGRAMS)
 """Metrics with ceilings: `js-distance` can have several local optima, and rankings are not a convex set."""
 
 
-def _sparse(values: npt.ArrayLike, row: IntArray, column: IntArray) -> sparse.csr_array:
-    return sparse.csr_array((values, (row, column)))
-
-
 def _sums(question_N: IntArray) -> sparse.csr_array:
     """Matrix (Q, N) that sums over the options of each question."""
-    return _sparse(np.ones(len(question_N)), question_N, np.arange(len(question_N)))
+    return sparse.csr_array((np.ones(len(question_N)), (question_N, np.arange(len(question_N)))))
 
 
 def _shares(target_GN: FloatArray, question_N: IntArray) -> FloatArray:

@@ -3,7 +3,6 @@
 A rule is an entry of `appa_flwr.analysis.rules.RULES`, or a user's class or instance "module:name".
 """
 
-import hashlib
 import importlib
 import inspect
 import os
@@ -20,6 +19,7 @@ from appa_flwr.analysis.rules import RULES, Rule
 from appa_flwr.config import Config
 from appa_flwr.config.sections import APPA_DEFAULTS, APPASection
 from appa_flwr.core.errors import UserError, first_problem, in_words, unknown_name
+from appa_flwr.core.files import sha256_of
 
 CODE_FOLDER: Final = "APPA_CODE"
 """Environment variable that tells the server's process the folder in which the run was started."""
@@ -113,7 +113,7 @@ def check_rules(config: Config, groups: Sequence[str] = ()) -> dict[str, Rule]:
 def text_hash(name: str) -> str:
     """Hash of the file of the module of a loaded "module:name"; empty for the name of a rule of this package."""
     file = Path(getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or "")
-    return hashlib.sha256(file.read_bytes()).hexdigest() if ":" in name and file.is_file() else ""
+    return sha256_of(file) if ":" in name and file.is_file() else ""
 
 
 def _load(name: str) -> object:

@@ -1,6 +1,5 @@
 """The Flower app: its folder, the files that `flwr run` sends to every party, and their hash."""
 
-import hashlib
 import shutil
 import subprocess
 import sysconfig
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import appa_flwr
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import sha256_of
 
 APP_NAME, PROJECT = "appa-flwr", "pyproject.toml"
 APP_FOLDER = Path(appa_flwr.__file__).parent.parent
@@ -55,4 +55,4 @@ def bundle_hash(app_folder: Path = APP_FOLDER) -> str:
         built = list(Path(scratch).glob("*.fab"))
         if done.returncode or not built:
             raise UserError(f"{app_folder}: flwr build failed: {(done.stderr or done.stdout).strip()}")
-        return hashlib.sha256(built[0].read_bytes()).hexdigest()
+        return sha256_of(built[0])

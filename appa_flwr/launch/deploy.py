@@ -20,7 +20,6 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, OWNER_POLICY_FIL
 from appa_flwr.launch.terminal import show
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import claim
-from appa_flwr.run.schema import SUPERLINK_LOG
 from appa_flwr.survey.store import QUESTIONS_FILE
 
 START, SERVER = "./start.sh", "(server)"
@@ -38,7 +37,8 @@ def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
     if not (survey.groups or groups):
         raise UserError(f"{config.survey}: has questions alone; name the groups that have answered them: groups=A;B")
     del keys["run.output-dir"]  # chosen at the server
-    keys |= _prompts(config)
+    # The server's file of questions does not say that these are generated, which chooses the prompts.
+    keys["policy.prompt-style"] = config.prompt_style
     bundle = bundle_hash()
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=keys, bundle=bundle, groups=groups)
     for owner_policy in (sites.group(name) / OWNER_POLICY_FILE for name in sites.groups):
@@ -66,15 +66,10 @@ def deploy_local(config: Config, root: Path) -> Path:
     sites = make_sites(config, root, host=LOOPBACK, port=free_port())
     if missing := [path for path in map(sites.data, sites.groups) if not path.exists()]:
         raise UserError(f"{missing[0]}: is not there; on one machine the answers of every group are needed")
-    own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
-    own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
-    placed = {
-        **config.flat(),
-        **_prompts(config),
-        "groups": "; ".join(sites.groups),
-        **{key: str(path) for key, path in own.items()},
-    }
-    config = Config.load(placed)
+    names = {"survey": QUESTIONS_FILE, "run.output-dir": "runs", "run.group-keys": GROUP_KEYS_FILE}
+    placed = {key: str(sites.server / name) for key, name in names.items()}
+    placed |= {"policy.prompt-style": config.prompt_style, "groups": "; ".join(sites.groups)}
+    config = Config.load({**config.flat(), **placed})
     claimed = claim(config, launcher=True)
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
@@ -83,11 +78,6 @@ def deploy_local(config: Config, root: Path) -> Path:
         followed(config, started.parties[SERVER], command, superlink=started.superlink)
     claimed.release()
     return config.run_folder
-
-
-def _prompts(config: Config) -> dict[str, str]:
-    """The prompts of the survey's source: the server's file of questions does not say that these are generated."""
-    return {"policy.prompt-style": config.prompt_style}
 
 
 @dataclass
@@ -106,8 +96,7 @@ class Started:
 
 def start_server(server: Flower, home: Path) -> subprocess.Popen[bytes]:
     """Start the SuperLink, for the first time or again; `home` keeps its state apart from other deployments."""
-    command = [START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)]
-    return server.start_superlink(command, log=server.folder / SUPERLINK_LOG)
+    return server.start_superlink([START, "--host", LOOPBACK, "--database", str(home / STATE_FILE)])
 
 
 def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:

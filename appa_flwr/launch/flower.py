@@ -75,7 +75,7 @@ def launch(config: Config) -> Path:
         flower = Flower(home, port := free_port(), folder=home)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", LOOPBACK, "--port", str(port)]
-        superlink = flower.start_superlink(command, log=home / files.SUPERLINK_LOG)
+        superlink = flower.start_superlink(command)
         command = ["flwr", "run", str(sent_files(home))]
         processes = min(len(survey.groups), os.cpu_count() or 1)
         nodes = processes * ceil(len(survey.groups) / (processes * MOST_GROUPS))  # equally many for each process
@@ -135,8 +135,9 @@ class Flower:
                 command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **self._where
             )
 
-    def start_superlink(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
+    def start_superlink(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Start a SuperLink and wait until it listens; raises RunFailed if it does not."""
+        log = self.folder / files.SUPERLINK_LOG
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
         while time.monotonic() < deadline and superlink.poll() is None:
@@ -170,13 +171,13 @@ def followed(config: Config, flower: Flower, command: list[str], *, superlink: s
     """
     folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    _, shown = files.PROGRESS.since(folder, 0)  # the bytes from before the run was resumed
+    shown = max((number for number, _ in files.PROGRESS.lines(folder)), default=0)  # before the run was resumed
     client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / files.FLOWER_LOG)
 
     def follow() -> None:
         nonlocal shown
-        records, shown = files.PROGRESS.since(folder, shown)
-        for record in records:
+        for number, record in files.PROGRESS.lines(folder, after=shown):
+            shown = number
             left = f" ({duration(record.seconds_left)} left)" if record.seconds_left else ""
             print(f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip() + left, flush=True)
 

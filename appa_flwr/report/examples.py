@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appa_flwr.report.frames import MOST_GROUPS, QUANTILES, method_name
+from appa_flwr.report.tables import show
 from appa_flwr.run.pair_scores import TARGETS, table
 from appa_flwr.run.read import BY, RunReader
 from appa_flwr.run.records import LOOK_UPS, PPO, Example
@@ -134,14 +135,14 @@ def _values(answer: npt.ArrayLike, *, ranks: bool) -> npt.NDArray[np.float64]:
 
 def terminal(one: Shown) -> Table:
     """The bars and dots of a question for a terminal."""
-    grid = Table(title=Text(f"{one.question} ({one.why})" if one.why else one.question), title_justify="left")
-    for head in ("option", *(bar.name for bar in one.rows[0].bars), *(["groups"] if one.rows[0].dots else [])):
-        grid.add_column(Text(head))
+    lines = []
     for row in one.rows:
-        bars = [f"{'█' * round(bar.percent * CELLS / 100)} {bar.text}" for bar in row.bars]
-        places = {round(dot.percent * CELLS / 100) for dot in row.dots}
-        line = "".join("●" if place in places else "·" for place in range(CELLS + 1))
-        grid.add_row(*map(Text, (row.option, *bars, *([line] if row.dots else []))))
+        line = {"option": row.option}
+        line |= {bar.name: f"{'█' * round(bar.percent * CELLS / 100)} {bar.text}" for bar in row.bars}
+        if places := {round(dot.percent * CELLS / 100) for dot in row.dots}:
+            line["groups"] = "".join("●" if place in places else "·" for place in range(CELLS + 1))
+        lines.append(line)
+    grid = show(pd.DataFrame(lines), title=f"{one.question} ({one.why})" if one.why else one.question)
     if one.unread:
         wrote = [f"{name} wrote {text!r}, which cannot be read" for name, text in one.unread.items()]
         grid.caption, grid.caption_justify = Text("; ".join(wrote)), "left"

@@ -5,7 +5,7 @@ target (`against`) and measure, with the numbers of an `Interval`, a 95 % bootst
 folder has no single scores, values are from summary.json, without bounds.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,18 @@ import numpy as np
 import pandas as pd
 
 from appa_flwr.analysis.intervals import MEASURES, NUMBERS, Interval, bootstrap
-from appa_flwr.config import GENERATED_SURVEY, TASK_METRICS
+from appa_flwr.config import GENERATED_SURVEY
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, TARGETS, aligned, table
-from appa_flwr.run.read import BY, GROUP, RunReader, read_run
+from appa_flwr.run.read import BY, RunReader, read_run
 from appa_flwr.run.records import MODEL, PPO
 from appa_flwr.run.schema import SURVEY_FILE
 from appa_flwr.survey.generate import population
 from appa_flwr.survey.store import read_about
 
 COLUMNS = ("method", "less", "metric", "against", "measure", *NUMBERS)
-FIELDS = {"Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "FI readable": "fi_readable"}
-"""Measure -> column of a run's summary."""
+FIELDS = {"avg_as": "Avg AS", "min_as": "Min AS", "fi": "FI", "fi_readable": "FI readable"}
+"""Column of a run's summary -> measure."""
 METRIC_LABELS = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 METHOD = "Method"
 MOST_PANELS = 3
@@ -51,7 +51,7 @@ def intervals(
     """Levels of all methods of a summary by a metric, and the differences of `pairs` (method, less)."""
     rows = []
     for against, known in summary[summary["metric"] == metric].groupby("against", sort=False):
-        value_of = known.set_index("method").reindex(columns=[FIELDS[measure] for measure in MEASURES]).astype(float)
+        value_of = known.set_index("method").rename(columns=FIELDS).reindex(columns=[*MEASURES]).astype(float)
         rewards = {name: table(scores, name, metric=metric, against=str(against)) for name in value_of.index}
         wanted = [*((name, "") for name in rewards), *(pair for pair in pairs if rewards.keys() >= {*pair})]
         for name, less in wanted:
@@ -95,14 +95,12 @@ def method_name(method: str, rule: str = "") -> str:
     return METHOD_NAMES.get(method) or method.removeprefix(MODEL)
 
 
-def _namer(summary: pd.DataFrame, rule: str) -> Callable[[str], str]:
-    """Function that names a method, and says of how many questions its scores are if these are a sample."""
-    sampled = {} if "sampled" not in summary else summary.set_index("method")["sampled"].dropna().astype(int).to_dict()
-
-    def name(method: str) -> str:
-        return method_name(method, rule) + (f", {sampled[method]} questions" if method in sampled else "")
-
-    return name
+def _names(summary: pd.DataFrame, rule: str) -> dict[str, str]:
+    """Names of a summary's methods, with the number of questions where scores are of a sample."""
+    sizes = summary.reindex(columns=["method", "sampled"]).itertuples(index=False)
+    return {
+        name: method_name(name, rule) + (f", {size:.0f} questions" if pd.notna(size) else "") for name, size in sizes
+    }
 
 
 def spans(intervals: pd.DataFrame, index: list[str], columns: Sequence[str] = ("against", "measure")) -> pd.DataFrame:
@@ -119,26 +117,25 @@ def methods(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -
     own = summary[summary["metric"].isin(intervals["metric"])].drop_duplicates("method").set_index("method")
     for column in ("format_score", "readable"):
         shown["", column.partition("_")[0].capitalize()] = own[column].reindex(shown.index).astype(float)
-    return shown.rename(index=_namer(summary, rule)).rename_axis(METHOD).reset_index()
+    return shown.rename(index=_names(summary, rule)).rename_axis(METHOD).reset_index()
 
 
 def differences(intervals: pd.DataFrame, summary: pd.DataFrame, *, rule: str = "") -> Iterator[pd.DataFrame]:
     """Yield, for PPO and each model of `appa eval`, a frame of its scores minus those of every other method."""
     for method, of_method in intervals[intervals["less"] != ""].groupby("method", sort=False):
-        wide = spans(of_method, ["less"]).rename(index=_namer(summary, rule))
+        wide = spans(of_method, ["less"]).rename(index=_names(summary, rule))
         yield wide.rename_axis(f"{method_name(str(method), rule)} minus").reset_index()
 
 
 def all_metrics(run: RunReader) -> pd.DataFrame:
     """Every measure by every metric, in the layout of the paper's tables."""
-    order = dict.fromkeys((*TASK_METRICS["dpa"], *TASK_METRICS["opa"], *run.summary["metric"]))
     rows = run.summary.sort_values("against", key=lambda kinds: kinds == PREDICTIONS, kind="stable")
-    rows = rows.rename(columns={field: measure for measure, field in FIELDS.items()})
     wide = rows.pivot(index=["against", "method"], columns="metric", values=[*FIELDS]).astype(float)
-    columns = [(measure, metric) for measure in FIELDS for metric in order if (measure, metric) in wide]
+    order = dict.fromkeys((*METRIC_LABELS, *run.summary["metric"]))
+    columns = [(field, metric) for field in FIELDS for metric in order if (field, metric) in wide]
     shown = wide.reindex(index=pd.MultiIndex.from_frame(rows[["against", "method"]].drop_duplicates()), columns=columns)
-    shown = shown.rename(index=_namer(run.summary, run.config.rule), level="method")
-    shown = shown.rename(columns=METRIC_LABELS)
+    shown = shown.rename(index=_names(run.summary, run.config.rule), level="method")
+    shown = shown.rename(columns={**FIELDS, **METRIC_LABELS})
     return shown.rename_axis(index=["Against", METHOD]).reset_index()
 
 
@@ -147,11 +144,10 @@ def groups(run: RunReader) -> pd.DataFrame:
 
     One row per group; one column per kind of target and policy, and for the uniform answer.
     """
-    rows = run.summary[run.summary["metric"] == run.metric].set_index(["against", "method"])
-    policies = [at for at in rows.index if at[1] in ("base", "sft", "uniform") or at[1].startswith((PPO, MODEL))]
+    scores = run.group_scores
+    policies = [at for at in scores.index if at[1] in ("base", "sft", "uniform") or at[1].startswith((PPO, MODEL))]
     policies.sort(key=lambda at: TARGETS.index(at[0]))
-    wide = rows.reindex(columns=[GROUP + group for group in run.groups]).loc[policies].astype(float)
-    wide = wide.set_axis([*run.groups], axis=1).T
+    wide = scores.loc[policies].T
     first = next((at for at in policies if at[1] == PPO), None)
     if not run.iterations.empty:
         weights = run.iterations.iloc[-1].reindex([f"weights/{group}" for group in run.groups])
@@ -165,13 +161,13 @@ def groups(run: RunReader) -> pd.DataFrame:
 
 def before_and_after(run: RunReader) -> pd.DataFrame:
     """Groups' scores after SFT and after PPO by each rule, by the first kind of target; quantiles of many groups."""
-    by_metric = run.summary[run.summary["metric"] == run.metric]
-    first = by_metric[by_metric["against"] == by_metric["against"].iloc[0]] if len(by_metric) else by_metric
-    rows = first[(first["method"] == "sft") | first["method"].str.startswith(PPO)].set_index("method")
-    if rows.empty or rows.index[0] != "sft":
+    scores = run.group_scores
+    first = scores.loc[scores.index.get_level_values("against")[:1]].droplevel("against")
+    policies = first[(first.index == "sft") | first.index.str.startswith(PPO)]
+    if "sft" not in policies.index:
         return pd.DataFrame()
-    wide = rows.reindex(columns=[GROUP + group for group in run.groups]).astype(float).set_axis([*run.groups], axis=1).T
-    wide = wide.dropna().rename(columns=lambda method: method_name(method, run.config.rule)).iloc[:, : MOST_PANELS + 1]
+    wide = policies.T.dropna().rename(columns=lambda method: method_name(method, run.config.rule))
+    wide = wide.iloc[:, : MOST_PANELS + 1]
     if len(wide) > MOST_GROUPS:
         wide = wide.quantile([*QUANTILES.values()]).set_axis([*QUANTILES])
     return wide

@@ -13,7 +13,7 @@ from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.config.keys import to_toml
 from appa_flwr.core.text import duration
 from appa_flwr.report.frames import method_name
-from appa_flwr.run.read import BY, GROUP, RunReader
+from appa_flwr.run.read import BY, RunReader
 from appa_flwr.run.records import LOOK_UPS, PPO
 
 BETTER, WORSE, UNCLEAR = "better than", "worse than", "not clearly different from"
@@ -22,7 +22,7 @@ READABLE = 0.9
 """A policy of which fewer answers can be read has not learned to answer."""
 
 ENOUGH = 30
-"""Fewest held-out questions whose intervals can be relied on."""
+"""Fewest held-out questions whose intervals can be relied on; samples of fewer are too similar."""
 
 GLOSSARY: Mapping[str, str] = {
     "policy": "the language model that was trained; its answer to a question is a share for each option, or a ranking",
@@ -94,7 +94,7 @@ def sentences(run: RunReader, intervals: pd.DataFrame) -> Iterator[str]:
         judged = verdict(intervals, run.summary, config.rule, held_out=counts.held_out if counts else None)
         yield judged + fall(run.iterations)
         alone = "This is one run: how far other seeds differ is not known. Five seeds are needed to be sure"
-        yield served(run.summary, run.metric) + alone + ("." if deployed else ":")
+        yield served(run.group_scores) + alone + ("." if deployed else ":")
 
 
 def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_out: int | None = None) -> str:
@@ -127,16 +127,15 @@ def verdict(intervals: pd.DataFrame, summary: pd.DataFrame, rule: str, *, held_o
     return f"{worked}. {place} {method_name(PPO, rule)} is: {parts}. {can}."
 
 
-def served(summary: pd.DataFrame, metric: str) -> str:
+def served(group_scores: pd.DataFrame) -> str:
     """A sentence, with a space, on the groups that PPO's policy serves worst and best; empty if it serves all alike."""
-    by_method = summary[summary["metric"] == metric].drop_duplicates("method").set_index("method")
-    scores = by_method.filter(regex=f"^{GROUP}").reindex([PPO, "sft"]).astype(float).T
-    ranked = scores.dropna(subset=[PPO]).sort_values(PPO, kind="stable")
+    by_method = group_scores.groupby("method").head(1).droplevel("against")  # by the first kind of target
+    ranked = by_method.reindex([PPO, "sft"]).T.dropna(subset=[PPO]).sort_values(PPO, kind="stable")
     if ranked[PPO].nunique() <= 1:
         return ""
     worst, best = (
-        f"{str(at).removeprefix(GROUP)} ({own:.3f}" + (f"; after SFT {sft:.3f})" if np.isfinite(sft) else ")")
-        for at, own, sft in ranked.iloc[[0, -1]].itertuples()
+        f"{name} ({own:.3f}" + (f"; after SFT {sft:.3f})" if np.isfinite(sft) else ")")
+        for name, own, sft in ranked.iloc[[0, -1]].itertuples()
     )
     return f"The policy serves {worst} worst and {best} best. "
 

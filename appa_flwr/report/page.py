@@ -4,6 +4,7 @@ Jinja escapes every text that comes from a run: a group or a question may be cal
 """
 
 import base64
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -16,11 +17,9 @@ from appa_flwr.report.examples import Shown
 from appa_flwr.report.tables import html
 from appa_flwr.run import schema
 from appa_flwr.run.pair_scores import SURVEY
-from appa_flwr.run.read import BY, GROUP, RunReader
+from appa_flwr.run.read import BY, RunReader
 from appa_flwr.run.records import KL_JUMP, LOOK_UPS, PPO, TRAINED_METHODS
 
-FEW_QUESTIONS = 30
-"""With fewer questions, bootstrap samples are too similar, and the intervals too narrow."""
 METHODS_NOTE = (
     "Held-out questions, 0 to 1, higher is better, with 95 % intervals over questions. Where groups score nearly "
     "alike, the lowest of their scores is too low by chance. Intervals and differences of Min AS are corrected for "
@@ -55,10 +54,9 @@ Picture = tuple[bytes, str]
 def page(run: RunReader, intervals: pd.DataFrame, pictures: Mapping[str, Picture]) -> str:
     """Make an HTML document that needs no other file; missing pictures are left out."""
     jinja = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    drawn = {
-        name: [Markup(template.PICTURE).format(base64.b64encode(png).decode("ascii"), text, name)]
-        for name, (png, text) in pictures.items()
-    }
+    drawn = defaultdict(Markup)
+    for name, (png, text) in pictures.items():
+        drawn[name] = Markup(template.PICTURE).format(base64.b64encode(png).decode("ascii"), text, name)
     sentences = [*opening.sentences(run, intervals)]
     sections = [*_sections(run, intervals, drawn)]
     shown = [*examples.shown(run)]
@@ -100,28 +98,27 @@ def _of_examples(run: RunReader, shown: Sequence[Shown]) -> dict[str, object]:
 
 
 def _sections(
-    run: RunReader, intervals: pd.DataFrame, drawn: Mapping[str, list[Markup]]
+    run: RunReader, intervals: pd.DataFrame, drawn: Mapping[str, Markup]
 ) -> Iterator[tuple[str, list[Markup]]]:
     summary, kinds = run.summary, {*run.summary["against"]}
     if not summary.empty:
         note = PICTURE_NOTE.format(summary["against"].iloc[0]) + ("" if SURVEY in kinds else NO_SURVEY_NOTE)
-        pictures = [*drawn.get("methods", ()), *drawn.get("groups", ())]
-        yield "Whom it serves", [*pictures, _note(note)]
+        yield "Whom it serves", [drawn["methods"], drawn["groups"], _note(note)]
     broken = plots.broken(run.iterations) if len(run.iterations) else []
     note = f"Iteration {', '.join(map(str, broken))}: {BROKEN_NOTE}" if broken else ""
-    yield "Training", [*drawn.get("training", ()), _note(note), *_more(drawn, "more_training", "More curves")]
+    yield "Training", [drawn["training"], _note(note), _folded("More curves", drawn["more_training"])]
     for name, rounds in run.served.items():
-        more = _more(drawn, f"more_served_{name}", "More curves")
-        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), *drawn.get(f"served_{name}", ()), *more]
+        more = _folded("More curves", drawn[f"more_served_{name}"])
+        yield f"Served to {name}", [_facts(frames.served_facts(rounds)), drawn[f"served_{name}"], more]
     yield "Tables", [*_tables(run, intervals)]
     if run.pluralllm is not None:
         scores = html(predictor.scores(run.pluralllm), caption=predictor.CAPTION)
         by_group = _folded("JS by group, held-out questions", html(frames.in_short(predictor.by_group(run.pluralllm))))
         steps = html(frames.in_short(predictor.steps(run.pluralllm)), caption=predictor.STEPS_CAPTION)
-        folded = [by_group, _folded("Steps by group", steps), *_more(drawn, "pluralllm", "Curves of its training")]
-        yield "PluralLLM", [scores, *folded]
-    counts = [] if run.questions is None else [(key, str(count)) for key, count in run.questions if count]
-    questions = [(f"{key.replace('_', ' ').capitalize()} questions", count) for key, count in counts]
+        curves = _folded("Curves of its training", drawn["pluralllm"])
+        yield "PluralLLM", [scores, by_group, _folded("Steps by group", steps), curves]
+    counts = [(key.replace("_", " ").capitalize(), count) for key, count in run.questions or () if count]
+    questions = [(f"{kind} questions", str(count)) for kind, count in counts]
     noise = [("Noise, by the owners' word", run.noise)] if run.noise else []
     yield "Survey", [_facts([("Survey", run.survey or run.config.survey), *noise, *questions])]
     keys = pd.DataFrame(sorted(run.config.flat().items()), columns=["Key", "Value"]).astype(str)
@@ -134,17 +131,13 @@ def _tables(run: RunReader, intervals: pd.DataFrame) -> Iterator[Markup]:
         note = METHODS_NOTE + (SAMPLE_NOTE if "sampled" in summary else "")
         levels = html(frames.methods(intervals, summary, rule=rule), caption=note, css="wide")
         yield _folded("Scores of all methods", levels)
-        few = run.questions is not None and run.questions.held_out < FEW_QUESTIONS
-        note = DIFFERENCES_NOTE + (f" Over fewer than {FEW_QUESTIONS} questions they are too narrow." if few else "")
+        few = run.questions is not None and run.questions.held_out < opening.ENOUGH
+        note = DIFFERENCES_NOTE + (f" Over fewer than {opening.ENOUGH} questions they are too narrow." if few else "")
         minus = frames.differences(intervals, summary, rule=rule)
         tables = Markup("").join(html(frame, caption=note, sign=True, css="wide") for frame in minus)
         yield _folded("Differences", tables)
         yield _folded("All metrics", html(frames.all_metrics(run), css="wide"))
     yield _folded("Groups", html(frames.in_short(frames.groups(run)), css="wide"))
-
-
-def _more(drawn: Mapping[str, list[Markup]], name: str, title: str) -> list[Markup]:
-    return [_folded(title, picture) for picture in drawn.get(name, ())]
 
 
 def _note(text: str) -> Markup:
@@ -167,11 +160,10 @@ def missing(run: RunReader) -> Iterator[tuple[str, str]]:
     if lost := [frames.method_name(name) for name in policies if name not in {*run.summary["method"]}]:
         yield "Without scores", ", ".join(lost)
     lacking: dict[str, list[str]] = {}
-    for _, row in run.summary[run.summary["metric"] == run.metric].iterrows():
-        scores = row.filter(regex=f"^{GROUP}")
-        if away := listed([name.removeprefix(GROUP) for name in scores.index[scores.isna()]]):
-            methods = lacking.setdefault(f"Not scored against {row['against']} by {away}", [])
-            methods.append(frames.method_name(row["method"]))
+    holes = run.group_scores.isna()
+    for against, method in holes.index[holes.any(axis=1)]:
+        away = listed(holes.columns[holes.loc[against, method]].tolist())
+        lacking.setdefault(f"Not scored against {against} by {away}", []).append(frames.method_name(method))
     yield from ((what, ", ".join(methods)) for what, methods in lacking.items())
     if not run.iterations.empty:
         last = run.iterations.iloc[-1]

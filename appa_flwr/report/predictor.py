@@ -20,14 +20,14 @@ STEPS_CAPTION = (
 
 def scores(card: Card) -> pd.DataFrame:
     """Scores with one row per predictor."""
-    wide = _ordered(pd.DataFrame(card.scores, index=[*MEASURES])).T.astype({"answers": int})
-    return wide.rename(columns=MEASURES).rename_axis("Predictor").reset_index()
+    wide = pd.DataFrame(card.scores, index=[*MEASURES]).T.filter([*PREDICTORS], axis="index").astype({"answers": int})
+    return wide.rename(index=PREDICTORS, columns=MEASURES).rename_axis("Predictor").reset_index()
 
 
 def by_group(card: Card) -> pd.DataFrame:
     """JS on held-out questions, one row per group and one column per predictor; worst first."""
     js = {group: {name: means["js"] for name, means in own.items()} for group, own in card.groups.items() if own}
-    wide = _ordered(pd.DataFrame(js).T).rename_axis("Group")
+    wide = pd.DataFrame(js).T.filter([*PREDICTORS]).rename(columns=PREDICTORS).rename_axis("Group")
     return wide.sort_values(PREDICTORS["pluralllm"], kind="stable").reset_index() if js else pd.DataFrame()
 
 
@@ -39,8 +39,3 @@ def steps(card: Card) -> pd.DataFrame:
     wide = pd.DataFrame({"Median": frame.median(), "Largest": frame.max(), "In round": frame.idxmax().astype(str)})
     wide["Stands out in rounds"] = pd.Series(rounds, dtype=object)
     return wide.rename_axis("Group").sort_values("Largest", ascending=False, kind="stable").reset_index()
-
-
-def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    names = [name for name in dict.fromkeys((*PREDICTORS, *frame)) if name in frame]
-    return frame[names].rename(columns=PREDICTORS)

@@ -35,13 +35,12 @@ def html(frame: pd.DataFrame, *, caption: str = "", sign: bool = False, css: str
     """Make a table for the page; empty for a frame without rows."""
     if frame.empty:
         return Markup("")
-    heads = pd.MultiIndex.from_tuples([tuple(str(escape(level)) for level in levels) for levels in _heads(frame)])
     texts = [
         [Markup("<b>{}</b>" if bold else "{}").format(text) for text, bold in row] for row in _rows(frame, sign=sign)
     ]
-    cells = pd.DataFrame(texts, columns=heads if heads.nlevels > 1 else heads.get_level_values(0))
+    cells = pd.DataFrame(texts, columns=frame.columns).rename(columns=lambda level: str(escape(level)))
     with pd.option_context("display.max_colwidth", None):
-        table = Markup(cells.to_html(index=False, escape=False, border=0, classes=css or None))
+        table = Markup(cells.to_html(index=False, index_names=False, escape=False, border=0, classes=css or None))
     below = Markup('<p class="small">{}</p>').format(caption) if caption else ""
     return Markup('<div class="scroll">{}</div>{}').format(table, below)
 

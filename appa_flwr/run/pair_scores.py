@@ -37,9 +37,8 @@ def put(folder: Path, rows: pd.DataFrame) -> None:
     Raises:
         UserError: the file cannot be read or written; the earlier file is intact.
     """
-    kept = read(folder)
-    both = [pd.MultiIndex.from_frame(table[["method", "metric"]]) for table in (kept, rows)]
-    kept = kept[~both[0].isin(both[1])]
+    kept, new = read(folder), pd.MultiIndex.from_frame(rows[["method", "metric"]])
+    kept = kept[~pd.MultiIndex.from_frame(kept[["method", "metric"]]).isin(new)]
     scores = pd.concat([kept, rows], ignore_index=True) if len(kept) else rows
     replace_hashed(folder / SCORES_FILE, scores.to_parquet(index=False))
 

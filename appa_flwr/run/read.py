@@ -75,6 +75,13 @@ class RunReader:
         wanted = self.config.reward_metric
         return wanted if wanted in known or not known else known[0]
 
+    @property
+    def group_scores(self) -> pd.DataFrame:
+        """Scores by that metric: one row per kind of target (`against`) and method, one column per group."""
+        rows = self.summary[self.summary["metric"] == self.metric].set_index(["against", "method"])
+        scores = rows.reindex(columns=[GROUP + name for name in self.groups]).astype(float)
+        return scores.set_axis([*self.groups], axis=1)
+
 
 def read_run(folder: Path) -> RunReader:
     """Read the files that a run has written so far.

@@ -204,16 +204,13 @@ class _Evaluated(Record):
     against: Annotated[str, StringConstraints(pattern="^(survey|predictions)$")]
 
 
-class ScoreRecord(Record):
+class ScoreRecord(CurvePoint):
     """One method under one metric, against one kind of target, in [0, 1].
 
     Source: Appendix "Group, Average, and Minimum Alignment Scores". `fi_readable` is the FI over readable answers, as
     an unreadable answer scores 0 for every group, which FI counts as perfectly fair; NaN if no answer is readable.
     """
 
-    fi: float
-    avg_as: float
-    min_as: float
     per_group: dict[str, float]
     fi_readable: float
 

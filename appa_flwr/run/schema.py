@@ -77,26 +77,19 @@ class LineFile(Generic[T]):
     kind: type[T]
 
     def read(self, folder: Path) -> tuple[T, ...]:
-        """Read all `lines`."""
-        return tuple(self.lines(folder))
+        """Read all `lines`, without their numbers."""
+        return tuple(line for _, line in self.lines(folder))
 
-    def lines(self, folder: Path) -> Iterator[T]:
-        """Yield the lines, none if there is no file; an incomplete last line is skipped. Raises as `read`."""
+    def lines(self, folder: Path, *, after: int = 0) -> Iterator[tuple[int, T]]:
+        """Yield number and value of the lines after the first `after`, none if there is no file; raises as `read`.
+
+        An incomplete last line is skipped, also one that is being written.
+        """
         path, adapter = folder / self.name, TypeAdapter(self.kind)
-        for number, line in enumerate((_bytes(path) or b"").split(b"\n")[:-1], start=1):
+        lines = (_bytes(path) or b"").split(b"\n")[:-1]
+        for number, line in enumerate(lines[after:], start=after + 1):
             if line.strip():
-                yield parse(line, adapter, f"{path}: line {number}")
-
-    def since(self, folder: Path, position: int) -> tuple[tuple[T, ...], int]:
-        """Read the complete lines after a position in bytes; returns them, and the position after them."""
-        path, adapter = folder / self.name, TypeAdapter(self.kind)
-        if not path.exists():
-            return (), 0
-        with path.open("rb") as file:
-            file.seek(position)
-            lines = file.read().split(b"\n")[:-1]
-        records = tuple(parse(line, adapter, f"{path}: a line after byte {position}") for line in lines if line.strip())
-        return records, position + sum(len(line) + 1 for line in lines)
+                yield number, parse(line, adapter, f"{path}: line {number}")
 
 
 MACHINE, NOISE, BY_MEAN = "machine", "noise, by the owners' word", "predicted by the mean of all groups"

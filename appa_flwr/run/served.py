@@ -48,6 +48,6 @@ class ServedRun:
 def read_runs(folder: Path) -> dict[str, ServedRun]:
     """Read the state of each trainer's run, in the order of their first lines; raises as `schema.read`."""
     runs: dict[str, ServedRun] = {}
-    for line in SERVED.lines(folder):
+    for _, line in SERVED.lines(folder):
         runs.setdefault(line.run, ServedRun()).add(line)
     return runs

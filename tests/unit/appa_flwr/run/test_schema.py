@@ -61,8 +61,8 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
 
 def test_the_launcher_reads_a_line_once_and_when_it_is_whole(tmp_path):
     numbers, file = schema.LineFile("n.jsonl", int), tmp_path / "n.jsonl"
-    assert numbers.since(tmp_path, 0) == ((), 0)
+    assert [*numbers.lines(tmp_path)] == []
     file.write_bytes(b"1\n23")
-    assert numbers.since(tmp_path, 0) == ((1,), 2)
+    assert [*numbers.lines(tmp_path)] == [(1, 1)]
     file.write_bytes(b"x\n23\n\n4\n5")  # what stands before is not read again
-    assert numbers.since(tmp_path, 2) == ((23, 4), 8)
+    assert [*numbers.lines(tmp_path, after=1)] == [(2, 23), (4, 4)]

@@ -25,6 +25,11 @@ Columns = Mapping[str, tuple["pd.Series[float]", Show]]
 """Title -> numbers, indexed by the names of the table's rows and by seed, and the function that formats them."""
 
 
+def every(numbers: pd.DataFrame, *, show: Show) -> Columns:
+    """All numbers as columns, formatted alike."""
+    return {str(name): (numbers[name], show) for name in numbers}
+
+
 def spread(values: "pd.Series[float]", *, form: str = ".3f") -> str:
     """Format the mean over seeds and, with two seeds or more, the standard deviation; empty if a number is NaN."""
     if values.isna().any():

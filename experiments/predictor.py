@@ -30,18 +30,17 @@ from appa_flwr.protocol.queries import Catalogue, Layout, Query, flatten
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
-from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from client_app import predictor
 from client_app.numbers import KINDS, Numbers
 from experiments import entry, study
 from pluralllm.data import GroupData, group_data
-from pluralllm.embedding import embed_questions
 from pluralllm.prediction import GroupPredictor
 from pluralllm.scores import NEAREST, UNIFORM, nearest_question
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
 from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.questions import build_catalogue
 
 SETTINGS, PAPER = (
     tuple(f"{key}={value}" for key, value in preset(name).items() if key.startswith("pluralllm."))
@@ -86,7 +85,7 @@ class Problem(NamedTuple):
     parts: Mapping[str, Part]
 
 
-def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
+def load_problem(name: str, *, seed: int, folder: Path) -> Problem:
     """Read a survey in the folder, or generate one, and split its groups and questions by this seed.
 
     Refusals are dropped. GlobalQA's seen groups are the paper's eight countries; those of GSS (13 of 22) and of the
@@ -94,12 +93,12 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     3. Texts are embedded by MiniLM, or by n-grams for the generated survey, whose held-out questions have known words.
 
     Raises:
-        UserError: the survey's file is missing, or no folder is given.
+        UserError: the survey's file is missing.
     """
     if name == "generated":
         survey = generate(seed=seed)
-    elif folder is None or not (folder / REAL[name]).is_file():
-        raise UserError(f"{folder or '.'}: no {REAL[name]}; name its folder by --surveys DIR or the variable {SURVEYS}")
+    elif not (folder / REAL[name]).is_file():
+        raise UserError(f"{folder}: no {REAL[name]}; name its folder by --surveys DIR or the variable {SURVEYS}")
     else:
         countries = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" else None
         survey = read_survey(folder / REAL[name], groups=countries, refusals="drop")
@@ -116,15 +115,13 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
 
 
 def problem_of(survey: Survey, groups: Mapping[str, Sequence[str]], *, encoder: str, seed: int) -> Problem:
-    """Split a survey's questions by this seed, and embed them."""
-    value_QKE, option_QK = embed_questions(survey.questions, encoder=encoder)
-    train = split_questions(survey.questions, seed=seed).train
-    train_Q = np.array([question.question_id in train for question in survey.questions])
-    public = Catalogue(train_Q, option_QK, survey.questions, value_QKE, unanswered_Q=np.zeros_like(train_Q))
+    """Split a survey's answered questions by this seed, and embed them."""
+    config = Config.load({"seed": seed, "pluralllm.encoder": encoder})
+    public = build_catalogue(config, replace(survey, extra=()))
 
     def part(groups: Sequence[str]) -> Part:
         own = [group_data(name, survey.answers[name], public=public) for name in groups]
-        return Part(tuple(data.only(train_Q) for data in own), tuple(data.only(~train_Q) for data in own))
+        return Part(*(tuple(data.only(side_Q) for data in own) for side_Q in (public.train_Q, ~public.train_Q)))
 
     return Problem(public, {name: part(names) for name, names in groups.items()})
 
@@ -193,7 +190,7 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     }
 
 
-def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[dict[str, Any]]:
+def scores(dataset: str, row: str, seed: int, folder: Path) -> Iterator[dict[str, Any]]:
     """Train once and score both parts; the first row adds other numbers of context questions, and baselines."""
     config = assemble((*SETTINGS, *ROWS[row], f"seed={seed}"), folder=None)
     problem = load_problem(dataset, seed=seed, folder=folder)
@@ -219,7 +216,7 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
 def main(
     datasets: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(DATASETS),
     seeds: Annotated[int, typer.Option(min=1, help="Splits of groups and questions.")] = 3,
-    surveys: Annotated[Path | None, typer.Option(envvar=SURVEYS, help="Folder of the real files.")] = None,
+    surveys: Annotated[Path, typer.Option(envvar=SURVEYS, help="Folder of the real files.")] = Path(),
 ) -> None:
     """Train every row with every seed and print a table for each survey."""
     torch.set_num_threads(1)

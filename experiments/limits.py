@@ -75,9 +75,8 @@ def main(
     for name, file in REAL.items():
         lines: dict[tuple[str, int], Mapping[str, float]] = {}
         for seed, encoder in itertools.product(range(seeds), ENCODERS):
-            keys = {"survey": surveys / file, "groups": GROUPS.get(name, ""), "seed": seed}
-            words = [f"{key}={value}" for key, value in keys.items()]
-            config = assemble([*RUN, f"pluralllm.encoder={encoder}", *words], folder=Path.cwd())
+            keys = f"survey={surveys / file}", f"groups={GROUPS.get(name, '')}", f"seed={seed}"
+            config = assemble([*RUN, f"pluralllm.encoder={encoder}", *keys], folder=Path.cwd())
             lines |= {(row, seed): scores for row, scores in answers(config).items()}
         numbers = pd.DataFrame([{"answers": row, "seed": seed, **lines[row, seed]} for row, seed in lines])
         numbers = numbers.set_index(["answers", "seed"])

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -105,24 +106,26 @@ def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
 
 
 def _answers(raw: RawAnswer, cells: dict[str, Any], *, is_own: bool) -> list[RawAnswer]:
-    """Read a row's answers: one per country in GlobalOpinionQA, else one, without a group if the row has none.
-
-    In our own format each option is an answer, or beyond doubt a refusal: the rest was left out when it was written.
-    """
+    """Read a row's answers: one per country in GlobalOpinionQA, else one, without a group if the row has none."""
     try:
         options = read_list(cells, "options")
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
             raise Unusable("options: not a list of texts")
         raw = raw._replace(options=tuple(plain(code_text(option)) for option in options))
         if is_own:
-            options = [*map(str, options)]
-            kinds: list[Kind] = ["refusal" if classify(label) == ("refusal", False) else "answer" for label in options]
-            raw = raw._replace(options=tuple(options), kinds=tuple(kinds))
+            labels = tuple(map(str, options))
+            raw = raw._replace(options=labels, kinds=tuple(map(_kind, labels)))
         if "selections" in cells:
             return [_answer(raw, cells | {"group": name, "distribution": mine}) for name, mine in _selections(cells)]
     except Unusable as error:
         return [raw._replace(options=(), problem=str(error))]
     return [_answer(raw, cells)]
+
+
+@cache  # labels are repeated from row to row
+def _kind(label: str) -> Kind:
+    """Kind of an option in our own format, from which what is no answer was left out when it was written."""
+    return "refusal" if classify(label) == ("refusal", False) else "answer"
 
 
 def _answer(raw: RawAnswer, cells: Mapping[str, Any]) -> RawAnswer:

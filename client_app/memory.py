@@ -42,11 +42,9 @@ def memory_of(context: Context) -> Memory:
     ledger, survey = ledger_of(context.node_config), survey_path(context)
     if ledger is None and not survey:
         return {}
-    beside, name, schema = (
-        (Path(survey), f"{context.run_id}-{context.node_id}", _OF_A_RUN)
-        if ledger is None
-        else (ledger.path, str(context.run_id), _SCHEMA)
-    )
+    beside, name, schema = Path(survey), f"{context.run_id}-{context.node_id}", _OF_A_RUN
+    if ledger is not None:
+        beside, name, schema = ledger.path, str(context.run_id), _SCHEMA
     folder = beside.with_suffix(MEMORY_SUFFIX)
     with writing(folder):
         folder.mkdir(mode=0o700, exist_ok=True)

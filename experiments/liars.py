@@ -27,8 +27,9 @@ from appa_flwr.protocol.queries import UPDATE, Query
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
+from client_app.numbers import Numbers
 from experiments import entry, study
-from experiments.predictor import ADAPTIVE, REAL, SEEN, SURVEYS, Numbers, Part, problem_of, train
+from experiments.predictor import ADAPTIVE, REAL, SEEN, SURVEYS, Part, problem_of, train
 from server_app.predictor import updates
 from server_app.predictor.updates import Updates
 
@@ -92,10 +93,10 @@ def scores(setting: study.Setting, seed: int, *, surveys: Path) -> dict[str, flo
 
     def sent(query: Query, group: str, numbers: Numbers) -> Numbers:
         if group == names[0] and query.kind == UPDATE and lie == FLIPPED_LONG:
-            return numbers | {"step": LONG * numbers["step"]}
+            return {**numbers, "step": LONG * numbers["step"]}
         if group == names[0] and query.kind == UPDATE and lie == NOISE and query.count("round") == ROUNDS:
             noise_P = rng.standard_normal(len(numbers["step"]))
-            return numbers | {"step": LONG * np.linalg.norm(numbers["step"]) * noise_P / np.linalg.norm(noise_P)}
+            return {**numbers, "step": LONG * np.linalg.norm(numbers["step"]) * noise_P / np.linalg.norm(noise_P)}
         return numbers
 
     liar, *rest = own = part.context
@@ -124,7 +125,7 @@ def main(
         settings,
         range(seeds),
         partial(scores, surveys=surveys),
-        lambda numbers: {str(name): (numbers[name], study.extremes) for name in numbers},
+        partial(study.every, show=study.extremes),
         output=output,
     )
 

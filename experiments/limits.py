@@ -44,12 +44,8 @@ MOST_OPTIONS = 8
 def answers(config: Config) -> Mapping[str, Mapping[str, float]]:
     """Train PluralLLM with all groups of the config's survey, and score shared and own answers: Avg AS and Min AS."""
     public, survey, encoder = build_catalogue(config), run_survey(config), config.pluralllm.encoder
-    ids = [question.question_id for question in public.questions]
-    train_ids = {ids[q] for q in np.flatnonzero(public.train_Q)}
-    context = tuple(
-        group_data(name, {key: row for key, row in mine.items() if key in train_ids}, public=public)
-        for name, mine in survey.answers.items()
-    )
+    own = (group_data(name, mine, public=public) for name, mine in survey.answers.items())
+    context = tuple(data.only(public.train_Q) for data in own)
     predictor = train(Problem(public, {SEEN: Part(context, ())}), config)
     test_J = np.flatnonzero(public.held_out_Q & (public.option_QK.sum(axis=1) <= MOST_OPTIONS))
     truth_GJK, option_JK = as_arrays([public.questions[j] for j in test_J], survey.answers)
@@ -79,13 +75,12 @@ def main(
     for name, file in REAL.items():
         lines: dict[tuple[str, int], Mapping[str, float]] = {}
         for seed, encoder in itertools.product(range(seeds), ENCODERS):
-            keys = {"survey": surveys / file, "groups": GROUPS.get(name, ""), "seed": seed}
-            words = [f"{key}={value}" for key, value in keys.items()]
-            config = assemble([*RUN, f"pluralllm.encoder={encoder}", *words], folder=Path.cwd())
+            keys = f"survey={surveys / file}", f"groups={GROUPS.get(name, '')}", f"seed={seed}"
+            config = assemble([*RUN, f"pluralllm.encoder={encoder}", *keys], folder=Path.cwd())
             lines |= {(row, seed): scores for row, scores in answers(config).items()}
         numbers = pd.DataFrame([{"answers": row, "seed": seed, **lines[row, seed]} for row, seed in lines])
         numbers = numbers.set_index(["answers", "seed"])
-        table = study.table({str(title): (numbers[title], study.extremes) for title in numbers})
+        table = study.table(study.every(numbers, show=study.extremes))
         print(f"\n### {name}\n\n{table}", flush=True)
 
 

@@ -9,8 +9,8 @@ seeds with the lowest and highest number.
 Axis letters: G groups, Q questions, K options.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, cast
@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from flwr.app import Message
 
 from appa_flwr.analysis.alignment import deviation_correlation
 from appa_flwr.config import Config, split_names
@@ -27,21 +26,21 @@ from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.arrays import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.messages import join_weights
-from appa_flwr.protocol.queries import VALIDATION, Catalogue, Layout, Query, flatten
+from appa_flwr.protocol.queries import Catalogue, Layout, Query, flatten
 from appa_flwr.protocol.rewards import js_distance
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
-from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from client_app import predictor
+from client_app.numbers import KINDS, Numbers
 from experiments import entry, study
 from pluralllm.data import GroupData, group_data
-from pluralllm.embedding import embed_questions
 from pluralllm.prediction import GroupPredictor
 from pluralllm.scores import NEAREST, UNIFORM, nearest_question
 from server_app.federation.groups import Groups
 from server_app.federation.replies import Replies
 from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.questions import build_catalogue
 
 SETTINGS, PAPER = (
     tuple(f"{key}={value}" for key, value in preset(name).items() if key.startswith("pluralllm."))
@@ -86,7 +85,7 @@ class Problem(NamedTuple):
     parts: Mapping[str, Part]
 
 
-def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
+def load_problem(name: str, *, seed: int, folder: Path) -> Problem:
     """Read a survey in the folder, or generate one, and split its groups and questions by this seed.
 
     Refusals are dropped. GlobalQA's seen groups are the paper's eight countries; those of GSS (13 of 22) and of the
@@ -94,12 +93,12 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
     3. Texts are embedded by MiniLM, or by n-grams for the generated survey, whose held-out questions have known words.
 
     Raises:
-        UserError: the survey's file is missing, or no folder is given.
+        UserError: the survey's file is missing.
     """
     if name == "generated":
         survey = generate(seed=seed)
-    elif folder is None or not (folder / REAL[name]).is_file():
-        raise UserError(f"{folder or '.'}: no {REAL[name]}; name its folder by --surveys DIR or the variable {SURVEYS}")
+    elif not (folder / REAL[name]).is_file():
+        raise UserError(f"{folder}: no {REAL[name]}; name its folder by --surveys DIR or the variable {SURVEYS}")
     else:
         countries = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" else None
         survey = read_survey(folder / REAL[name], groups=countries, refusals="drop")
@@ -116,48 +115,15 @@ def load_problem(name: str, *, seed: int, folder: Path | None) -> Problem:
 
 
 def problem_of(survey: Survey, groups: Mapping[str, Sequence[str]], *, encoder: str, seed: int) -> Problem:
-    """Split a survey's questions by this seed, and embed them."""
-    value_QKE, option_QK = embed_questions(survey.questions, encoder=encoder)
-    split = split_questions(survey.questions, seed=seed)
-    train_Q = np.array([question.question_id in split.train for question in survey.questions])
-    public = Catalogue(train_Q, option_QK, survey.questions, value_QKE, unanswered_Q=np.zeros_like(train_Q))
-
-    def data(name: str, ids: Collection[str]) -> GroupData:
-        return group_data(name, {key: row for key, row in survey.answers[name].items() if key in ids}, public=public)
+    """Split a survey's answered questions by this seed, and embed them."""
+    config = Config.load({"seed": seed, "pluralllm.encoder": encoder})
+    public = build_catalogue(config, replace(survey, extra=()))
 
     def part(groups: Sequence[str]) -> Part:
-        return Part(tuple(data(name, split.train) for name in groups), tuple(data(name, split.test) for name in groups))
+        own = [group_data(name, survey.answers[name], public=public) for name in groups]
+        return Part(*(tuple(data.only(side_Q) for data in own) for side_Q in (public.train_Q, ~public.train_Q)))
 
     return Problem(public, {name: part(names) for name, names in groups.items()})
-
-
-@dataclass
-class LocalGroups:
-    """Groups whose numbers are a function of the request and the group's name; the place of `Groups` in pretraining."""
-
-    names: Sequence[str]
-    numbers: Callable[[Query, str], Mapping[str, Any]]
-    folder: None = None
-
-    @property
-    def grid(self) -> "LocalGroups":
-        """A grid that sends nothing."""
-        return self
-
-    def send_and_receive(self, messages: Sequence[Message], *, timeout: float) -> Sequence[Message]:
-        """See Grid."""
-        return []
-
-    def pending(self, query: Query) -> SimpleNamespace:
-        """See `Groups.pending`."""
-        rows = [self.numbers(query, name) for name in self.names]
-        shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
-        replies = Replies(tuple(self.names), shapes, np.stack([flatten(row, shapes) for row in rows]))
-        by_group = zip(self.names, replies.data_GN, strict=True)
-        return SimpleNamespace(messages=[], layouts=shapes, read=lambda _: replies, rows=lambda _: by_group)
-
-
-Numbers = dict[str, Any]
 
 
 def train(
@@ -167,22 +133,23 @@ def train(
 
     `sent` is what a group sends in place of its numbers.
     """
-    context = {data.group: data for data in problem.parts[SEEN].context}
+    node = SimpleNamespace(config=config, public=problem.public)
+    members: dict[str, Any] = {
+        data.group: SimpleNamespace(node=node, data=data) for data in problem.parts[SEEN].context
+    }
 
-    def numbers(query: Query, group: str) -> Numbers:
-        weight_P, data = query.array("weights", np.float32, axes=1), context[group]
-        if query.kind == VALIDATION:
-            count, gain_V, square_V = predictor.validation_gains(config, weight_P, data, problem.public)
-            return {"answers": [count], "gain": gain_V, "square": square_V}
-        number, proximal = query.count("round"), query.number("proximal", most=1.0)
-        after_P, loss, count = predictor.train(
-            config, weight_P, data, problem.public, round_number=number, proximal=proximal
-        )
-        step_P = after_P.astype(np.float64) - weight_P
-        return {"step": count * step_P, "answers": [count], "loss": [count * loss]}
+    def pending(query: Query) -> SimpleNamespace:
+        """See `Groups.pending`; no message is sent."""
+        _, make = KINDS[query.kind]
+        rows = [sent(query, name, make(group, query)) for name, group in members.items()]
+        shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
+        replies = Replies(tuple(members), shapes, np.stack([flatten(row, shapes) for row in rows]))
+        by_group = zip(replies.groups, replies.data_GN, strict=True)
+        return SimpleNamespace(messages=[], layouts=shapes, read=lambda _: replies, rows=lambda _: by_group)
 
-    groups = LocalGroups([*context], lambda query, group: sent(query, group, numbers(query, group)))
-    weights, *_ = pretrain(cast(Groups, groups), config, initial_weights(config), progress=lambda *_: None)
+    grid = SimpleNamespace(send_and_receive=lambda messages, *, timeout: [])
+    groups = cast(Groups, SimpleNamespace(names=[*members], folder=None, grid=grid, pending=pending))
+    weights, *_ = pretrain(groups, config, initial_weights(config), progress=lambda *_: None)
     return predictor.load(config, join_weights(weights), problem.public)
 
 
@@ -192,14 +159,12 @@ def measure(predicted: Sequence[FloatArray], truth: Sequence[GroupData], option_
     "js_distance" is the mean over answers of 1 - the Jensen-Shannon distance with natural logarithms, as in the papers
     of GPO and PluralLLM; "r" is the `deviation_correlation`.
     """
-    truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
-    scores = []
-    for table_QK, prediction_QK, data in zip(truth_GQK, predicted, truth, strict=True):
-        rows = data.question_N[option_QK[data.question_N].sum(axis=1) > 1]
+    prediction_GQK, truth_GQK = np.stack(predicted), np.full((len(truth), *option_QK.shape), np.nan)
+    for table_QK, data in zip(truth_GQK, truth, strict=True):
         table_QK[data.question_N] = data.answer_NK
-        scores.append(js_distance(prediction_QK[rows], table_QK[rows], option_QK[rows], base=np.e))
-    distance = float(np.concatenate(scores).mean())
-    return {"js_distance": distance, "r": deviation_correlation(np.stack(predicted), truth_GQK, option_QK)}
+    reward_GQ = js_distance(prediction_GQK, truth_GQK, option_QK, base=np.e)[:, option_QK.sum(axis=1) > 1]
+    distance = float(reward_GQ[~np.isnan(reward_GQ)].mean())
+    return {"js_distance": distance, "r": deviation_correlation(prediction_GQK, truth_GQK, option_QK)}
 
 
 def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
@@ -225,7 +190,7 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     }
 
 
-def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[dict[str, Any]]:
+def scores(dataset: str, row: str, seed: int, folder: Path) -> Iterator[dict[str, Any]]:
     """Train once and score both parts; the first row adds other numbers of context questions, and baselines."""
     config = assemble((*SETTINGS, *ROWS[row], f"seed={seed}"), folder=None)
     problem = load_problem(dataset, seed=seed, folder=folder)
@@ -251,7 +216,7 @@ def scores(dataset: str, row: str, seed: int, folder: Path | None) -> Iterator[d
 def main(
     datasets: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(DATASETS),
     seeds: Annotated[int, typer.Option(min=1, help="Splits of groups and questions.")] = 3,
-    surveys: Annotated[Path | None, typer.Option(envvar=SURVEYS, help="Folder of the real files.")] = None,
+    surveys: Annotated[Path, typer.Option(envvar=SURVEYS, help="Folder of the real files.")] = Path(),
 ) -> None:
     """Train every row with every seed and print a table for each survey."""
     torch.set_num_threads(1)
@@ -260,7 +225,7 @@ def main(
             raise unknown_name("data set", dataset, valid=DATASETS)
         lines = (line for row in ROWS for seed in range(seeds) for line in scores(dataset, row, seed, surveys))
         numbers = pd.DataFrame(lines).sort_values("part", kind="stable").set_index(["part", "predictor", "seed"])
-        shown = study.table({str(name): (numbers[name], study.extremes) for name in numbers})
+        shown = study.table(study.every(numbers, show=study.extremes))
         print(f"\n### {dataset}\n\n{shown}", flush=True)
 
 

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,8 +74,9 @@ def advantage(frame: Frame, book: Codebook, line: Noise | None, *, trials: int =
     return float(guesses[0] - guesses[1])
 
 
-def costs(people: int, epsilon: float, *, seed: int) -> dict[str, float]:
+def costs(setting: study.Setting, seed: int) -> dict[str, float]:
     """Error, advantage and PluralLLM's scores (see `experiments.predictor.measure`), NaN where it is not trained."""
+    people, epsilon = setting
     frame, book, questions = invented(people, seed=seed)
     own, noisy = released(frame, book, EXACT), released(frame, book, epsilon)
     moved = [np.abs(share_K - own[group][key]).sum() for group in noisy for key, share_K in noisy[group].items()]
@@ -95,14 +97,9 @@ def main(
 ) -> None:
     """Measure every size of a group and every epsilon."""
     torch.set_num_threads(1)
-
-    def columns(numbers: pd.DataFrame) -> study.Columns:
-        return {str(name): (numbers[name], study.spread) for name in numbers}
-
     settings, names = itertools.product(PEOPLE, EPSILONS), ("respondents", "epsilon")
-    study.study(
-        "privacy", names, settings, range(seeds), lambda at, seed: costs(*at, seed=seed), columns, output=output
-    )
+    columns = partial(study.every, show=study.spread)
+    study.study("privacy", names, settings, range(seeds), costs, columns, output=output)
 
 
 if __name__ == "__main__":

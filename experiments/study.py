@@ -11,9 +11,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 from rich.progress import track
-from scipy import stats
 
-from appa_flwr.analysis.intervals import LEVEL
 from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 
@@ -23,6 +21,11 @@ Show = Callable[["pd.Series[float]"], str]
 """Formats the numbers of all seeds as text."""
 Columns = Mapping[str, tuple["pd.Series[float]", Show]]
 """Title -> numbers, indexed by the names of the table's rows and by seed, and the function that formats them."""
+
+
+def every(numbers: pd.DataFrame, *, show: Show) -> Columns:
+    """All numbers as columns, formatted alike."""
+    return {str(name): (numbers[name], show) for name in numbers}
 
 
 def spread(values: "pd.Series[float]", *, form: str = ".3f") -> str:
@@ -36,13 +39,6 @@ def spread(values: "pd.Series[float]", *, form: str = ".3f") -> str:
 def extremes(values: "pd.Series[float]") -> str:
     """Format the mean over seeds, the lowest and the highest number; empty if a number is NaN."""
     return "" if values.isna().any() else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
-
-
-def difference(pairs: "pd.Series[float]") -> str:
-    """Format the mean of paired differences and its interval by Student's t, bold if the interval excludes 0."""
-    if pairs.isna().any() or len(pairs) < 2:
-        return ""
-    return interval(pairs.mean(), *stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL))
 
 
 def interval(value: float, low: float, high: float) -> str:

@@ -8,9 +8,8 @@ Axis letters: Q questions, R chosen questions, K options, N answered questions, 
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
-from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
+from appa_flwr.core.arrays import FloatArray, IntArray
 from appa_flwr.protocol.queries import Catalogue
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import GroupData
@@ -29,24 +28,19 @@ def local_sums(prediction_QK: FloatArray, *, truth: GroupData, known: GroupData,
     against, `known` the answers that a predictor may know, for the nearest question.
 
     Returns:
-        For each of `PREDICTORS` the sums of `measure_sums`, (P, M).
+        For each of `PREDICTORS` the sums of `MEASURES`, (P, M), each in [0, answers]. The Jensen-Shannon distance is
+        the natural one.
     """
     rows = truth.question_N
     option_NK = public.option_QK[rows]
-    uniform_NK = option_NK / option_NK.sum(axis=1, keepdims=True)
-    tables = prediction_QK[rows], uniform_NK, nearest_question(known, public, rows)
-    return np.stack([measure_sums(table_NK, truth.answer_NK, option_NK) for table_NK in tables])
-
-
-def measure_sums(prediction_NK: FloatArray, answer_NK: npt.NDArray[np.floating], option_NK: BoolArray) -> FloatArray:
-    """Sums of `MEASURES` over answers (N, K) to questions of at least two options, (M,), each in [0, answers].
-
-    The Jensen-Shannon distance is the natural one.
-    """
     several_N = option_NK.sum(axis=1) > 1
-    case = prediction_NK[several_N], answer_NK[several_N].astype(np.float64), option_NK[several_N]
-    measures = js(*case), js_distance(*case, base=np.e), wasserstein(*case)
-    return np.array([several_N.sum(), *(score_N.sum() for score_N in measures)], dtype=np.float64)
+    uniform_NK = option_NK / option_NK.sum(axis=1, keepdims=True)
+    sums = []
+    for table_NK in (prediction_QK[rows], uniform_NK, nearest_question(known, public, rows)):
+        case = table_NK[several_N], truth.answer_NK[several_N], option_NK[several_N]
+        measures = js(*case), js_distance(*case, base=np.e), wasserstein(*case)
+        sums.append([several_N.sum(), *(score_N.sum() for score_N in measures)])
+    return np.array(sums, dtype=np.float64)
 
 
 def nearest_question(data: GroupData, public: Catalogue, rows: IntArray | None = None, *, count: int = 1) -> FloatArray:

@@ -20,7 +20,7 @@ from server_app.federation.replies import Replies
 from server_app.federation.responses import Responses
 
 _STATE = {"history": np.float64, "answered": np.bool_, "log_weight": np.float64}
-"""The fields of `State`, without the suffix _G; each is False or 0 for a group that has never answered."""
+"""Names of `State`'s fields in files, in their order; each is False or 0 for a group that has never answered."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class RewardRule:
 
     def saved(self, state: State) -> dict[str, Any]:
         """Convert a state for a checkpoint, with the values of groups by name."""
-        arrays = {name: getattr(state, f"{name}_G").tolist() for name in _STATE}
-        return {name: dict(zip(self.names, values, strict=True)) for name, values in arrays.items()}
+        arrays = zip(_STATE, vars(state).values(), strict=True)
+        return {name: dict(zip(self.names, array_G.tolist(), strict=True)) for name, array_G in arrays}
 
     def restored(self, saved: Mapping[str, Any]) -> State:
         """Restore a state from the result of `saved`; a group that is not named there has never answered."""
         columns = {name: [saved[name].get(group, 0) for group in self.names] for name in _STATE}
-        return State(**{f"{name}_G": np.array(column, dtype=_STATE[name]) for name, column in columns.items()})
+        return State(*(np.array(column, dtype=_STATE[name]) for name, column in columns.items()))

@@ -46,13 +46,12 @@ class State:
     Attributes:
         history_G: (G,) moving average of each group's mean alignment reward, the paper's h; 0 before the first answer.
         answered_G: (G,) True for a group that has ever answered.
-        log_weight_G: (G,) logarithms of the weights that rule `mix` changes in each iteration, up to a constant; 0
-            under other rules.
+        memory_G: (G,) numbers that the rule keeps for itself; 0 under a rule that keeps none.
     """
 
     history_G: FloatArray
     answered_G: BoolArray
-    log_weight_G: FloatArray
+    memory_G: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,22 +76,27 @@ class Result:
 
 
 class Combination(NamedTuple):
-    """A rule's result for the present groups' rewards; fields as in `Result`."""
+    """A rule's result for the present groups' rewards; fields as in `Result`.
+
+    `memory_G` are the rule's own numbers for the next iteration; None keeps those of the context.
+    """
 
     aggregate_J: FloatArray
     weight_G: FloatArray
     fell_back: bool | None = None
+    memory_G: FloatArray | None = None
 
 
 class RuleContext(NamedTuple):
     """Inputs of a rule other than training rewards, for present groups only.
 
-    Histories are those before this iteration, log-weights have its change; `fairness` is the Fairness Index of its
-    alignment rewards.
+    Histories and the rule's memory are those before this iteration; `mean_G` and `fairness` are the means and the
+    Fairness Index of its alignment rewards.
     """
 
     history_G: FloatArray
-    log_weight_G: FloatArray
+    memory_G: FloatArray
+    mean_G: FloatArray
     fairness: float
 
 
@@ -109,40 +113,33 @@ class Rule(BaseModel, ABC):
     def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:
         """Combine the present groups' training rewards (G, J) into one reward (J,)."""
 
-    def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:
-        """Update the present groups' log-weights (G,) by this iteration's mean alignment rewards (G,)."""
-        return log_weight_G
-
     def init(self, num_groups: int) -> State:
         """State before the first iteration: all histories are 0 (h^0 = 0), and no group has answered."""
         zero_G = np.zeros(num_groups)
-        return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), log_weight_G=zero_G)
+        return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), memory_G=zero_G)
 
     def apply(self, state: State, reward_GJ: npt.ArrayLike, training_reward_GJ: npt.ArrayLike) -> Result:
         """Aggregate one iteration's rewards (Algorithm 1).
 
         Fairness Index and histories are computed from the alignment rewards; the training rewards are combined. A
         missing group is a row of NaN in both: it has no effect, and keeps its history. A group that joins late starts
-        with the mean of the others' histories and log-weights, since a history of 0 would give it nearly all weight.
+        with the mean of the others' histories and memories, since a history of 0 would give it nearly all weight.
         Both rewards are (G, J), the alignment rewards in [0, 1].
 
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
-            UserError: a user's rule does not return a finite reward for each rollout, a finite log-weight for each
-                group, and weights that sum to 1.
+            UserError: a user's rule does not return a finite reward for each rollout, finite numbers for each group,
+                and weights that sum to 1.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
         present_G = _present_groups(state, reward_GJ, training_reward_GJ)
         fairness = equations.fairness_index(reward_GJ)
         history_G = _with_late_joiners(state.history_G, state, present_G)
-        log_weight_G = _with_late_joiners(state.log_weight_G, state, present_G)
+        memory_G = _with_late_joiners(state.memory_G, state, present_G)
         mean_G = reward_GJ[present_G].mean(axis=1)
-        log_weight_G[present_G] = self._finite(
-            "log-weights", self.update_log_weights(log_weight_G[present_G], mean_G), size=len(mean_G)
-        )
-        context = RuleContext(history_G[present_G], log_weight_G[present_G], fairness)
+        context = RuleContext(history_G[present_G], memory_G[present_G], mean_G, fairness)
         combined = self.combine(training_reward_GJ[present_G], context)
         fell_back = None if combined.fell_back is None else bool(combined.fell_back)
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
@@ -150,10 +147,12 @@ class Rule(BaseModel, ABC):
         weight_G[present_G] = self._finite("weights", combined.weight_G, size=len(mean_G))
         if not math.isclose(weight_G.sum(), 1.0, abs_tol=WEIGHTS_TOLERANCE):
             raise UserError(f"{self._title}: gives weights that sum to {weight_G.sum():g}; they have to sum to 1")
+        if combined.memory_G is not None:
+            memory_G[present_G] = self._finite("memory", combined.memory_G, size=len(mean_G))
         history_G[present_G] = equations.historical_alignment(
             history_G[present_G], reward_GJ[present_G], decay=self.ema_decay
         )
-        next_state = State(history_G, state.answered_G | present_G, log_weight_G)
+        next_state = State(history_G, state.answered_G | present_G, memory_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
     @property
@@ -186,7 +185,7 @@ def _present_groups(state: State, reward_GJ: FloatArray, training_reward_GJ: Flo
 
 
 def _with_late_joiners(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
-    """Give each group that joins late the mean history or log-weight of the groups that answered before (G,)."""
+    """Give each group that joins late the mean history or memory of the groups that answered before (G,)."""
     joining_G = present_G & ~state.answered_G
     if not joining_G.any() or not state.answered_G.any():
         return values_G.copy()
@@ -240,19 +239,17 @@ class Mix(Rule):
 
     Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards instead of losses): each
     iteration multiplies a group's weight by exp(eta (mean reward of the present groups - the group's mean reward)). So
-    weights stop changing only when these rewards are equal.
+    weights stop changing only when these rewards are equal. The memory holds the logarithms of these weights, up to a
+    constant.
     """
 
     worst_share: sections.WorstShare = APPA_DEFAULTS.worst_share
 
-    def update_log_weights(self, log_weight_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
-        moved_G = log_weight_G + WEIGHT_STEP * (mean_G.mean() - mean_G)
-        return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LOG_WEIGHT_GAP))
-
     def combine(self, reward_GJ: FloatArray, context: RuleContext) -> Combination:  # noqa: D102
-        dro_weight_G = np.asarray(softmax(context.log_weight_G))
-        weight_G = (1 - self.worst_share) / len(dro_weight_G) + self.worst_share * dro_weight_G
-        return Combination(weight_G @ reward_GJ, weight_G)
+        moved_G = context.memory_G + WEIGHT_STEP * (context.mean_G.mean() - context.mean_G)
+        log_weight_G = np.maximum(moved_G, moved_G.max() - MAX_LOG_WEIGHT_GAP)
+        weight_G = (1 - self.worst_share) / len(log_weight_G) + self.worst_share * np.asarray(softmax(log_weight_G))
+        return Combination(weight_G @ reward_GJ, weight_G, memory_G=log_weight_G)
 
 
 RULES: dict[str, type[Rule] | Rule] = {

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.arrays import FloatArray
-from appa_flwr.protocol.rewards import ranking
+from appa_flwr.protocol.rewards import distribution, ranking
 
 STYLES = ("full", "counted", "compact")
 """`full`: instructions for a model that follows instructions; `compact`: cues for a model trained on the format;
@@ -215,12 +215,10 @@ def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Ca
 
 def _normalised(values_K: FloatArray) -> FloatArray | None:
     """Values scaled to sum to one; None if one is negative or infinite or all are zero."""
-    if not np.isfinite(values_K).all() or (values_K < 0.0).any() or not values_K.any():
+    try:
+        return distribution(values_K) if np.isfinite(values_K).all() else None
+    except ValueError:
         return None
-    # Scaled by the largest first, so that no sum can overflow.
-    scaled_K = values_K / values_K.max()
-    distribution_K: FloatArray = scaled_K / scaled_K.sum()
-    return distribution_K
 
 
 def _listed(options: Sequence[str]) -> list[str]:

@@ -116,10 +116,7 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         # one answer only: one question at many positions, or several options in one question only.
         if not MIN_OPTIONS <= size_S.min() <= size_S.max() <= MAX_OPTIONS:
             raise ValueError("a question has too few or too many options")
-        scale_Q, option_SK = (
-            _places(arrays, "scale", len(texts)),
-            np.arange(size_S.max()) < size_S[:, None],
-        )
+        scale_Q, option_SK = _places(arrays, "scale", len(texts)), np.arange(size_S.max()) < size_S[:, None]
         scales = [(tuple(options), None if ordinal is None else tuple(ordinal)) for options, ordinal in scales]
         questions = tuple(
             Question(str(key), str(text), *scales[place]) for (key, text), place in zip(texts, scale_Q, strict=True)

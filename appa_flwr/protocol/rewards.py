@@ -82,7 +82,7 @@ def wasserstein(prediction: FloatArray, target: FloatArray, options: BoolArray) 
     num_options = options.sum(axis=-1)
     if (num_options < 2).any():
         raise ValueError("the Wasserstein reward needs at least two options (its scale is K - 1), got a row with one")
-    excess = np.cumsum(_distribution(prediction) - _distribution(target), axis=-1)
+    excess = np.cumsum(distribution(prediction) - distribution(target), axis=-1)
     # A padded slot repeats the cumulative value before it; only real options may count.
     cost = np.where(options, np.abs(excess), 0.0).sum(axis=-1)
     return np.asarray(1.0 - cost / (num_options - 1))
@@ -147,7 +147,7 @@ def _divergence(prediction: FloatArray, target: FloatArray, *, base: float) -> F
     With s = p + q and d = (p - q) / s it is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]: exactly symmetric, and exactly
     0 for p = q. The entropy form has cancellation errors near p = q, which the square root of the distance amplifies.
     """
-    p, q = _distribution(prediction), _distribution(target)
+    p, q = distribution(prediction), distribution(target)
     total = p + q
     tilt = (p - q) / np.where(total == 0.0, 1.0, total)
     terms = total * (_xlogx_shifted(tilt) + _xlogx_shifted(-tilt))
@@ -159,8 +159,8 @@ def _xlogx_shifted(d: FloatArray) -> FloatArray:
     return np.asarray((1.0 + d) * np.log1p(np.maximum(d, _LOG1P_FLOOR)))
 
 
-def _distribution(values: FloatArray) -> FloatArray:
-    """Values scaled to sum to one."""
+def distribution(values: FloatArray) -> FloatArray:
+    """Values (..., K) scaled to sum to one; raises ValueError for a negative value, or if all are 0."""
     if (values < 0.0).any():
         raise ValueError("a distribution has no negative entries")
     top = values.max(axis=-1, keepdims=True)

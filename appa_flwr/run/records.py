@@ -167,7 +167,8 @@ class ServedRound(RuleRound):
     """A round of the rule over `size` answers of another trainer, and the `seconds` that the groups took.
 
     `round` is the trainer's number, or without it the last number plus 1. A `held_out` round has held-out questions and
-    changes no histories. `history`, `answered` and `log_weight` are the rule's `State` after the round, by group.
+    changes no histories. `history`, `answered` and `log_weight` are the rule's `State` after the round, by group;
+    `log_weight` is its `memory_G`, which holds log-weights under rule `mix`.
     """
 
     round: int

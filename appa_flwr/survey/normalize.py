@@ -99,7 +99,7 @@ def _tidied(raws: Iterable[RawAnswer], notes: Notes) -> tuple[dict[str, list[Raw
     for raw in raws:
         words = json.dumps([raw.text, raw.options]).encode()
         key = clean(raw.question_id) or hashlib.sha256(words).hexdigest()[:_ID_CHARS]
-        usual = usual_name(raw.group)
+        usual = usual_name(tidy(raw.group))
         group = names.setdefault(same(usual), usual) if raw.group else ""
         notes.add_spelling(raw.group, group)
         options = tuple(map(tidy, raw.options))
@@ -132,8 +132,11 @@ def _question(
         settled; and a function of a row that returns shares over the remaining options, and the number of respondents.
     """
     first = next((raw for raw in rows if raw.options), rows[0])
-    kind_K = first.kinds
-    if not kind_K:  # a table has no codebook for guesses
+    kind_K: tuple[Kind, ...] = first.kinds
+    if kind_K:  # by a codebook, or in our own format, of which the user may list more
+        listed_K = [missing.lists(first.question_id, label, label) for label in first.options]
+        kind_K = tuple("none" if listed else kind for listed, kind in zip(listed_K, kind_K, strict=True))
+    else:  # a table has no codebook for guesses
         kinds = missing.kinds(first.question_id, {label: label for label in first.options})
         kind_K = tuple("answer" if kinds[label][1] else kinds[label][0] for label in first.options)
         if guesses := [label for label in first.options if kinds[label][1]]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.text import plain
 from appa_flwr.survey.frames import TWICE, Frame, RawAnswer, Unusable
 from appa_flwr.survey.names import Notes, group_name, same
-from appa_flwr.survey.nonanswers import WORDS, code_text
+from appa_flwr.survey.nonanswers import WORDS, Kind, classify, code_text
 from appa_flwr.survey.nonanswers import number as number_of
 
 # Column of an option's number -> sum over a question's options; 0 = any sum.
@@ -54,7 +55,7 @@ def raw_answers(frame: Frame) -> list[RawAnswer]:
     frame.require("question", "options", *(("group", "distribution") if columns & {"group", "distribution"} else ()))
     if "selections" in columns:
         frame.notes.add("GlobalOpinionQA as published, one row a question")
-    return [raw for begun, cells in _rows(frame) for raw in _answers(begun, cells)]
+    return [raw for begun, cells in _rows(frame) for raw in _answers(begun, cells, is_own=bool(frame.header))]
 
 
 def read_list(cells: Mapping[Any, Any], name: str) -> list[Any]:
@@ -90,19 +91,30 @@ def _float(item: Any) -> float:
 
 
 def _rows(frame: Frame) -> Iterator[tuple[RawAnswer, dict[str, Any]]]:
-    """Yield each row's number, question id and text as a raw answer, and its non-empty cells."""
+    """Yield each row's number, question id and text as a raw answer, and its non-empty cells.
+
+    Texts in our own format stand as they are, and a group's name, too: nodes read them so.
+    """
     for row, record in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
+        if frame.header:
+            cells = {str(name): cell for name, cell in record.items() if cell is not None}
+            key, text, group = (str(cells.get(name, "")) for name in ("question_id", "question", "group"))
+            yield RawAnswer(int(row), key, text, group=group_name(group)), cells
+            continue
         cells = {str(name): cell for name, cell in record.items() if code_text(cell).casefold() not in _EMPTY}
         yield RawAnswer(int(row), code_text(cells.get("question_id")), plain(code_text(cells.get("question")))), cells
 
 
-def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
+def _answers(raw: RawAnswer, cells: dict[str, Any], *, is_own: bool) -> list[RawAnswer]:
     """Read a row's answers: one per country in GlobalOpinionQA, else one, without a group if the row has none."""
     try:
         options = read_list(cells, "options")
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
             raise Unusable("options: not a list of texts")
         raw = raw._replace(options=tuple(plain(code_text(option)) for option in options))
+        if is_own:
+            labels = tuple(map(str, options))
+            raw = raw._replace(options=labels, kinds=tuple(map(_kind, labels)))
         if "selections" in cells:
             return [_answer(raw, cells | {"group": name, "distribution": mine}) for name, mine in _selections(cells)]
     except Unusable as error:
@@ -110,11 +122,17 @@ def _answers(raw: RawAnswer, cells: dict[str, Any]) -> list[RawAnswer]:
     return [_answer(raw, cells)]
 
 
+@cache  # labels are repeated from row to row
+def _kind(label: str) -> Kind:
+    """Kind of an option in our own format, from which what is no answer was left out when it was written."""
+    return "refusal" if classify(label) == ("refusal", False) else "answer"
+
+
 def _answer(raw: RawAnswer, cells: Mapping[str, Any]) -> RawAnswer:
     """Read an answer in own columns; a row without group and distribution is a question without answers."""
     try:
         if is_answer := "group" in cells or "distribution" in cells:
-            raw = raw._replace(group=_group(cells))
+            raw = raw._replace(group=raw.group or _group(cells))
         if "ordinal" in cells:
             if len(places := read_numbers(cells, "ordinal")) != len(raw.options):
                 raise Unusable("ordinal: not one number, or null, for each option")

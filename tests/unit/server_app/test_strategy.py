@@ -179,6 +179,20 @@ def test_line_and_scores_are_the_rule_s():
         assert {name: getattr(line, name) for name in LEARNED} == LEARNED
 
 
+def test_a_rule_s_state_keeps_its_names_in_files():
+    rule = RewardRule(GROUPS, Config.load({"rule": "mix"}))
+    last, *others = GROUPS[::-1]
+    saved = {  # as the first version wrote it, before the last group joined
+        "history": dict.fromkeys(others, 0.3),
+        "answered": dict.fromkeys(others, True),
+        "log_weight": dict(zip(others, (0.6, -0.6), strict=True)),
+    }
+    state, new = rule.restored(saved), {"history": 0.0, "answered": False, "log_weight": 0.0}
+    assert rule.saved(state) == {name: {**values, last: new[name]} for name, values in saved.items()}
+    # all alike: log-weights stay, and the one who joins begins at the others' mean
+    assert rule._rule.apply(state, np.full((3, 1), 0.5), np.full((3, 1), 0.5)).state.memory_G.tolist() == [-0.6, 0.6, 0]
+
+
 def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
     monkeypatch.setattr(grid, "LATE_TTL", 0.0)
     strategy, groups, engine, lines = build()

@@ -129,7 +129,7 @@ def test_mix_by_hand():
     # means .2 and high are log(3) / 3 below and above their mean; times 3 the leads are log 3 and -log 3: weights 9 : 1
     high = 0.2 + 2 * math.log(3) / 3
     result = once(make("mix", worst_share=0.6), [[0.1, 0.3], [high, high]])
-    np.testing.assert_allclose(result.state.log_weight_G, [math.log(3), -math.log(3)])
+    np.testing.assert_allclose(result.state.memory_G, [math.log(3), -math.log(3)])
     np.testing.assert_allclose(result.weight_G, [0.74, 0.26])  # .4 / 2 + .6 * (.9, .1)
     np.testing.assert_allclose(result.aggregate_J, [0.74 * 0.1 + 0.26 * high, 0.74 * 0.3 + 0.26 * high])
 
@@ -137,18 +137,18 @@ def test_mix_by_hand():
 def test_a_lead_is_bounded_so_that_a_group_finds_back():
     # an iteration adds 1.5 to the worst group's log-weight and takes as much from the other's
     rule, both = make("mix"), np.ones(2, bool)
-    begun = State(history_G=np.zeros(2), answered_G=both, log_weight_G=np.array([5.0, -5.0]))
+    begun = State(history_G=np.zeros(2), answered_G=both, memory_G=np.array([5.0, -5.0]))
     result = rule.apply(begun, [[0.0], [1.0]], [[0.0], [1.0]])
-    assert np.ptp(result.state.log_weight_G) == MAX_LOG_WEIGHT_GAP
+    assert np.ptp(result.state.memory_G) == MAX_LOG_WEIGHT_GAP
 
 
 def test_a_missing_group_keeps_its_lead_and_a_late_one_starts_at_the_others_mean():
     rule = make("mix", worst_share=1.0)
     state = rule.apply(rule.init(3), [[0.2], [0.6], [np.nan]], [[0.2], [0.6], [np.nan]]).state
-    np.testing.assert_allclose(state.log_weight_G, [0.6, -0.6, 0.0])
+    np.testing.assert_allclose(state.memory_G, [0.6, -0.6, 0.0])
     # group 1 is away: the others' mean is .5, and the newcomer begins at (.6 - .6) / 2 = 0
     later = rule.apply(state, [[0.4], [np.nan], [0.6]], [[0.4], [np.nan], [0.6]])
-    np.testing.assert_allclose(later.state.log_weight_G, [0.9, -0.6, -0.3])
+    np.testing.assert_allclose(later.state.memory_G, [0.9, -0.6, -0.3])
     np.testing.assert_allclose(later.weight_G[[0, 2]], [1 / (1 + math.exp(-1.2)), 1 / (1 + math.exp(1.2))])
     assert later.weight_G[1] == 0.0
 

@@ -3,14 +3,24 @@
 import json
 import stat
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small import cases
 from surveys import ids, refused, row, shares, write
 
 from appa_flwr.config import Config
+from appa_flwr.core.text import clean
 from appa_flwr.survey import generate, sources, store
+from appa_flwr.survey.frames import Frame, RawAnswer
+from appa_flwr.survey.names import same, usual_name
+from appa_flwr.survey.nonanswers import Missing
+from appa_flwr.survey.normalize import normalize
 from appa_flwr.survey.types import About, Question, Survey
 
 QUESTIONS = (Question("q1", "One?", ("Yes", "No")), Question("q2", "Two?", ("a", "b", "c"), (1.0, 2.0, 3.0)))
@@ -34,6 +44,44 @@ def test_what_is_written_is_read_to_the_bit_and_private(tmp_path):
     assert (again.about.weight, again.about.missing, again.about.group_by) == ("w", "98,99", "region")
     assert again.about.notes[:2] == ("México", "a note")
     refused("written as .jsonl", store.write, SURVEY, tmp_path / "x.csv")
+
+
+# What a reader of tables could take for something else: a code, an empty cell, no answer, HTML, two names, a list.
+ODD = (
+    *("1.0", "01", "-1", "7", "9", "99", "1e5", "nan", "null", "NA", "DK", "Don't know", "Refused", "Not asked"),
+    *("Does not apply", "Trifft nicht zu", "Trifft voll zu", "<b>x</b>", "R&amp;D", "<5 years", "Total", "x;y"),
+    *("sex/male", "[1, 2]", "A.", "true"),
+)
+FREE = st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=5).filter(lambda text: same(usual_name(text)))
+NAMES = st.sampled_from(ODD) | FREE
+
+
+@st.composite
+def converted(draw):
+    """The survey of a file of respondents whose owner has said in a codebook that all options are answers."""
+    raws, groups = [], draw(st.lists(NAMES.filter(clean), min_size=1, max_size=3, unique_by=same))
+    for key in draw(st.lists(NAMES, min_size=1, max_size=3, unique_by=clean)):
+        options = draw(st.lists(NAMES, min_size=2, max_size=4, unique_by=same))
+        scale = draw(st.sampled_from([(), [0.1 * k for k in range(len(options))]]))
+        raw = RawAnswer(1, key, draw(NAMES), tuple(options), ordinal=scale, kinds=("answer",) * len(options))
+        for group in (asked := [group for group in groups if draw(st.booleans())]):
+            people = [draw(st.integers(1, 50)) for _ in options]
+            share_K = np.array(people) * draw(st.floats(0.1, 3.0))
+            raws.append(raw._replace(group=group, shares=(share_K / share_K.sum()).tolist(), people=people))
+        raws += [] if asked else [raw]
+    about = About(refusals="keep")
+    return normalize(Frame("x.sav", pd.DataFrame()), raws, Missing(), None, about, min_respondents=0)
+
+
+@settings(max_examples=100)
+@given(converted())
+def test_a_run_reads_what_is_written_as_nodes_do(survey):
+    with TemporaryDirectory() as folder:
+        store.write(survey, path := Path(folder) / "x.jsonl")
+        node, run = store.read(path), sources.read_run(Config.load({"survey": str(path)}))
+        for read in (node, run, sources.read_survey(path)):
+            assert (read.questions, shares(read), read.extra) == (survey.questions, shares(survey), survey.extra)
+            assert read.respondents == survey.respondents
 
 
 def test_a_file_a_group(tmp_path):

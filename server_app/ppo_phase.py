@@ -74,7 +74,7 @@ def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequ
     The policy is saved before it is scored, so that it is not lost if too few groups answer then.
     """
     train_policy(run, models, inputs)
-    card = partial(model_card, run.config, groups=run.groups.names, survey=run.survey)
+    card = partial(model_card, run.config, groups=run.groups.names, survey=run.origin)
     with replaced_folder(folder := run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)

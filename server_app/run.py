@@ -182,7 +182,7 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     """Run SFT and score it, score trivial baselines and ceilings, and align a policy by each of the run's rules."""
     config = run.config
     torch.set_num_threads(base_models.threads(config))
-    rows = start_policy(run, inputs, votes)
+    rows = score_and_fine_tune(run, inputs, votes)
     gc.collect()  # trainer and model refer to each other, and the next models need the memory
     sft_model = run.folder.path / SFT_MODEL
     rows = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs, earlier=rows)
@@ -195,7 +195,7 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
                 ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs, rows)
 
 
-def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> list[SummaryRow]:
+def score_and_fine_tune(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> list[SummaryRow]:
     """Score the base model and train the SFT model, unless the run's folder has it; return the base's scores."""
     folder = run.folder.path / SFT_MODEL
     if folder.exists():

@@ -104,6 +104,6 @@ def test_the_base_is_scored_in_as_many_bits_as_its_policies_and_sft_trains_on_al
     inputs = SimpleNamespace(base=SimpleNamespace(source=""), prompts=[], train_J=[])
     with RunWriter(config) as folder:
         phases = SimpleNamespace(config=config, folder=folder, catalogue=CATALOGUE)
-        run.start_policy(phases, inputs, SimpleNamespace(sft_QK=None))
+        run.score_and_fine_tune(phases, inputs, SimpleNamespace(sft_QK=None))
     assert scored == {"base": packed}
     assert trained == [False]

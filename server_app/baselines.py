@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
-import pandas as pd
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, sample, shared_answer
 from appa_flwr.config import TASK_METRICS
@@ -17,13 +16,12 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.core.text import listed
 from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, Catalogue, Query
-from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
 from appa_flwr.run.schema import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
 from server_app import examples
-from server_app.evaluation import given_answers, scored
+from server_app.evaluation import given_answers, score
 from server_app.inputs import RunInputs
 
 DIGITS = 9
@@ -56,7 +54,7 @@ def _ceilings_in_words(run: RunInputs, test_J: IntArray) -> str:
     """Text for the log: whether there are ceilings, and on which part of the questions."""
     if not run.config.eval.ceilings:
         return ""
-    if withheld := listed(run.groups.members.without("predictions")):
+    if withheld := listed(run.groups.members.without(PREDICTIONS)):
         return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
     solved = len(_solvable(run, test_J))
     if solved == len(test_J):
@@ -117,26 +115,16 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     predictions leave. `js-distance` has no ceilings. With many groups they are of a `sample` of the questions.
     """
     option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
-    rows: list[SummaryRow] = []
-    pairs: list[pd.DataFrame] = []
     solved = _solvable(run, question_J)
-
-    def scores(
-        method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics, at: slice | IntArray = np.s_[:]
-    ) -> None:
-        means, single = scored(run, method, given_answers(question_J[at], answer_JK), metrics=metrics)
-        rows.extend(means)
-        pairs.append(single)
-
-    scores("uniform", option_JK / option_JK.sum(1, keepdims=True))
-    for name, answer_JK in known_JK.items():
-        scores(name, answer_JK)
-    if run.config.eval.ceilings and not run.groups.members.without("predictions"):
+    known_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
+    ceilings = []
+    if run.config.eval.ceilings and not run.groups.members.without(PREDICTIONS):
         target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, question_J])
-        scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
+        known_JK |= {MEAN_PREDICTION: target_GJK.mean(axis=0)}
         for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
-            scores(name, answer_JK, [metric], solved)
-    put(run.folder.path, pd.concat(pairs))
+            ceilings.append((name, given_answers(question_J[solved], answer_JK), [metric]))
+    answered = [(name, given_answers(question_J, answer_JK), metrics) for name, answer_JK in known_JK.items()]
+    rows = score(run, [*answered, *ceilings])
     if len(solved) == len(question_J):
         return rows
     return [row.model_copy(update={"sampled": len(solved)}) if row.method in CEILINGS else row for row in rows]

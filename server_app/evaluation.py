@@ -4,8 +4,9 @@ Axis letters: G groups, J answers, K options.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -71,7 +72,7 @@ def evaluate(
     phase = run.folder.phase(f"evaluate {name}")
     progress = partial(phase.step, message="batches of questions answered")
     answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
-    rows = score(run, name, answers, metrics=metric_names(run.config))
+    rows = score(run, [(name, answers, metric_names(run.config))])
     examples.add(run, {name: answers})  # first, or a stopped run might show another policy's beside these scores
     run.folder.write(SUMMARY, (*earlier, *rows))
     phase.step(1, 1, in_words(rows))
@@ -153,34 +154,23 @@ def curve_points(replies: Replies, request: RewardQuery, names: Sequence[str]) -
     }
 
 
-def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]) -> list[SummaryRow]:
-    """Let the groups score a method's answers as `scored` does, and add the single scores to the run's scores.parquet.
+def score(run: RunInputs, answered: Iterable[tuple[str, Responses, Sequence[str]]]) -> list[SummaryRow]:
+    """Let the groups score answers to held-out questions, and add the single scores to the run's scores.parquet.
 
-    The whole file is written again, so that whoever scores several methods adds them at once.
-    """
-    rows, pairs = scored(run, method, answers, metrics=metrics)
-    put(run.folder.path, pairs)
-    return rows
-
-
-def scored(
-    run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]
-) -> tuple[list[SummaryRow], pd.DataFrame]:
-    """Let the groups score one method's answers to held-out questions.
+    `answered` has methods, their answers and the metrics. The file is written once, for all methods.
 
     Returns:
-        A row for each metric and target, none against survey answers if no group gives such scores; and the single
-        scores behind the rows' means.
+        A row for each method, metric and target, none against survey answers if no group gives such scores.
     """
-    request = answers.reward_query(metrics, references=tuple(REFERENCES))
-    record_of = scores(run.groups.ask(request.query()), request, run.groups.names)
-    written = bool(np.isfinite(answers.format_score_J).all())
-    questions = [question.question_id for question in run.questions(answers.question_J)]
-    pairs, rows = [], []
-    for metric in metrics:
-        for reference, against in REFERENCES.items():
+    pairs, rows, groups = [], [], run.groups.names
+    for method, answers, metrics in answered:
+        request = answers.reward_query(metrics, references=tuple(REFERENCES))
+        record_of = scores(run.groups.ask(request.query()), request, groups)
+        written = bool(np.isfinite(answers.format_score_J).all())
+        questions = [question.question_id for question in run.questions(answers.question_J)]
+        for metric, (reference, against) in product(metrics, REFERENCES.items()):
             record, reward_GJ = record_of[metric, reference]
-            pairs.append(as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions))
+            pairs.append(as_rows(method, metric, against, reward_GJ, groups=groups, questions=questions))
             if against == SURVEY and math.isnan(record.avg_as):
                 continue
             row = SummaryRow(
@@ -192,4 +182,5 @@ def scored(
                 readable=float(request.readable_J.mean()),
             )
             rows.append(row)
-    return rows, pd.concat(pairs)
+    put(run.folder.path, pd.concat(pairs))
+    return rows

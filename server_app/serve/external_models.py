@@ -40,7 +40,7 @@ def scores(run: RunInputs, name: str, answers: Mapping[str, str]) -> dict[str, A
         with contextlib.suppress(TooFew):
             majority_QK = ask_votes(run).majority_QK
         kept = baselines.score_baselines(run, test_J, majority_QK=majority_QK, earlier=[])
-    rows = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config))
+    rows = evaluation.score(run, [(method, parsed, evaluation.metric_names(config))])
     run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(rows)}", None)
     run.folder.write(SUMMARY, (*(row for row in kept if row.method != method), *rows))
     return frames.as_json(run.folder.path)

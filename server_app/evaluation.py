@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel
 
-from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, Scores, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
@@ -127,20 +127,16 @@ def scores(
 
 
 def _record(reward_GJ: FloatArray, readable_J: BoolArray, names: Sequence[str]) -> ScoreRecord:
-    def fairness(used_J: BoolArray) -> float:
-        return fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE)
-
-    avg_as, min_as, per_group = math.nan, math.nan, dict.fromkeys(names, math.nan)
+    scored = Scores(np.full(len(names), math.nan), avg_as=math.nan, min_as=math.nan, fairness_index=1.0)
     if not np.isnan(reward_GJ).all():
         scored = alignment_scores(reward_GJ)
-        avg_as, min_as = scored.avg_as, scored.min_as
-        per_group = dict(zip(names, scored.per_group_G.tolist(), strict=True))
+    fi_readable = fairness_index(reward_GJ[:, readable_J], min_groups=GROUPS_TO_COMPARE)
     return ScoreRecord(
-        fi=fairness(np.ones_like(readable_J)),
-        avg_as=avg_as,
-        min_as=min_as,
-        per_group=per_group,
-        fi_readable=fairness(readable_J) if readable_J.any() else math.nan,
+        fi=scored.fairness_index,
+        avg_as=scored.avg_as,
+        min_as=scored.min_as,
+        per_group=dict(zip(names, scored.per_group_G.tolist(), strict=True)),
+        fi_readable=fi_readable if readable_J.any() else math.nan,
     )
 
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -41,25 +40,16 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 log = logging.getLogger("appa.server")
 
 
-class Stage(Enum):
-    """What a node holds, as known to the server."""
-
-    UNKNOWN = auto()  # the node must be greeted: it is new, has restarted, or failed to take the catalogue or targets
-    GREETED = auto()
-    INFORMED = auto()  # the node has the catalogue
-    READY = auto()  # the node has the catalogue and target tables
-    OUT = auto()  # the node hosts no group of the run, lacks the key, refuses or failed too often: no message any more
-
-
-SETUP = {messages.CATALOGUE: (Stage.GREETED, Stage.INFORMED), messages.TARGETS: (Stage.INFORMED, Stage.READY)}
-"""Setup message -> stage of the nodes that need the message next, and their stage once they have answered it."""
+UNKNOWN = -1
+"""`Node.taken` of a node that must be greeted: it is new, has restarted, or failed to take a setup message."""
 
 
 @dataclass
 class Node:
     """A node, as known to the server."""
 
-    stage: Stage = Stage.UNKNOWN
+    taken: int = UNKNOWN  # setup messages that it has taken; 0 = it has been greeted
+    out: bool = False  # it hosts no group of the run, lacks the key or refuses: no message any more
     groups: tuple[str, ...] = ()  # groups that the node may speak for, whether or not they are in the run
     answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
@@ -99,9 +89,8 @@ class Members:
 
     def hosts(self) -> dict[str, int]:
         """Group -> its node, for groups that can be asked for numbers now."""
-        able = Stage.READY if messages.TARGETS in self.setup else Stage.INFORMED
-        node_of = {name: self._node_of[name] for name in self.present}
-        return {name: n for name, n in node_of.items() if n not in self._late and self._nodes[n].stage is able}
+        able = {node for node in {*self._node_of.values()} - self._late if self._nodes[node].taken == len(self.setup)}
+        return {name: self._node_of[name] for name in self.present if self._node_of[name] in able}
 
     def answered(self) -> dict[str, int]:
         """Group -> how many training questions it has answered, for groups that can be asked for numbers now."""
@@ -166,7 +155,7 @@ class Members:
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         hosts, away = set(self._node_of.values()), len(self._node_of) < len(self.names)
         # Hosts that have been greeted are not greeted again: each message to a deployed node starts a process there.
-        unknown = {node for node in online if self._nodes[node].stage is Stage.UNKNOWN}
+        unknown = {node for node in online if self._nodes[node].taken == UNKNOWN}
         able = {node for node in online - self._late if not self._nodes[node].pause}
         nodes = [node for node in able if (node in unknown if node in hosts else away)]
         hosted, known = defaultdict[int, set[str]](set), frozenset(self.names)
@@ -174,10 +163,8 @@ class Members:
             hosted[node].add(name)
         for node, groups in self._greet(nodes, timeout=timeout).items():
             names = [name for name in groups if name in known]
-            if not names:
-                self._nodes[node].stage = Stage.OUT
-            elif self._nodes[node].stage is Stage.UNKNOWN:
-                self._nodes[node].stage = Stage.GREETED
+            self._nodes[node].out = not names
+            self._nodes[node].taken = max(self._nodes[node].taken, 0)
             for name in hosted[node].difference(names):
                 del self._node_of[name]
             for name in names:
@@ -200,13 +187,13 @@ class Members:
 
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
         """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys."""
-        joining = sorted(node for node in nodes if self._nodes[node].stage is not Stage.OUT)
+        joining = sorted(node for node in nodes if not self._nodes[node].out)
         if self._keys is None:
             return dict.fromkeys(joining)
         keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
         for node in sorted(node for node, names in keyed.items() if not names):
             log.warning("node %s has no group's key; the node is left out", node)
-            self._nodes[node].stage = Stage.OUT  # it could make the server wait
+            self._nodes[node].out = True  # it could make the server wait
         return {node: names for node, names in keyed.items() if names}
 
     # --- setting up -------------------------------------------------------------------------------------------------
@@ -220,28 +207,26 @@ class Members:
         for node in self._nodes.values():
             node.error, node.pause = node.error if again else 0, max(0, node.pause - 1)
         self._meet(timeout=self.config.run.reply_timeout)
-        for kind, content in self.setup.items():
+        for place, (kind, content) in enumerate(self.setup.items()):
             hosts = {*self._node_of.values()} - self._late
-            lacking = {number for number in hosts if self._nodes[number].stage is SETUP[kind][0]}
+            lacking = {number for number in hosts if self._nodes[number].taken == place}
             for number, reply in self._send(kind, content, lacking):
                 lacking.remove(number)
                 self._take(kind, number, reply)
             for number in sorted(lacking):
                 self._note_failure(number)
         nodes = self._nodes
-        self._node_of = {
-            n: k for n, k in self._node_of.items() if nodes[k].stage is not Stage.OUT and not nodes[k].pause
-        }
+        self._node_of = {n: k for n, k in self._node_of.items() if not (nodes[k].out or nodes[k].pause)}
 
     def _note_failure(self, number: int) -> None:
         """Plan the next try to set up a node, or none if its owner refuses, and log it."""
         node, groups = self._nodes[number], listed(self._nodes[number].groups)
         node.failures += 1
         if node.error > refusals.FORGOTTEN:
-            node.stage = Stage.OUT
+            node.out = True
             log.warning("node %s (%s) refuses, and takes no part", number, groups)
             return
-        node.stage = Stage.UNKNOWN
+        node.taken = UNKNOWN
         node.pause = 2 ** min(node.failures - 1, LONGEST_PAUSE) if node.failures > 1 else 0
         when = f"after {node.pause} more requests" if node.pause else "before the next request"
         log.warning(
@@ -251,8 +236,8 @@ class Members:
     def _take(self, kind: str, number: int, reply: Reply) -> None:
         """Note a node's reply to a setup message."""
         node, own = self._nodes[number], list(self.own(number, reply))
-        node.stage = SETUP[kind][1]
-        if kind == list(self.setup)[-1]:
+        node.taken += 1
+        if node.taken == len(self.setup):
             node.failures = 0
         if kind == messages.CATALOGUE:
             node.answered = {name: reply.fields["answered"][row] for row, name in own}
@@ -284,8 +269,8 @@ class Members:
             node = self._nodes[number]
             if message.has_error():
                 node.error = message.error.code
-                if node.error == refusals.FORGOTTEN and node.stage is not Stage.OUT:
-                    node.stage = Stage.UNKNOWN
+                if node.error == refusals.FORGOTTEN:
+                    node.taken = UNKNOWN
                 log.warning("node %s: %s", number, message.error.reason)
                 continue
             try:

@@ -27,16 +27,20 @@ class Updates:
     """Steps of the groups, each with its number of answers and its mean loss.
 
     The file has no name, and is gone with the process; it lies in `folder`, since temporary folders are often memory.
-    Sums are taken group by group in the order of `names`, which must not depend on who answers first.
+    Sums are taken group by group in the order of `groups`, which must not depend on who answers first.
 
     Raises:
         UserError: the file cannot be written, here or in a method.
     """
 
-    def __init__(self, folder: Path, *, size: int) -> None:
-        self.names: tuple[str, ...] = ()
-        self._folder, self._size = folder, size
+    def __init__(self, folder: Path, *, groups: Sequence[str], size: int) -> None:
+        self._folder, self._groups, self._size = folder, groups, size
         self._of: dict[str, tuple[int, float, float]] = {}  # group -> place in the file, answers, loss
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups that have a step."""
+        return tuple(name for name in self._groups if name in self._of)
 
     def __enter__(self) -> Self:
         with writing(self._folder):
@@ -53,11 +57,6 @@ class Updates:
         self._of[name] = len(self._of), count, loss
         with writing(self._folder):
             self._file.write(step_P.astype(np.float64).tobytes())
-
-    def order(self, names: Sequence[str]) -> None:
-        """Set the order of the groups, once all are there."""
-        self.names = tuple(name for name in names if name in self._of)
-        with writing(self._folder):
             self._file.flush()
 
     def steps(self) -> Iterator[FloatArray]:

@@ -41,34 +41,19 @@ def score_baselines(
     """
     phase = run.folder.phase("baselines")
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-    if (mean_QK := _mean_answers(run)) is not None:
-        known_JK |= look_ups(mean_QK, run.catalogue, test_J)
-    rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
+    if not run.groups.members.without(ANSWERS):
+        try:
+            mean_QK = run.groups.ask(Query(ANSWERS)).each("votes").mean(axis=0)
+        except UserError as error:
+            log.warning("no rows by the groups' mean answers: %s", error)
+        else:
+            known_JK |= look_ups(mean_QK, run.catalogue, test_J)
+    scored, ceilings = baseline_scores(run, question_J=test_J, known_JK=known_JK)
+    rows = [*earlier, *scored]
     examples.add(run, {name: given_answers(test_J, answer_JK) for name, answer_JK in known_JK.items()})
     run.folder.write(SUMMARY, tuple(rows))
-    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _ceilings_in_words(run, test_J))
+    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + ceilings)
     return rows
-
-
-def _ceilings_in_words(run: RunInputs, test_J: IntArray) -> str:
-    """Text for the log: whether there are ceilings, and on which part of the questions."""
-    if not run.config.eval.ceilings:
-        return ""
-    if withheld := listed(run.groups.members.without(PREDICTIONS)):
-        return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
-    solved = len(_solvable(run, test_J))
-    if solved == len(test_J):
-        return ", ceilings"
-    many = f"{len(run.groups.names)} groups are many for the solver"
-    if not solved:
-        return f"; NO CEILINGS: {many}"
-    return f", ceilings ON A SAMPLE of {solved} of {len(test_J)} questions, as {many}"
-
-
-def _solvable(run: RunInputs, question_J: IntArray) -> IntArray:
-    """Places in `question_J` of the questions with ceilings."""
-    seed = child_seed(run.config.seed, "ceilings")
-    return sample(run.catalogue.option_QK[question_J], groups=len(run.groups.names), seed=seed)
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
@@ -97,37 +82,38 @@ def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, o
     return np.asarray(share_QK[alike].mean(axis=0)) if alike else uniform_K
 
 
-def _mean_answers(run: RunInputs) -> FloatArray | None:
-    """The groups' mean answers (Q, K); None if an owner lets none leave, or too few groups reply."""
-    if run.groups.members.without(ANSWERS):
-        return None
-    try:
-        return np.asarray(run.groups.ask(Query(ANSWERS)).each("votes").mean(axis=0))
-    except UserError as error:
-        log.warning("no rows by the groups' mean answers: %s", error)
-        return None
-
-
-def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[SummaryRow]:
+def baseline_scores(
+    run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]
+) -> tuple[list[SummaryRow], str]:
     """Score trivial baselines, the uniform answer and `known_JK` (name -> answers), and ceilings.
 
     Ceilings need each group's predictions. There are none with `eval.ceilings = false`, or if an owner lets no
     predictions leave. `js-distance` has no ceilings. With many groups they are of a `sample` of the questions.
+
+    Returns:
+        The rows, and a text for the log: whether there are ceilings, and on which part of the questions.
     """
     option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
-    solved = _solvable(run, question_J)
     known_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
-    ceilings = []
-    if run.config.eval.ceilings and not run.groups.members.without(PREDICTIONS):
+    ceilings, sampled, words = [], None, ""
+    if run.config.eval.ceilings and (withheld := listed(run.groups.members.without(PREDICTIONS))):
+        words = f"; NO CEILINGS: {withheld} keep their predictions to themselves"
+    elif run.config.eval.ceilings:
         target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, question_J])
-        known_JK |= {MEAN_PREDICTION: target_GJK.mean(axis=0)}
+        known_JK[MEAN_PREDICTION] = target_GJK.mean(axis=0)
+        num_groups, seed = len(run.groups.names), child_seed(run.config.seed, "ceilings")
+        solved = sample(option_JK, groups=num_groups, seed=seed)
         for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
             ceilings.append((name, given_answers(question_J[solved], answer_JK), [metric]))
+        words = ", ceilings"
+        if (count := len(solved)) < len(question_J):
+            part = (
+                f", ceilings ON A SAMPLE of {count} of {len(question_J)} questions, as " if count else "; NO CEILINGS: "
+            )
+            sampled, words = count, f"{part}{num_groups} groups are many for the solver"
     answered = [(name, given_answers(question_J, answer_JK), metrics) for name, answer_JK in known_JK.items()]
     rows = score(run, [*answered, *ceilings])
-    if len(solved) == len(question_J):
-        return rows
-    return [row.model_copy(update={"sampled": len(solved)}) if row.method in CEILINGS else row for row in rows]
+    return [row.model_copy(update={"sampled": sampled}) if row.method in CEILINGS else row for row in rows], words
 
 
 def _ceilings(

@@ -39,7 +39,8 @@ def asked(groups):
 def baselines(folder):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
     run = RunInputs(Config.load({}), SimpleNamespace(path=folder), federated(NODES, CATALOGUE), CATALOGUE)
-    return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
+    rows, _ = server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
+    return rows
 
 
 def test_tables_are_rounded_so_that_ties_stay_ties():

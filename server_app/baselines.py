@@ -17,11 +17,10 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.core.text import listed
 from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, Catalogue, Query
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
-from appa_flwr.run.schema import SUMMARY
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
 from server_app import examples
-from server_app.evaluation import given_answers, score
+from server_app.evaluation import add_rows, given_answers, score
 from server_app.inputs import RunInputs
 
 DIGITS = 9
@@ -32,12 +31,10 @@ NUM_NEAREST = 3
 log = logging.getLogger("appa.server")
 
 
-def score_baselines(
-    run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
-) -> list[SummaryRow]:
-    """Score trivial baselines and ceilings on the held-out questions `test_J`; returns all rows of summary.json.
+def score_baselines(run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None) -> None:
+    """Score trivial baselines and ceilings on the held-out questions `test_J`, and add their rows to summary.json.
 
-    `majority_QK` has the majority's answers, None if unknown; `earlier` has the rows of the models scored so far.
+    `majority_QK` has the majority's answers, None if unknown.
     """
     phase = run.folder.phase("baselines")
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
@@ -48,12 +45,10 @@ def score_baselines(
             log.warning("no rows by the groups' mean answers: %s", error)
         else:
             known_JK |= look_ups(mean_QK, run.catalogue, test_J)
-    scored, ceilings = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-    rows = [*earlier, *scored]
+    rows, ceilings = baseline_scores(run, question_J=test_J, known_JK=known_JK)
     examples.add(run, {name: given_answers(test_J, answer_JK) for name, answer_JK in known_JK.items()})
-    run.folder.write(SUMMARY, tuple(rows))
+    add_rows(run, rows)
     phase.step(1, 1, ", ".join(["uniform", *known_JK]) + ceilings)
-    return rows
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
@@ -107,10 +102,8 @@ def baseline_scores(
             ceilings.append((name, given_answers(question_J[solved], answer_JK), [metric]))
         words = ", ceilings"
         if (count := len(solved)) < len(question_J):
-            part = (
-                f", ceilings ON A SAMPLE of {count} of {len(question_J)} questions, as " if count else "; NO CEILINGS: "
-            )
-            sampled, words = count, f"{part}{num_groups} groups are many for the solver"
+            part = f", ceilings ON A SAMPLE of {count} of {len(question_J)} questions, as "
+            sampled, words = count, f"{part if count else '; NO CEILINGS: '}{num_groups} groups are many for the solver"
     answered = [(name, given_answers(question_J, answer_JK), metrics) for name, answer_JK in known_JK.items()]
     rows = score(run, [*answered, *ceilings])
     return [row.model_copy(update={"sampled": sampled}) if row.method in CEILINGS else row for row in rows], words

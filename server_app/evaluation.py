@@ -62,21 +62,22 @@ def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Responses:
     return Responses(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
 
-def evaluate(
-    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
-) -> list[SummaryRow]:
-    """Let the groups score a model's answers to the held-out questions; returns all rows of summary.json.
-
-    `earlier` has the rows of the methods scored so far.
-    """
+def evaluate(run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs) -> None:
+    """Let the groups score a model's answers to the held-out questions, and add the rows to summary.json."""
     phase = run.folder.phase(f"evaluate {name}")
     progress = partial(phase.step, message="batches of questions answered")
     answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
     rows = score(run, [(name, answers, metric_names(run.config))])
     examples.add(run, {name: answers})  # first, or a stopped run might show another policy's beside these scores
-    run.folder.write(SUMMARY, (*earlier, *rows))
+    add_rows(run, rows)
     phase.step(1, 1, in_words(rows))
-    return [*earlier, *rows]
+
+
+def add_rows(run: RunInputs, rows: Sequence[SummaryRow]) -> None:
+    """Add rows to the run's summary.json; they replace earlier rows of these methods."""
+    methods = {row.method for row in rows}
+    kept = [row for row in SUMMARY.read(run.folder.path) or () if row.method not in methods]
+    run.folder.write(SUMMARY, (*kept, *rows))
 
 
 def metric_names(config: Config) -> list[str]:
@@ -107,6 +108,11 @@ def round_in_words(line: RuleRound, *more: str) -> str:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]
     return ", ".join(words) + (f"; MISSING: {listed(line.missing_groups)}" if line.missing_groups else "")
+
+
+def reward_query(answers: Responses, metrics: Sequence[str]) -> RewardQuery:
+    """Request for the groups' scores of answers to held-out questions, against all `REFERENCES`."""
+    return RewardQuery(answers.question_J, answers.prediction_JK, tuple(metrics), tuple(REFERENCES))
 
 
 def scores(
@@ -160,7 +166,7 @@ def score(run: RunInputs, answered: Iterable[tuple[str, Responses, Sequence[str]
     """
     pairs, rows, groups = [], [], run.groups.names
     for method, answers, metrics in answered:
-        request = answers.reward_query(metrics, references=tuple(REFERENCES))
+        request = reward_query(answers, metrics)
         record_of = scores(run.groups.ask(request.query()), request, groups)
         written = bool(np.isfinite(answers.format_score_J).all())
         questions = [question.question_id for question in run.questions(answers.question_J)]

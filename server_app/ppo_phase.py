@@ -2,10 +2,9 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from flwr.app import ArrayRecord
@@ -17,9 +16,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.run import pair_scores, schema
-from appa_flwr.run.records import KL_JUMP, PPO, Iteration, SummaryRow
+from appa_flwr.run.records import KL_JUMP, PPO, Iteration
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
-from appa_flwr.run.schema import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, POLICY, WEIGHTS_FILE, rule_folder
+from appa_flwr.run.schema import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, POLICY, SUMMARY, WEIGHTS_FILE, rule_folder
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, flower_quiet
 from server_app.checkpoint import Checkpoint
@@ -64,23 +63,28 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
                     shutil.copyfile(run.folder.path / name, folder.path / name)
         scores = pair_scores.read(run.folder.path)
         pair_scores.put(folder.path, scores[scores["method"] != PPO])  # PPO's are of the other rule
+        folder.write(SUMMARY, tuple(row for row in SUMMARY.read(run.folder.path) or () if row.method != PPO))
         yield replace(run, config=config, folder=folder)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 
 
-def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequence[SummaryRow]) -> None:
-    """Align the SFT model by the run's rule; the policy, and scores after the earlier `rows`, go into its folder.
+def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
+    """Align the SFT model by the run's rule; the policy and its scores go into the run's folder.
 
     The policy is saved before it is scored, so that it is not lost if too few groups answer then.
     """
     train_policy(run, models, inputs)
-    card = partial(model_card, run.config, groups=run.groups.names, survey=run.origin)
+
+    def card() -> str:
+        rows = SUMMARY.read(run.folder.path) or ()
+        return model_card(run.config, rows, run.groups.names, survey=run.origin)
+
     with replaced_folder(folder := run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)
-        (beside / MODEL_CARD).write_text(card(rows=rows))
-    rows = evaluation.evaluate(run, PPO, models.policy, inputs, earlier=rows)
-    replace_file(folder / MODEL_CARD, card(rows=rows).encode())
+        (beside / MODEL_CARD).write_text(card())
+    evaluation.evaluate(run, PPO, models.policy, inputs)
+    replace_file(folder / MODEL_CARD, card().encode())
 
 
 def baseline_config(config: Config, rule: str, path: Path) -> Config:

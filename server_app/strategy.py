@@ -115,7 +115,7 @@ class AppaStrategy(Strategy):
         if not every or (self.done + server_round) % every:
             return []
         answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
-        reward_query = answers.reward_query([self.run.config.reward_metric], references=tuple(evaluation.REFERENCES))
+        reward_query = evaluation.reward_query(answers, [self.run.config.reward_metric])
         pending = self._pending(reward_query.query(), server_round)
         self._round.held_out = reward_query, pending
         return pending.messages

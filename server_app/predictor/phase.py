@@ -6,7 +6,6 @@ Axis letters: L the sums `pluralllm.scores.SUMS`.
 """
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,15 +28,13 @@ ROUNDING = 1e-6
 log = logging.getLogger("appa.server")
 
 
-def train(
-    run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None, answered: Mapping[str, int]
-) -> None:
+def train(run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None) -> None:
     """Train or load the weights, let the groups write their target tables, and write the card beside the weights.
 
-    `start` has the untrained weights, `checkpoint` weights and their card to use instead of training, `answered` the
-    number of training questions that each group has answered. Raises the errors of `pretrain`.
+    `start` has the untrained weights, `checkpoint` weights and their card to use instead of training. Raises the errors
+    of `pretrain`.
     """
-    config, path = run.config, run.folder.path / WEIGHTS_FILE
+    config, path, answered = run.config, run.folder.path / WEIGHTS_FILE, run.groups.members.answered()
     phase = run.folder.phase("pluralllm")
     if path.exists() and path.with_suffix(".json").exists():
         phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")

@@ -101,7 +101,7 @@ def test_ceilings_of_many_groups_are_of_a_sample_and_every_row_says_so(tmp_path,
     groups.config = config
     with RunWriter(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
-        server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
+        server_baselines.score_baselines(run, TEST_J, majority_QK=None)
     found = SUMMARY.read(folder.path)
     assert {(row.method in CEILINGS, row.sampled) for row in found} == {
         (False, None),
@@ -131,13 +131,14 @@ def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, wanted, metho
     groups.config = config
     with RunWriter(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
-        rows = server_baselines.score_baselines(run, TEST_J, majority_QK=TABLES["A"], earlier=[])
+        server_baselines.score_baselines(run, TEST_J, majority_QK=TABLES["A"])
         examples.add_groups(run, TEST_J)
     for q, example in zip(TEST_J, EXAMPLES.read(folder.path), strict=True):
         assert example.survey == {}  # nobody but a simulation's server knows them
         predicted = {name: TABLES[name][q, : len(example.options)] for name in GROUPS}
         told = predicted if "mean-prediction" in methods else {}
         assert example.predictions == {name: pytest.approx(own_K, abs=1e-4) for name, own_K in told.items()}
+    rows = SUMMARY.read(folder.path)
     assert list(dict.fromkeys(row.method for row in rows)) == ["uniform", "majority", *methods]
     by_method = {row.method: row.per_group["A"] for row in rows if row.against == PREDICTIONS}
     assert by_method["majority"] == pytest.approx(1.0)  # by whatever metric, as its own answers to these questions are

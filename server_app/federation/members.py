@@ -157,33 +157,25 @@ class Members:
         # Hosts that have been greeted are not greeted again: each message to a deployed node starts a process there.
         unknown = {node for node in online if self._nodes[node].taken == UNKNOWN}
         able = {node for node in online - self._late if not self._nodes[node].pause}
-        nodes = [node for node in able if (node in unknown if node in hosts else away)]
+        keyed = self._names_by_key([node for node in able if (node in unknown if node in hosts else away)])
         hosted, known = defaultdict[int, set[str]](set), frozenset(self.names)
-        for name, node in self._node_of.items():
-            hosted[node].add(name)
-        for node, groups in self._greet(nodes, timeout=timeout).items():
-            names = [name for name in groups if name in known]
-            self._nodes[node].out = not names
-            self._nodes[node].taken = max(self._nodes[node].taken, 0)
-            for name in hosted[node].difference(names):
+        for name, number in self._node_of.items():
+            hosted[number].add(name)
+        for number, reply in self._send(messages.HELLO, messages.pack_hello(self._survey), keyed, timeout=timeout):
+            node, allowed = self._nodes[number], keyed[number]
+            node.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
+            if strange := sorted(set(reply.groups) - set(node.groups)):
+                log.warning("node %s speaks for %s without its key; that claim is ignored", number, listed(strange))
+            names = [name for name in node.groups if name in known]
+            node.out, node.taken = not names, max(node.taken, 0)
+            for name in hosted[number].difference(names):
                 del self._node_of[name]
             for name in names:
-                if self._node_of.setdefault(name, node) == node:
+                if self._node_of.setdefault(name, number) == number:
                     continue
                 if not self.setup:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
                 log.warning("group '%s' has a node already; another node that speaks for it is left out", name)
-
-    def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
-        """Ask nodes for their groups: node -> groups that it may speak for, empty if it cannot take part."""
-        keyed, groups_of = self._names_by_key(nodes), dict[int, tuple[str, ...]]()
-        for node, reply in self._send(messages.HELLO, messages.pack_hello(self._survey), keyed, timeout=timeout):
-            allowed = keyed[node]
-            groups_of[node] = tuple(name for name in reply.groups if allowed is None or name in allowed)
-            self._nodes[node].groups = groups_of[node]
-            if strange := sorted(set(reply.groups) - set(groups_of[node])):
-                log.warning("node %s speaks for %s without its key; that claim is ignored", node, listed(strange))
-        return groups_of
 
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
         """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys."""

@@ -4,7 +4,7 @@ Axis letters: G groups, Q questions, J answers, K options.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -16,7 +16,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.core.text import listed
 from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, Catalogue, Query
-from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
+from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
 from server_app import examples
@@ -32,23 +32,43 @@ log = logging.getLogger("appa.server")
 
 
 def score_baselines(run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None) -> None:
-    """Score trivial baselines and ceilings on the held-out questions `test_J`, and add their rows to summary.json.
+    """Score the uniform answer, the majority's, look-ups and ceilings on the held-out questions `test_J`.
 
-    `majority_QK` has the majority's answers, None if unknown.
+    `majority_QK` has the majority's answers, None if unknown. There are no look-ups if an owner lets no answers leave;
+    no ceilings if an owner lets no predictions leave, with `eval.ceilings = false`, and for `js-distance`. With many
+    groups ceilings are of a `sample` of the questions. The rows are added to summary.json.
     """
-    phase = run.folder.phase("baselines")
+    phase, members = run.folder.phase("baselines"), run.groups.members
+    option_JK, metrics = run.catalogue.option_QK[test_J], TASK_METRICS[run.config.task]
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-    if not run.groups.members.without(ANSWERS):
+    if not members.without(ANSWERS):
         try:
             mean_QK = run.groups.ask(Query(ANSWERS)).each("votes").mean(axis=0)
         except UserError as error:
             log.warning("no rows by the groups' mean answers: %s", error)
         else:
             known_JK |= look_ups(mean_QK, run.catalogue, test_J)
-    rows, ceilings = baseline_scores(run, question_J=test_J, known_JK=known_JK)
-    examples.add(run, {name: given_answers(test_J, answer_JK) for name, answer_JK in known_JK.items()})
-    add_rows(run, rows)
-    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + ceilings)
+    answers_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
+    ceilings, sampled, words = [], None, ", ".join(answers_JK)
+    if run.config.eval.ceilings and (withheld := listed(members.without(PREDICTIONS))):
+        words += f"; NO CEILINGS: {withheld} keep their predictions to themselves"
+    elif run.config.eval.ceilings:
+        target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, test_J])
+        answers_JK[MEAN_PREDICTION] = target_GJK.mean(axis=0)
+        num_groups, seed = len(run.groups.names), child_seed(run.config.seed, "ceilings")
+        solved = sample(option_JK, groups=num_groups, seed=seed)
+        for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
+            ceilings.append((name, given_answers(test_J[solved], answer_JK), [metric]))
+        if (count := len(solved)) == len(test_J):
+            words += ", ceilings"
+        else:
+            part = f", ceilings ON A SAMPLE of {count} of {len(test_J)} questions, as " if count else "; NO CEILINGS: "
+            sampled, words = count, f"{words}{part}{num_groups} groups are many for the solver"
+    answered = [(name, given_answers(test_J, answer_JK), metrics) for name, answer_JK in answers_JK.items()]
+    rows = score(run, [*answered, *ceilings])
+    examples.add(run, {name: answers for name, answers, _ in answered if name in known_JK})
+    add_rows(run, [row.model_copy(update={"sampled": sampled}) if row.method in CEILINGS else row for row in rows])
+    phase.step(1, 1, words)
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
@@ -75,38 +95,6 @@ def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, o
     alike = alike or [q for q in known_Q if len(catalogue.questions[q].options) == len(options)]
     uniform_K: FloatArray = (np.arange(share_QK.shape[1]) < len(options)) / len(options)
     return np.asarray(share_QK[alike].mean(axis=0)) if alike else uniform_K
-
-
-def baseline_scores(
-    run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]
-) -> tuple[list[SummaryRow], str]:
-    """Score trivial baselines, the uniform answer and `known_JK` (name -> answers), and ceilings.
-
-    Ceilings need each group's predictions. There are none with `eval.ceilings = false`, or if an owner lets no
-    predictions leave. `js-distance` has no ceilings. With many groups they are of a `sample` of the questions.
-
-    Returns:
-        The rows, and a text for the log: whether there are ceilings, and on which part of the questions.
-    """
-    option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
-    known_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
-    ceilings, sampled, words = [], None, ""
-    if run.config.eval.ceilings and (withheld := listed(run.groups.members.without(PREDICTIONS))):
-        words = f"; NO CEILINGS: {withheld} keep their predictions to themselves"
-    elif run.config.eval.ceilings:
-        target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, question_J])
-        known_JK[MEAN_PREDICTION] = target_GJK.mean(axis=0)
-        num_groups, seed = len(run.groups.names), child_seed(run.config.seed, "ceilings")
-        solved = sample(option_JK, groups=num_groups, seed=seed)
-        for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
-            ceilings.append((name, given_answers(question_J[solved], answer_JK), [metric]))
-        words = ", ceilings"
-        if (count := len(solved)) < len(question_J):
-            part = f", ceilings ON A SAMPLE of {count} of {len(question_J)} questions, as "
-            sampled, words = count, f"{part if count else '; NO CEILINGS: '}{num_groups} groups are many for the solver"
-    answered = [(name, given_answers(question_J, answer_JK), metrics) for name, answer_JK in known_JK.items()]
-    rows = score(run, [*answered, *ceilings])
-    return [row.model_copy(update={"sampled": sampled}) if row.method in CEILINGS else row for row in rows], words
 
 
 def _ceilings(

@@ -148,10 +148,9 @@ def _record(reward_GJ: FloatArray, readable_J: BoolArray, names: Sequence[str]) 
 
 def curve_points(replies: Replies, request: RewardQuery, names: Sequence[str]) -> dict[str, CurvePoint]:
     """Kind of target -> FI, Avg AS and Min AS of answers to held-out questions during PPO, if known."""
-    known = {REFERENCES[reference]: record for (_, reference), (record, _) in scores(replies, request, names).items()}
     return {
-        against: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)
-        for against, record in known.items()
+        REFERENCES[reference]: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)
+        for (_, reference), (record, _) in scores(replies, request, names).items()
         if not math.isnan(record.avg_as)
     }
 

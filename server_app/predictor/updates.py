@@ -70,9 +70,7 @@ class Updates:
 
         It is NaN for a single group and where the others do not move.
         """
-        total_P = np.zeros(self._size)
-        for step_P in self.steps():
-            total_P += step_P
+        total_P = sum(self.steps(), np.zeros(self._size))
         distance_G = np.full(len(self.names), np.nan)
         for g, step_P in enumerate(self.steps()):
             others_P = (total_P - step_P) / max(1, len(self.names) - 1)

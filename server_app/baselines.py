@@ -3,7 +3,6 @@
 Axis letters: G groups, Q questions, J answers, K options.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -19,7 +18,7 @@ from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, Catalogue, Query
 from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
-from server_app import examples
+from server_app import examples, log
 from server_app.evaluation import add_rows, given_answers, score
 from server_app.inputs import RunInputs
 
@@ -27,8 +26,6 @@ DIGITS = 9
 """Decimals of the groups' rounded tables: options that tie in a group's own table also tie here and rank the same."""
 
 NUM_NEAREST = 3
-
-log = logging.getLogger("appa.server")
 
 
 def score_baselines(run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None) -> None:

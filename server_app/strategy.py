@@ -3,7 +3,6 @@
 Axis letter: J rollouts.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from appa_flwr.analysis.rules import State
 from appa_flwr.protocol.queries import Query, RewardQuery
 from appa_flwr.run.records import Iteration
-from server_app import evaluation
+from server_app import evaluation, log
 from server_app.federation.groups import PendingQuery
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import Responses, parse_responses
@@ -26,8 +25,6 @@ from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
 from server_app.questions import QuestionOrder, next_questions
 from server_app.reward_rule import RewardRule
-
-log = logging.getLogger("appa.server")
 
 
 @dataclass

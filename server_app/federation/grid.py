@@ -4,7 +4,6 @@ Flower's own `send_and_receive` sleeps three seconds between polls when deployed
 timeout in every call.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.protocol.messages import MOST_BYTES, num_bytes
 from appa_flwr.protocol.refusals import FAILED
+from server_app import log
 from server_app.federation.sanitize import plain
 
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, factor
@@ -32,8 +32,6 @@ PROGRESS_SECONDS = 30.0  # between two reports of how many nodes have answered
 
 LATE_TTL = 60.0
 """Lifetime of a message to a late node, in seconds. The node gets no other message meanwhile, so none pile up."""
-
-log = logging.getLogger("appa.server")
 
 
 class SuperLinkLost(Exception):

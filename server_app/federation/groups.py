@@ -3,7 +3,6 @@
 Axis letters: G groups, J answers, N numbers.
 """
 
-import logging
 import math
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, queries
 from appa_flwr.protocol.queries import Catalogue, Layout, Query
+from server_app import log
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import Members
@@ -25,8 +25,6 @@ from server_app.federation.replies import Replies, keep_replies, kept_replies
 from server_app.federation.sanitize import listed, plain
 
 PASSING = "ppo"  # folder inside that of the stored replies
-
-log = logging.getLogger("appa.server")
 
 
 class Groups:

@@ -3,7 +3,6 @@
 Nodes are other parties. A node may speak only for its own groups, and its replies are checked.
 """
 
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.survey.types import noise_sentence
+from server_app import log
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
 from server_app.federation.replies import TooFew
@@ -36,8 +36,6 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     messages.TARGETS: {"by_mean": (int,)},
 }
 """Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""
-
-log = logging.getLogger("appa.server")
 
 
 UNKNOWN = -1

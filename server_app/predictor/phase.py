@@ -5,7 +5,6 @@ The scores come from the groups' sums.
 Axis letters: L the sums `pluralllm.scores.SUMS`.
 """
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from appa_flwr.protocol.queries import SCORES, Catalogue, Query
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.schema import BY_MEAN, WEIGHTS_FILE
 from pluralllm.scores import MEASURES, PREDICTORS, SUMS
+from server_app import log
 from server_app.federation.groups import Groups
 from server_app.federation.replies import TooFew
 from server_app.inputs import RunInputs
@@ -24,8 +24,6 @@ from server_app.predictor.pretraining import pretrain
 
 ROUNDING = 1e-6
 """The sum of rewards that are all 1 may be slightly above their number."""
-
-log = logging.getLogger("appa.server")
 
 
 def train(run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None) -> None:

@@ -3,7 +3,6 @@
 Axis letters: G groups that trained, P weights.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +15,10 @@ import numpy.typing as npt
 
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.files import writing
+from server_app import log
 
 # of a group, in units of the round's median (norm bounding, Sun et al. 2019); honest groups' reach 1.25
 LARGEST_STEP = 1.5
-
-log = logging.getLogger("appa.server")
 
 
 class Updates:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from flwr.app import ArrayRecord
@@ -26,7 +27,7 @@ from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
 from server_app.policy.models import PolicyModels
 from server_app.policy.ppo import PPOEngine
-from server_app.questions import QuestionOrder
+from server_app.questions import question_batches
 from server_app.reward_rule import RewardRule
 from server_app.run_writer import RunWriter
 from server_app.strategy import AppaStrategy
@@ -115,7 +116,6 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     iterations = num_iterations(config, len(inputs.train_J))
     stops, seed = inputs.base.stop_ids, child_seed(config.seed, "ppo")
     engine = PPOEngine(models, config.ppo, num_iterations=iterations, stop_ids=stops, seed=seed)
-    order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
     path = folder.path / CHECKPOINT_FILE
     done, state = 0, rule.first()
     if (checkpoint := checkpoints.load(path)) is not None:
@@ -123,8 +123,8 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             checkpoints.restore(engine, checkpoint.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
-        order.take(checkpoint.questions)
         done, state = checkpoint.iteration, rule.restored(checkpoint.rule)
+    batches = islice(question_batches(inputs.train_J, config.ppo, child_seed(config.seed, "questions")), done, None)
     made = folder.keep_iterations(done)
     repeated = [*range(done + 1, made + 1)]
     phase = folder.phase("ppo", done=done)
@@ -141,11 +141,10 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         more = f"KL {line.kl:.2f}{jumped}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
-            checkpoints.save(
-                path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), checkpoints.state_of(engine))
-            )
+            taken = line.iteration * config.ppo.batch_size // config.ppo.answers_per_question
+            checkpoints.save(path, Checkpoint(line.iteration, taken, rule.saved(state), checkpoints.state_of(engine)))
             run.groups.forget_passing()
 
-    strategy = AppaStrategy(run, inputs, engine, rule, order, iterations, keep, done, state)
+    strategy = AppaStrategy(run, inputs, engine, rule, batches, iterations, keep, done, state)
     with flower_quiet():  # Flower's lines count a resumed run's rounds from 1
         strategy.start(run.groups.grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.run.reply_timeout)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from appa_flwr.analysis.rules import State
+from appa_flwr.core.arrays import IntArray
 from appa_flwr.protocol.queries import Query, RewardQuery
 from appa_flwr.run.records import Iteration
 from server_app import evaluation, log
@@ -23,7 +24,6 @@ from server_app.federation.responses import Responses, parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
-from server_app.questions import QuestionOrder, next_questions
 from server_app.reward_rule import RewardRule
 
 
@@ -51,7 +51,7 @@ class AppaStrategy(Strategy):
     inputs: PolicyInputs
     engine: PPOEngine
     rule: RewardRule
-    order: QuestionOrder  # questions of the next rollouts
+    batches: Iterator[IntArray]  # questions of the next rollouts, by round
     num_iterations: int  # of the whole run
     finished: Callable[[Iteration, State], None]  # takes each round's line for metrics.jsonl, and the rule's state
     done: int  # iterations before `start`, whose rounds count from 1 again
@@ -64,7 +64,7 @@ class AppaStrategy(Strategy):
         """Sample answers to the next questions; return the messages that ask the groups for their rewards."""
         seconds, settings = dict[str, float](), self.run.config
         with timed(seconds, "rollout"):
-            question_J = next_questions(self.order, settings.ppo)
+            question_J = next(self.batches)
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)

@@ -52,10 +52,6 @@ class GroupRounds(FedAvg):
     bases, so its own steps go around these.
     """
 
-    groups: Groups
-    config: Config
-    progress: Progress
-
     def begin(self, groups: Groups, config: Config, progress: Progress) -> None:
         """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
         self.groups, self.config, self.progress = groups, config, progress

@@ -39,21 +39,16 @@ def decode(base: Base, model: PreTrainedModel, prompts: Sequence[Sequence[int]],
 
 
 def greedy_answers(
-    run: RunInputs,
-    model: PreTrainedModel,
-    inputs: PolicyInputs,
-    question_J: IntArray,
-    *,
-    progress: Callable[[int, int], None] = lambda step, of: None,
+    run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Responses:
-    """Decode one answer to each of these questions, without sampling; `progress` gets (batches done, batches)."""
+    """Decode one answer to each held-out question, without sampling; `progress` gets (batches done, batches)."""
     texts: list[str] = []
-    batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
+    batches = np.array_split(inputs.test_J, -(-len(inputs.test_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
         prompts = [inputs.prompts[q] for q in batch]
         texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
-    return parse_responses(run.config.task, texts, question_J, run.catalogue)
+    return parse_responses(run.config.task, texts, inputs.test_J, run.catalogue)
 
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Responses:
@@ -65,8 +60,7 @@ def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Responses:
 def evaluate(run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """Let the groups score a model's answers to the held-out questions, and add the rows to summary.json."""
     phase = run.folder.phase(f"evaluate {name}")
-    progress = partial(phase.step, message="batches of questions answered")
-    answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
+    answers = greedy_answers(run, model, inputs, partial(phase.step, message="batches of questions answered"))
     rows = score(run, [(name, answers, metric_names(run.config))])
     examples.add(run, {name: answers})  # first, or a stopped run might show another policy's beside these scores
     add_rows(run, rows)

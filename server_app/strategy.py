@@ -111,7 +111,7 @@ class AppaStrategy(Strategy):
         every = self.run.config.eval.every
         if not every or (self.done + server_round) % every:
             return []
-        answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
+        answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs)
         reward_query = evaluation.reward_query(answers, [self.run.config.reward_metric])
         pending = self._pending(reward_query.query(), server_round)
         self._round.held_out = reward_query, pending

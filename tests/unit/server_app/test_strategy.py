@@ -196,7 +196,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
     strategy, groups, _, lines = build(eval__every=2)
     curve = ["0.10,0.20,0.30,0.40"]
     answered = parse_responses("dpa", curve, np.array([2]), CATALOGUE)
-    monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs, test_J: answered)
+    monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs: answered)
     strategy.engine.models = SimpleNamespace(policy=None)
     counts, first = [], len(groups.grid._grid.pushed)
     for _ in range(4):

@@ -19,7 +19,7 @@ from appa_flwr.protocol import messages, queries, refusals
 from appa_flwr.protocol.queries import Query
 from appa_flwr.protocol.refusals import FAILED, Refused
 from client_app.node import Node
-from client_app.numbers import KINDS
+from client_app.numbers import MAKERS
 
 log = logging.getLogger("appa.client")
 
@@ -68,7 +68,7 @@ def numbers(query: Query, digest: str, node: Node) -> Outgoing:
             tables or another config.
         ValueError: a number is outside the bounds of the request.
     """
-    word, make = KINDS[query.kind]
+    word, make = MAKERS[query.kind]
     if not node.policy.may(word):
         raise Refused(refusals.MAY_NOT_LEAVE[word])
     if digest != queries.query_digest(query, node.context_hash):

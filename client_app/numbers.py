@@ -87,7 +87,7 @@ def _rewards(group: Group, query: Query) -> Numbers:
     return numbers
 
 
-KINDS: Mapping[str, tuple[str, Callable[[Group, Query], Numbers]]] = {
+MAKERS: Mapping[str, tuple[str, Callable[[Group, Query], Numbers]]] = {
     queries.VOTES: ("votes", _votes),
     queries.PREDICTIONS: ("predictions", _votes),
     queries.ANSWERS: ("answers", _votes),

@@ -4,6 +4,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+log = logging.getLogger("appa.server")
+"""The server's logger, whose messages `run_writer` copies into the run's log."""
+
 
 def quiet(*, bars: bool = False) -> None:
     """Silence warnings of Transformers and bitsandbytes, and progress bars unless `bars`.

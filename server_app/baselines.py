@@ -3,12 +3,10 @@
 Axis letters: G groups, Q questions, J answers, K options.
 """
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
-import pandas as pd
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, sample, shared_answer
 from appa_flwr.config import TASK_METRICS
@@ -17,13 +15,11 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.core.text import listed
 from appa_flwr.protocol.queries import ANSWERS, PREDICTIONS, Catalogue, Query
-from appa_flwr.run.pair_scores import put
-from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST, SummaryRow
-from appa_flwr.run.schema import SUMMARY
+from appa_flwr.run.records import CEILINGS, MEAN_PREDICTION, NEAREST_QUESTIONS, OPTION_LIST
 from pluralllm.data import GroupData
 from pluralllm.scores import nearest_question
-from server_app import examples
-from server_app.evaluation import given_answers, scored
+from server_app import examples, log
+from server_app.evaluation import add_rows, given_answers, score
 from server_app.inputs import RunInputs
 
 DIGITS = 9
@@ -31,46 +27,45 @@ DIGITS = 9
 
 NUM_NEAREST = 3
 
-log = logging.getLogger("appa.server")
 
+def score_baselines(run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None) -> None:
+    """Score the uniform answer, the majority's, look-ups and ceilings on the held-out questions `test_J`.
 
-def score_baselines(
-    run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
-) -> list[SummaryRow]:
-    """Score trivial baselines and ceilings on the held-out questions `test_J`; returns all rows of summary.json.
-
-    `majority_QK` has the majority's answers, None if unknown; `earlier` has the rows of the models scored so far.
+    `majority_QK` has the majority's answers, None if unknown. There are no look-ups if an owner lets no answers leave;
+    no ceilings if an owner lets no predictions leave, with `eval.ceilings = false`, and for `js-distance`. With many
+    groups ceilings are of a `sample` of the questions. The rows are added to summary.json.
     """
-    phase = run.folder.phase("baselines")
+    phase, members = run.folder.phase("baselines"), run.groups.members
+    option_JK, metrics = run.catalogue.option_QK[test_J], TASK_METRICS[run.config.task]
     known_JK = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-    if (mean_QK := _mean_answers(run)) is not None:
-        known_JK |= look_ups(mean_QK, run.catalogue, test_J)
-    rows = [*earlier, *baseline_scores(run, question_J=test_J, known_JK=known_JK)]
-    examples.add(run, {name: given_answers(test_J, answer_JK) for name, answer_JK in known_JK.items()})
-    run.folder.write(SUMMARY, tuple(rows))
-    phase.step(1, 1, ", ".join(["uniform", *known_JK]) + _ceilings_in_words(run, test_J))
-    return rows
-
-
-def _ceilings_in_words(run: RunInputs, test_J: IntArray) -> str:
-    """Text for the log: whether there are ceilings, and on which part of the questions."""
-    if not run.config.eval.ceilings:
-        return ""
-    if withheld := listed(run.groups.members.without("predictions")):
-        return f"; NO CEILINGS: {withheld} keep their predictions to themselves"
-    solved = len(_solvable(run, test_J))
-    if solved == len(test_J):
-        return ", ceilings"
-    many = f"{len(run.groups.names)} groups are many for the solver"
-    if not solved:
-        return f"; NO CEILINGS: {many}"
-    return f", ceilings ON A SAMPLE of {solved} of {len(test_J)} questions, as {many}"
-
-
-def _solvable(run: RunInputs, question_J: IntArray) -> IntArray:
-    """Places in `question_J` of the questions with ceilings."""
-    seed = child_seed(run.config.seed, "ceilings")
-    return sample(run.catalogue.option_QK[question_J], groups=len(run.groups.names), seed=seed)
+    if not members.without(ANSWERS):
+        try:
+            mean_QK = run.groups.ask(Query(ANSWERS)).each("votes").mean(axis=0)
+        except UserError as error:
+            log.warning("no rows by the groups' mean answers: %s", error)
+        else:
+            known_JK |= look_ups(mean_QK, run.catalogue, test_J)
+    answers_JK = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
+    ceilings, sampled, words = [], None, ", ".join(answers_JK)
+    if run.config.eval.ceilings and (withheld := listed(members.without(PREDICTIONS))):
+        words += f"; NO CEILINGS: {withheld} keep their predictions to themselves"
+    elif run.config.eval.ceilings:
+        target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, test_J])
+        answers_JK[MEAN_PREDICTION] = target_GJK.mean(axis=0)
+        num_groups, seed = len(run.groups.names), child_seed(run.config.seed, "ceilings")
+        solved = sample(option_JK, groups=num_groups, seed=seed)
+        for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
+            ceilings.append((name, given_answers(test_J[solved], answer_JK), [metric]))
+        if (count := len(solved)) == len(test_J):
+            words += ", ceilings"
+        else:
+            part = f", ceilings ON A SAMPLE of {count} of {len(test_J)} questions, as " if count else "; NO CEILINGS: "
+            sampled, words = count, f"{words}{part}{num_groups} groups are many for the solver"
+    answered = [(name, given_answers(test_J, answer_JK), metrics) for name, answer_JK in answers_JK.items()]
+    rows = score(run, [*answered, *ceilings])
+    examples.add(run, {name: answers for name, answers, _ in answered if name in known_JK})
+    add_rows(run, [row.model_copy(update={"sampled": sampled}) if row.method in CEILINGS else row for row in rows])
+    phase.step(1, 1, words)
 
 
 def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: IntArray) -> dict[str, FloatArray]:
@@ -97,49 +92,6 @@ def _by_options(share_QK: FloatArray, catalogue: Catalogue, known_Q: IntArray, o
     alike = alike or [q for q in known_Q if len(catalogue.questions[q].options) == len(options)]
     uniform_K: FloatArray = (np.arange(share_QK.shape[1]) < len(options)) / len(options)
     return np.asarray(share_QK[alike].mean(axis=0)) if alike else uniform_K
-
-
-def _mean_answers(run: RunInputs) -> FloatArray | None:
-    """The groups' mean answers (Q, K); None if an owner lets none leave, or too few groups reply."""
-    if run.groups.members.without(ANSWERS):
-        return None
-    try:
-        return np.asarray(run.groups.ask(Query(ANSWERS)).each("votes").mean(axis=0))
-    except UserError as error:
-        log.warning("no rows by the groups' mean answers: %s", error)
-        return None
-
-
-def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> list[SummaryRow]:
-    """Score trivial baselines, the uniform answer and `known_JK` (name -> answers), and ceilings.
-
-    Ceilings need each group's predictions. There are none with `eval.ceilings = false`, or if an owner lets no
-    predictions leave. `js-distance` has no ceilings. With many groups they are of a `sample` of the questions.
-    """
-    option_JK, metrics = run.catalogue.option_QK[question_J], TASK_METRICS[run.config.task]
-    rows: list[SummaryRow] = []
-    pairs: list[pd.DataFrame] = []
-    solved = _solvable(run, question_J)
-
-    def scores(
-        method: str, answer_JK: FloatArray, metrics: Sequence[str] = metrics, at: slice | IntArray = np.s_[:]
-    ) -> None:
-        means, single = scored(run, method, given_answers(question_J[at], answer_JK), metrics=metrics)
-        rows.extend(means)
-        pairs.append(single)
-
-    scores("uniform", option_JK / option_JK.sum(1, keepdims=True))
-    for name, answer_JK in known_JK.items():
-        scores(name, answer_JK)
-    if run.config.eval.ceilings and not run.groups.members.without("predictions"):
-        target_GJK = _rounded(run.groups.ask(Query(PREDICTIONS)).each("votes")[:, question_J])
-        scores(MEAN_PREDICTION, target_GJK.mean(axis=0))
-        for name, metric, answer_JK in _ceilings(target_GJK[:, solved], option_JK[solved], metrics):
-            scores(name, answer_JK, [metric], solved)
-    put(run.folder.path, pd.concat(pairs))
-    if len(solved) == len(question_J):
-        return rows
-    return [row.model_copy(update={"sampled": len(solved)}) if row.method in CEILINGS else row for row in rows]
 
 
 def _ceilings(

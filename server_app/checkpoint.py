@@ -20,7 +20,7 @@ class Checkpoint:
     """PPO after a number of completed iterations."""
 
     iteration: int
-    questions: int  # taken for rollouts
+    questions: int  # taken for rollouts; they follow from `iteration`
     rule: Mapping[str, Any]  # from `RewardRule.saved`
     engine: Mapping[str, Any]  # from `state_of`
 

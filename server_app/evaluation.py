@@ -4,14 +4,15 @@ Axis letters: G groups, J answers, K options.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel
 
-from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, Scores, alignment_scores
 from appa_flwr.analysis.equations import fairness_index
 from appa_flwr.config import TASK_METRICS, Config
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
@@ -38,21 +39,16 @@ def decode(base: Base, model: PreTrainedModel, prompts: Sequence[Sequence[int]],
 
 
 def greedy_answers(
-    run: RunInputs,
-    model: PreTrainedModel,
-    inputs: PolicyInputs,
-    question_J: IntArray,
-    *,
-    progress: Callable[[int, int], None] = lambda step, of: None,
+    run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Responses:
-    """Decode one answer to each of these questions, without sampling; `progress` gets (batches done, batches)."""
+    """Decode one answer to each held-out question, without sampling; `progress` gets (batches done, batches)."""
     texts: list[str] = []
-    batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
+    batches = np.array_split(inputs.test_J, -(-len(inputs.test_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
         prompts = [inputs.prompts[q] for q in batch]
         texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
-    return parse_responses(run.config.task, texts, question_J, run.catalogue)
+    return parse_responses(run.config.task, texts, inputs.test_J, run.catalogue)
 
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Responses:
@@ -61,21 +57,21 @@ def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Responses:
     return Responses(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
 
-def evaluate(
-    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
-) -> list[SummaryRow]:
-    """Let the groups score a model's answers to the held-out questions; returns all rows of summary.json.
-
-    `earlier` has the rows of the methods scored so far.
-    """
+def evaluate(run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs) -> None:
+    """Let the groups score a model's answers to the held-out questions, and add the rows to summary.json."""
     phase = run.folder.phase(f"evaluate {name}")
-    progress = partial(phase.step, message="batches of questions answered")
-    answers = greedy_answers(run, model, inputs, inputs.test_J, progress=progress)
-    rows = score(run, name, answers, metrics=metric_names(run.config))
+    answers = greedy_answers(run, model, inputs, partial(phase.step, message="batches of questions answered"))
+    rows = score(run, [(name, answers, metric_names(run.config))])
     examples.add(run, {name: answers})  # first, or a stopped run might show another policy's beside these scores
-    run.folder.write(SUMMARY, (*earlier, *rows))
+    add_rows(run, rows)
     phase.step(1, 1, in_words(rows))
-    return [*earlier, *rows]
+
+
+def add_rows(run: RunInputs, rows: Sequence[SummaryRow]) -> None:
+    """Add rows to the run's summary.json; they replace earlier rows of these methods."""
+    methods = {row.method for row in rows}
+    kept = [row for row in SUMMARY.read(run.folder.path) or () if row.method not in methods]
+    run.folder.write(SUMMARY, (*kept, *rows))
 
 
 def metric_names(config: Config) -> list[str]:
@@ -108,6 +104,11 @@ def round_in_words(line: RuleRound, *more: str) -> str:
     return ", ".join(words) + (f"; MISSING: {listed(line.missing_groups)}" if line.missing_groups else "")
 
 
+def reward_query(answers: Responses, metrics: Sequence[str]) -> RewardQuery:
+    """Request for the groups' scores of answers to held-out questions, against all `REFERENCES`."""
+    return RewardQuery(answers.question_J, answers.prediction_JK, tuple(metrics), tuple(REFERENCES))
+
+
 def scores(
     replies: Replies, request: RewardQuery, names: Sequence[str]
 ) -> dict[tuple[str, str], tuple[ScoreRecord, FloatArray]]:
@@ -126,61 +127,45 @@ def scores(
 
 
 def _record(reward_GJ: FloatArray, readable_J: BoolArray, names: Sequence[str]) -> ScoreRecord:
-    def fairness(used_J: BoolArray) -> float:
-        return fairness_index(reward_GJ[:, used_J], min_groups=GROUPS_TO_COMPARE)
-
-    avg_as, min_as, per_group = math.nan, math.nan, dict.fromkeys(names, math.nan)
+    scored = Scores(np.full(len(names), math.nan), avg_as=math.nan, min_as=math.nan, fairness_index=1.0)
     if not np.isnan(reward_GJ).all():
         scored = alignment_scores(reward_GJ)
-        avg_as, min_as = scored.avg_as, scored.min_as
-        per_group = dict(zip(names, scored.per_group_G.tolist(), strict=True))
+    fi_readable = fairness_index(reward_GJ[:, readable_J], min_groups=GROUPS_TO_COMPARE)
     return ScoreRecord(
-        fi=fairness(np.ones_like(readable_J)),
-        avg_as=avg_as,
-        min_as=min_as,
-        per_group=per_group,
-        fi_readable=fairness(readable_J) if readable_J.any() else math.nan,
+        fi=scored.fairness_index,
+        avg_as=scored.avg_as,
+        min_as=scored.min_as,
+        per_group=dict(zip(names, scored.per_group_G.tolist(), strict=True)),
+        fi_readable=fi_readable if readable_J.any() else math.nan,
     )
 
 
 def curve_points(replies: Replies, request: RewardQuery, names: Sequence[str]) -> dict[str, CurvePoint]:
     """Kind of target -> FI, Avg AS and Min AS of answers to held-out questions during PPO, if known."""
-    known = {REFERENCES[reference]: record for (_, reference), (record, _) in scores(replies, request, names).items()}
     return {
-        against: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)
-        for against, record in known.items()
+        REFERENCES[reference]: CurvePoint(fi=record.fi, avg_as=record.avg_as, min_as=record.min_as)
+        for (_, reference), (record, _) in scores(replies, request, names).items()
         if not math.isnan(record.avg_as)
     }
 
 
-def score(run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]) -> list[SummaryRow]:
-    """Let the groups score a method's answers as `scored` does, and add the single scores to the run's scores.parquet.
+def score(run: RunInputs, answered: Iterable[tuple[str, Responses, Sequence[str]]]) -> list[SummaryRow]:
+    """Let the groups score answers to held-out questions, and add the single scores to the run's scores.parquet.
 
-    The whole file is written again, so that whoever scores several methods adds them at once.
-    """
-    rows, pairs = scored(run, method, answers, metrics=metrics)
-    put(run.folder.path, pairs)
-    return rows
-
-
-def scored(
-    run: RunInputs, method: str, answers: Responses, *, metrics: Sequence[str]
-) -> tuple[list[SummaryRow], pd.DataFrame]:
-    """Let the groups score one method's answers to held-out questions.
+    `answered` has methods, their answers and the metrics. The file is written once, for all methods.
 
     Returns:
-        A row for each metric and target, none against survey answers if no group gives such scores; and the single
-        scores behind the rows' means.
+        A row for each method, metric and target, none against survey answers if no group gives such scores.
     """
-    request = answers.reward_query(metrics, references=tuple(REFERENCES))
-    record_of = scores(run.groups.ask(request.query()), request, run.groups.names)
-    written = bool(np.isfinite(answers.format_score_J).all())
-    questions = [question.question_id for question in run.questions(answers.question_J)]
-    pairs, rows = [], []
-    for metric in metrics:
-        for reference, against in REFERENCES.items():
+    pairs, rows, groups = [], [], run.groups.names
+    for method, answers, metrics in answered:
+        request = reward_query(answers, metrics)
+        record_of = scores(run.groups.ask(request.query()), request, groups)
+        written = bool(np.isfinite(answers.format_score_J).all())
+        questions = [question.question_id for question in run.questions(answers.question_J)]
+        for metric, (reference, against) in product(metrics, REFERENCES.items()):
             record, reward_GJ = record_of[metric, reference]
-            pairs.append(as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions))
+            pairs.append(as_rows(method, metric, against, reward_GJ, groups=groups, questions=questions))
             if against == SURVEY and math.isnan(record.avg_as):
                 continue
             row = SummaryRow(
@@ -192,4 +177,5 @@ def scored(
                 readable=float(request.readable_J.mean()),
             )
             rows.append(row)
-    return rows, pd.concat(pairs)
+    put(run.folder.path, pd.concat(pairs))
+    return rows

@@ -28,7 +28,7 @@ class RunInputs:
     folder: RunWriter
     groups: Groups
     catalogue: Catalogue
-    survey: str = ""
+    origin: str = ""  # of the survey, as a sentence
     own: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)  # a simulation's survey answers, by group
 
     def questions(self, which_Q: IntArray | BoolArray) -> list[Question]:

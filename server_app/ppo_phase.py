@@ -2,10 +2,10 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from flwr.app import ArrayRecord
@@ -17,9 +17,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.run import pair_scores, schema
-from appa_flwr.run.records import KL_JUMP, PPO, Iteration, SummaryRow
+from appa_flwr.run.records import KL_JUMP, PPO, Iteration
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
-from appa_flwr.run.schema import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, POLICY, WEIGHTS_FILE, rule_folder
+from appa_flwr.run.schema import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, POLICY, SUMMARY, WEIGHTS_FILE, rule_folder
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, flower_quiet
 from server_app.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.model_card import model_card
 from server_app.policy.models import PolicyModels
 from server_app.policy.ppo import PPOEngine
-from server_app.questions import QuestionOrder
+from server_app.questions import question_batches
 from server_app.reward_rule import RewardRule
 from server_app.run_writer import RunWriter
 from server_app.strategy import AppaStrategy
@@ -64,23 +64,28 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
                     shutil.copyfile(run.folder.path / name, folder.path / name)
         scores = pair_scores.read(run.folder.path)
         pair_scores.put(folder.path, scores[scores["method"] != PPO])  # PPO's are of the other rule
+        folder.write(SUMMARY, tuple(row for row in SUMMARY.read(run.folder.path) or () if row.method != PPO))
         yield replace(run, config=config, folder=folder)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 
 
-def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs, rows: Sequence[SummaryRow]) -> None:
-    """Align the SFT model by the run's rule; the policy, and scores after the earlier `rows`, go into its folder.
+def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
+    """Align the SFT model by the run's rule; the policy and its scores go into the run's folder.
 
     The policy is saved before it is scored, so that it is not lost if too few groups answer then.
     """
     train_policy(run, models, inputs)
-    card = partial(model_card, run.config, groups=run.groups.names, survey=run.survey)
+
+    def card() -> str:
+        rows = SUMMARY.read(run.folder.path) or ()
+        return model_card(run.config, rows, run.groups.names, survey=run.origin)
+
     with replaced_folder(folder := run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)
-        (beside / MODEL_CARD).write_text(card(rows=rows))
-    rows = evaluation.evaluate(run, PPO, models.policy, inputs, earlier=rows)
-    replace_file(folder / MODEL_CARD, card(rows=rows).encode())
+        (beside / MODEL_CARD).write_text(card())
+    evaluation.evaluate(run, PPO, models.policy, inputs)
+    replace_file(folder / MODEL_CARD, card().encode())
 
 
 def baseline_config(config: Config, rule: str, path: Path) -> Config:
@@ -111,7 +116,6 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     iterations = num_iterations(config, len(inputs.train_J))
     stops, seed = inputs.base.stop_ids, child_seed(config.seed, "ppo")
     engine = PPOEngine(models, config.ppo, num_iterations=iterations, stop_ids=stops, seed=seed)
-    order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
     path = folder.path / CHECKPOINT_FILE
     done, state = 0, rule.first()
     if (checkpoint := checkpoints.load(path)) is not None:
@@ -119,8 +123,8 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             checkpoints.restore(engine, checkpoint.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
-        order.take(checkpoint.questions)
         done, state = checkpoint.iteration, rule.restored(checkpoint.rule)
+    batches = islice(question_batches(inputs.train_J, config.ppo, child_seed(config.seed, "questions")), done, None)
     made = folder.keep_iterations(done)
     repeated = [*range(done + 1, made + 1)]
     phase = folder.phase("ppo", done=done)
@@ -137,11 +141,10 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         more = f"KL {line.kl:.2f}{jumped}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
-            checkpoints.save(
-                path, Checkpoint(line.iteration, order.num_taken, rule.saved(state), checkpoints.state_of(engine))
-            )
+            taken = line.iteration * config.ppo.batch_size // config.ppo.answers_per_question
+            checkpoints.save(path, Checkpoint(line.iteration, taken, rule.saved(state), checkpoints.state_of(engine)))
             run.groups.forget_passing()
 
-    strategy = AppaStrategy(run, inputs, engine, rule, order, iterations, keep, done, state)
+    strategy = AppaStrategy(run, inputs, engine, rule, batches, iterations, keep, done, state)
     with flower_quiet():  # Flower's lines count a resumed run's rounds from 1
         strategy.start(run.groups.grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.run.reply_timeout)

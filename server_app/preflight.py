@@ -8,6 +8,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -39,11 +40,7 @@ def main() -> None:
     """Check tracker and base model, and warn of settings that make training slow or break the policy."""
     warnings.simplefilter("ignore")
     quiet(bars=True)
-    config = Config.load(json.load(sys.stdin))
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    config, tell = Config.load(json.load(sys.stdin)), partial(print, file=sys.stderr, flush=True)
     try:
         check(config, say=tell)
     except UserError as error:

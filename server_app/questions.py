@@ -3,7 +3,7 @@
 Axis letters: Q questions, K options, E features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
 
@@ -111,21 +111,9 @@ def fitting_questions(
     return train_J, test_J, counts
 
 
-class QuestionOrder:
-    """Endless shuffled passes over the training questions; `num_taken` counts the questions taken so far."""
-
-    def __init__(self, questions: IntArray, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self._order = chain.from_iterable(rng.permutation(questions)[::-1] for _ in count())
-        self.num_taken = 0
-
-    def take(self, number: int) -> IntArray:
-        """The next `number` questions."""
-        self.num_taken += number
-        return np.array([*islice(self._order, number)])
-
-
-def next_questions(order: QuestionOrder, settings: PPOSection) -> IntArray:
-    """Take the questions of the next batch, one per rollout; rollouts of the same question are adjacent."""
-    number = settings.answers_per_question
-    return np.repeat(order.take(settings.batch_size // number), number)
+def question_batches(questions: IntArray, settings: PPOSection, seed: int) -> Iterator[IntArray]:
+    """Endless batches of shuffled passes over the questions, one per rollout; rollouts of a question are adjacent."""
+    rng, number = np.random.default_rng(seed), settings.answers_per_question
+    order = chain.from_iterable(rng.permutation(questions)[::-1] for _ in count())
+    while True:
+        yield np.repeat([*islice(order, settings.batch_size // number)], number)

@@ -15,7 +15,7 @@ from appa_flwr.analysis.rules import Rule, State
 from appa_flwr.config import Config
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol import queries
-from appa_flwr.protocol.queries import Query
+from appa_flwr.protocol.queries import Query, RewardQuery
 from server_app.federation.replies import Replies
 from server_app.federation.responses import Responses
 
@@ -40,8 +40,8 @@ class RewardRule:
 
     def query(self, answers: Responses, context_seed: int) -> Query:
         """Build the query of rewards; `context_seed` numbers the groups' contexts, if each query has its own."""
-        context_seed = context_seed if self.config.pluralllm.fresh_contexts else 0
-        return answers.reward_query([self.config.reward_metric], context_seed=context_seed).query()
+        metrics, seed = (self.config.reward_metric,), context_seed if self.config.pluralllm.fresh_contexts else 0
+        return RewardQuery(answers.question_J, answers.prediction_JK, metrics, context_seed=seed).query()
 
     def result(self, state: State, answers: Responses, replies: Replies) -> tuple[FloatArray, State, dict[str, Any]]:
         """Compute each answer's reward from the groups' replies (Algorithm 1).

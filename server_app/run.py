@@ -26,7 +26,6 @@ from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.ports import listening
 from appa_flwr.core.text import NAMES, listed
 from appa_flwr.protocol import formats
-from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, rule_values
 from appa_flwr.run.schema import (
     BY_MEAN,
@@ -87,16 +86,16 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunWriter) -> None:
     file = config.pluralllm.checkpoint
     checkpoint = load(Path(file), config, catalogue, start) if file else None
     # A deployment must name its groups; in a simulation they are the survey's.
-    answered = join(run, config.group_names or (sorted(survey.groups) if grid.simulated else ()))
+    join(run, config.group_names or (sorted(survey.groups) if grid.simulated else ()))
     if config.run.phases in WITHOUT_POLICY:
-        predictor_phase.train(run, start, checkpoint, answered)
+        predictor_phase.train(run, start, checkpoint)
     else:
         # Building the tiny base needs no group and PluralLLM's rounds leave the server idle, so both run at once.
         stop = Event()
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run, stop)
             try:
-                predictor_phase.train(run, start, checkpoint, answered)
+                predictor_phase.train(run, start, checkpoint)
                 phase = folder.phase("votes")
                 votes = ask_votes(run)
                 phase.step(1, 1, votes.sentence)
@@ -117,8 +116,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunWriter) -> None:
     folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # a serving run can be resumed
 
 
-def join(run: RunInputs, expected: Sequence[str]) -> dict[str, int]:
-    """Greet the expected groups and send the catalogue; return how many training questions each has answered."""
+def join(run: RunInputs, expected: Sequence[str]) -> None:
+    """Greet the expected groups and send the catalogue."""
     config, groups, catalogue = run.config, run.groups, run.catalogue
     phase = run.folder.phase("join")
     groups.members.gather(expected, patience=config.run.reply_timeout)
@@ -134,7 +133,6 @@ def join(run: RunInputs, expected: Sequence[str]) -> dict[str, int]:
         answers += f"; no scores against survey answers from {withheld}"
     phase.step(1, 1, f"{questions}; answers by group: {answers}")
     note_claims(run)
-    return answered
 
 
 def note_claims(run: RunInputs) -> None:
@@ -182,28 +180,29 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     """Run SFT and score it, score trivial baselines and ceilings, and align a policy by each of the run's rules."""
     config = run.config
     torch.set_num_threads(base_models.threads(config))
-    rows = start_policy(run, inputs, votes)
+    score_and_fine_tune(run, inputs, votes)
     gc.collect()  # trainer and model refer to each other, and the next models need the memory
     sft_model = run.folder.path / SFT_MODEL
-    rows = evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs, earlier=rows)
-    rows = score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK, earlier=rows)
+    evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs)
+    score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK)
     examples.add_groups(run, inputs.test_J)
     for rule in config.rules:
         with ppo_phase.run_by(run, rule) as run_by_rule:
             if run_by_rule is not None:
                 # No variable holds these models, since the next rule's models need the memory.
-                ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs, rows)
+                ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs)
 
 
-def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> list[SummaryRow]:
-    """Score the base model and train the SFT model, unless the run's folder has it; return the base's scores."""
+def score_and_fine_tune(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
+    """Score the base model and train the SFT model, unless the run's folder has it; all later scores are removed."""
     folder = run.folder.path / SFT_MODEL
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
-        return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
+        run.folder.write(SUMMARY, tuple(row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"))
+        return
     packed = run.config.policy.tuning == "qlora"
     model = base_models.load_model(run.config, inputs.base.source, quantized=packed)
-    rows = evaluate(run, "base", model, inputs, earlier=[])
+    evaluate(run, "base", model, inputs)
     if packed:  # every row is scored on the same base, but SFT trains its adapter on the base as it is
         del model
         model = base_models.load_model(run.config, inputs.base.source, quantized=False)
@@ -219,4 +218,3 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> lis
             folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
-    return rows

@@ -16,8 +16,7 @@ from appa_flwr.owner.ledger import MEMORY_SUFFIX
 from appa_flwr.run import records, schema
 from appa_flwr.run.resume import claim
 from appa_flwr.run.schema import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, SURVEY_FILE, TOKEN_FILE, JsonFile, LineFile
-
-log = logging.getLogger("appa.server")
+from server_app import log
 
 MINUTE = 60
 TOKEN_BYTES = 32

@@ -3,7 +3,6 @@
 Axis letter: J rollouts.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,19 +14,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from appa_flwr.analysis.rules import State
+from appa_flwr.core.arrays import IntArray
 from appa_flwr.protocol.queries import Query, RewardQuery
 from appa_flwr.run.records import Iteration
-from server_app import evaluation
+from server_app import evaluation, log
 from server_app.federation.groups import PendingQuery
 from server_app.federation.replies import TooFew
 from server_app.federation.responses import Responses, parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import PPOEngine
 from server_app.policy.sample import Rollout
-from server_app.questions import QuestionOrder, next_questions
 from server_app.reward_rule import RewardRule
-
-log = logging.getLogger("appa.server")
 
 
 @dataclass
@@ -54,7 +51,7 @@ class AppaStrategy(Strategy):
     inputs: PolicyInputs
     engine: PPOEngine
     rule: RewardRule
-    order: QuestionOrder  # questions of the next rollouts
+    batches: Iterator[IntArray]  # questions of the next rollouts, by round
     num_iterations: int  # of the whole run
     finished: Callable[[Iteration, State], None]  # takes each round's line for metrics.jsonl, and the rule's state
     done: int  # iterations before `start`, whose rounds count from 1 again
@@ -67,7 +64,7 @@ class AppaStrategy(Strategy):
         """Sample answers to the next questions; return the messages that ask the groups for their rewards."""
         seconds, settings = dict[str, float](), self.run.config
         with timed(seconds, "rollout"):
-            question_J = next_questions(self.order, settings.ppo)
+            question_J = next(self.batches)
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
@@ -114,8 +111,8 @@ class AppaStrategy(Strategy):
         every = self.run.config.eval.every
         if not every or (self.done + server_round) % every:
             return []
-        answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs, self.inputs.test_J)
-        reward_query = answers.reward_query([self.run.config.reward_metric], references=tuple(evaluation.REFERENCES))
+        answers = evaluation.greedy_answers(self.run, self.engine.models.policy, self.inputs)
+        reward_query = evaluation.reward_query(answers, [self.run.config.reward_metric])
         pending = self._pending(reward_query.query(), server_round)
         self._round.held_out = reward_query, pending
         return pending.messages

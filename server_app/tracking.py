@@ -1,10 +1,10 @@
 """Live metrics: the lines of metrics.jsonl in TensorBoard, wandb or trackio, by accelerate's trackers."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
@@ -32,10 +32,7 @@ def start(config: Config, folder: Path) -> GeneralTracker:
     return tracker
 
 
-def numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def numbers(record: dict[str, Any]) -> dict[str, float]:
     """Numbers of a record by name, those of a table as TABLE/NAME; None and texts are left out."""
-    flat = {prefix + name: float(value) for name, value in record.items() if isinstance(value, int | float)}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            flat |= numbers(value, f"{prefix}{name}/")
-    return flat
+    (flat,) = pd.json_normalize(record, sep="/").to_dict("records")
+    return {str(name): float(value) for name, value in flat.items() if isinstance(value, int | float)}

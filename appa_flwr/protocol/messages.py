@@ -29,7 +29,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
 from appa_flwr.core.arrays import BoolArray, IntArray
-from appa_flwr.protocol.queries import KINDS, Catalogue, Query, typed
+from appa_flwr.protocol.queries import QUERY_KINDS, Catalogue, Query, typed
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 
 HELLO, CATALOGUE, TARGETS, ASK = (f"query.{name}" for name in ("hello", "catalogue", "targets", "ask"))
@@ -187,7 +187,7 @@ def unpack_query(content: RecordDict) -> tuple[Query, str]:
     with _checked("a request for numbers", content, head=["kind", "request"], settings=None, arrays=None):
         settings: Mapping[str, Any] = dict(content.config_records[_SETTINGS])
         kind, request = (typed(content.config_records[_HEAD][name], str) for name in ("kind", "request"))
-        if kind not in KINDS:
+        if kind not in QUERY_KINDS:
             raise ValueError("the kind is unknown")
         return Query(kind, _arrays(content).arrays, settings), request
 

@@ -26,7 +26,7 @@ Setting = str | int | float | list[str]
 VOTES, PREDICTIONS, ANSWERS = "votes", "predictions", "answers"
 UPDATE, VALIDATION, SCORES = "update", "validation", "scores"
 REWARDS = "rewards"
-KINDS = (VOTES, PREDICTIONS, ANSWERS, UPDATE, VALIDATION, SCORES, REWARDS)
+QUERY_KINDS = (VOTES, PREDICTIONS, ANSWERS, UPDATE, VALIDATION, SCORES, REWARDS)
 """Kinds of numbers: votes, predictions and answers to the public questions; training, validation and scores of
 PluralLLM; rewards of the policy's answers."""
 

@@ -4,7 +4,6 @@ Flower's own `send_and_receive` sleeps three seconds between polls when deployed
 timeout in every call.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.protocol.messages import MOST_BYTES, num_bytes
 from appa_flwr.protocol.refusals import FAILED
+from server_app import log
 from server_app.federation.sanitize import plain
 
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, factor
@@ -32,8 +32,6 @@ PROGRESS_SECONDS = 30.0  # between two reports of how many nodes have answered
 
 LATE_TTL = 60.0
 """Lifetime of a message to a late node, in seconds. The node gets no other message meanwhile, so none pile up."""
-
-log = logging.getLogger("appa.server")
 
 
 class SuperLinkLost(Exception):
@@ -57,7 +55,6 @@ class OverlapGrid(Grid):
         self.progress: Callable[[int, int, float], None] | None = None  # gets nodes heard, nodes asked, seconds left
         self.seconds_waited = 0.0  # by the idle server, added up until the caller sets it to 0
         self.most_bytes = MOST_BYTES  # of a reply to the messages that are sent next, set by the caller
-        self._limit: dict[str, int] = {}  # id of a message without a reply -> most bytes of it
         self.traffic = Counter[str]()  # messages and bytes of their records, added up until the caller clears it
         self._late: dict[int, tuple[str, float]] = {}  # node -> id of its unanswered message, and when that ends
 
@@ -119,10 +116,12 @@ class OverlapGrid(Grid):
             self._count("sent", size)
         keys = self.push_messages(sent) if sent else ()
         silent = {key: message for key, message in zip(keys, sent, strict=False) if key}
-        self._limit |= dict.fromkeys(silent, self.most_bytes)
-        return self._replies(silent, time.monotonic(), float("inf") if timeout is None else timeout)
+        patience = float("inf") if timeout is None else timeout
+        return self._replies(silent, time.monotonic(), patience, self.most_bytes)
 
-    def _replies(self, silent: dict[str, Message], started: float, timeout: float) -> Iterator[Message]:
+    def _replies(
+        self, silent: dict[str, Message], started: float, timeout: float, most_bytes: int
+    ) -> Iterator[Message]:
         """Pull until all replies have arrived or time is up; raises WorkerLost in a simulation."""
         node_of = {key: message.metadata.dst_node_id for key, message in silent.items()}
         idle_from = now = reported = time.monotonic()
@@ -135,7 +134,7 @@ class OverlapGrid(Grid):
             # One pull per turn, as each is a request. Nodes take equally long, so after one reply all are pulled.
             turn = next(key for key in turns if key in silent)
             for key in [turn, *(key for key in silent if key != turn)]:
-                reply, size = self._pull(key)
+                reply, size = self._pull(key, most_bytes)
                 if reply is not None:
                     new, message = True, silent.pop(key)
                     self._note_answer(node_of[key], reply)
@@ -168,25 +167,24 @@ class OverlapGrid(Grid):
         if reply is not None and (not isinstance(reply, Error) or reply.code >= FAILED):
             self._late.pop(node, None)
 
-    def _pull(self, key: str) -> tuple[RecordDict | Error | None, int]:
-        """Pull the reply to a message and its bytes; None if it has not arrived.
+    def _pull(self, key: str, most_bytes: int = MOST_BYTES) -> tuple[RecordDict | Error | None, int]:
+        """Pull the reply to a message and its bytes, which are faulty above `most_bytes`; None if it has not arrived.
 
         Replies are pulled one by one: the SuperLink knows which node answers a message, while the node itself writes
         the sender and the message id in its reply.
         """
-        pulled, fault, limit = list[Message](), "", self._limit.get(key, MOST_BYTES)
+        pulled, fault = list[Message](), ""
         try:
             pulled = list(self.pull_messages([key]))
         except SuperLinkLost:
             raise
         except Exception as error:  # a node's reply can make Flower's reader raise errors of any class
             fault = type(error).__name__
-        if (size := sum(num_bytes(reply.content) for reply in pulled if reply.has_content())) > limit:
-            fault = f"{size} bytes, where {limit} are enough"
+        if (size := sum(num_bytes(reply.content) for reply in pulled if reply.has_content())) > most_bytes:
+            fault = f"{size} bytes, where {most_bytes} are enough"
         replies = [reply for reply in pulled if reply.metadata.reply_to_message_id == key]
         if not replies and not fault:
             return None, 0
-        self._limit.pop(key, None)
         if fault:
             return Error(FAILED, f"its reply cannot be read ({fault})"), 0
         if not (reply := replies[0]).has_error():

@@ -9,7 +9,6 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from appa_flwr.core.errors import UserError
 
-KEY = "run.group-keys"
 GroupKeys = Mapping[str, bytes]
 """Group -> its public key, as DER bytes."""
 
@@ -30,7 +29,7 @@ def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
     try:
         table = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{KEY} = {path}: cannot be read as TOML: {error}") from None
+        raise UserError(f"run.group-keys = {path}: cannot be read as TOML: {error}") from None
     key_of = {}
     for name, text in table.items():
         key = _der(text.encode()) if isinstance(text, str) else None

@@ -3,12 +3,10 @@
 Axis letters: G groups, J answers, N numbers.
 """
 
-import logging
 import math
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, queries
 from appa_flwr.protocol.queries import Catalogue, Layout, Query
+from server_app import log
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
 from server_app.federation.members import Members
@@ -26,8 +25,6 @@ from server_app.federation.replies import Replies, keep_replies, kept_replies
 from server_app.federation.sanitize import listed, plain
 
 PASSING = "ppo"  # folder inside that of the stored replies
-
-log = logging.getLogger("appa.server")
 
 
 class Groups:
@@ -92,11 +89,10 @@ class Groups:
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self.folder is not None and query.kind not in (queries.UPDATE, queries.VALIDATION):
             path = self.folder / (PASSING if passing else "") / f"{digest}.npz"
-        layouts = queries.layouts_of(query, self._catalogue)
-        kept = kept_replies(path, layouts) if path is not None and path.exists() else None
+        kept = kept_replies(path, queries.layouts_of(query, self._catalogue))
         pending = PendingQuery(self.members, query, messages.pack_query(query, digest), self._catalogue, path, kept)
-        missing = set(self.names) - set(kept.groups if kept else ())
-        if missing and not (kept and history):
+        missing = set(self.names) - set(kept.groups)
+        if missing and not (kept.groups and history):
             before = self.members.hosts().items()
             self.members.prepare()
             if back := sorted(name for name, _ in self.members.hosts().items() - before):
@@ -119,13 +115,13 @@ class PendingQuery:
     content: RecordDict
     catalogue: Catalogue
     path: Path | None  # file that stores the replies; None = they are not stored
-    kept: Replies | None  # stored replies, perhaps of some groups only
+    kept: Replies  # stored replies, perhaps of some groups only
     messages: list[Message] = field(default_factory=list)  # to each node that hosts groups without a stored reply
 
-    @cached_property
-    def layouts(self) -> dict[str, Layout]:
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
         """The arrays of a group's numbers, by name."""
-        return queries.layouts_of(self.query, self.catalogue)
+        return self.kept.numbers
 
     def to(self, groups: Collection[str]) -> list[Message]:
         """Messages to the nodes that host these groups, as far as they can be asked now."""
@@ -140,9 +136,9 @@ class PendingQuery:
             TooFew: see `rows`.
             UserError: the replies cannot be saved.
         """
-        if self.kept is not None and not self.messages:
+        if self.kept.groups and not self.messages:
             return self.kept
-        old = {} if self.kept is None else dict(zip(self.kept.groups, self.kept.data_GN, strict=True))
+        old = dict(zip(self.kept.groups, self.kept.data_GN, strict=True))
         row_of = old | dict(self.rows(replies))
         groups = tuple(name for name in self.members.names if name in row_of)
         read = Replies(groups, self.layouts, np.stack([row_of[name] for name in groups]))
@@ -158,8 +154,8 @@ class PendingQuery:
         Raises:
             TooFew: fewer groups answered than `run.min-groups`.
         """
-        members, there = self.members, () if self.kept is None else self.kept.groups
-        missing = {name: "no answer" for name in members.names if name not in there}
+        members = self.members
+        missing = {name: "no answer" for name in members.names if name not in self.kept.groups}
         yield from self._taken(replies, missing)
         for left in members.pauses(missing, f"give {self.query.kind}"):
             members.prepare(again=True)

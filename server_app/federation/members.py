@@ -3,12 +3,10 @@
 Nodes are other parties. A node may speak only for its own groups, and its replies are checked.
 """
 
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -19,6 +17,7 @@ from appa_flwr.core.text import NAMES
 from appa_flwr.protocol import messages, refusals
 from appa_flwr.protocol.messages import Reply
 from appa_flwr.survey.types import noise_sentence
+from server_app import log
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys, names_of
 from server_app.federation.replies import TooFew
@@ -38,28 +37,17 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 }
 """Kind of message -> fields of its replies beside the groups, see `messages.unpack_reply`."""
 
-log = logging.getLogger("appa.server")
 
-
-class Stage(Enum):
-    """What a node holds, as known to the server."""
-
-    UNKNOWN = auto()  # the node must be greeted: it is new, has restarted, or failed to take the catalogue or targets
-    GREETED = auto()
-    INFORMED = auto()  # the node has the catalogue
-    READY = auto()  # the node has the catalogue and target tables
-    OUT = auto()  # the node hosts no group of the run, lacks the key, refuses or failed too often: no message any more
-
-
-SETUP = {messages.CATALOGUE: (Stage.GREETED, Stage.INFORMED), messages.TARGETS: (Stage.INFORMED, Stage.READY)}
-"""Setup message -> stage of the nodes that need the message next, and their stage once they have answered it."""
+UNKNOWN = -1
+"""`Node.taken` of a node that must be greeted: it is new, has restarted, or failed to take a setup message."""
 
 
 @dataclass
 class Node:
     """A node, as known to the server."""
 
-    stage: Stage = Stage.UNKNOWN
+    taken: int = UNKNOWN  # setup messages that it has taken; 0 = it has been greeted
+    out: bool = False  # it hosts no group of the run, lacks the key or refuses: no message any more
     groups: tuple[str, ...] = ()  # groups that the node may speak for, whether or not they are in the run
     answered: Mapping[str, int] = field(default_factory=dict)  # its groups in the run -> answered training questions
     may: frozenset[str] = frozenset()  # kinds of numbers that its owner lets leave
@@ -99,9 +87,8 @@ class Members:
 
     def hosts(self) -> dict[str, int]:
         """Group -> its node, for groups that can be asked for numbers now."""
-        able = Stage.READY if messages.TARGETS in self.setup else Stage.INFORMED
-        node_of = {name: self._node_of[name] for name in self.present}
-        return {name: n for name, n in node_of.items() if n not in self._late and self._nodes[n].stage is able}
+        able = {node for node in {*self._node_of.values()} - self._late if self._nodes[node].taken == len(self.setup)}
+        return {name: self._node_of[name] for name in self.present if self._node_of[name] in able}
 
     def answered(self) -> dict[str, int]:
         """Group -> how many training questions it has answered, for groups that can be asked for numbers now."""
@@ -166,47 +153,37 @@ class Members:
         self._node_of = {name: node for name, node in self._node_of.items() if node in online}
         hosts, away = set(self._node_of.values()), len(self._node_of) < len(self.names)
         # Hosts that have been greeted are not greeted again: each message to a deployed node starts a process there.
-        unknown = {node for node in online if self._nodes[node].stage is Stage.UNKNOWN}
+        unknown = {node for node in online if self._nodes[node].taken == UNKNOWN}
         able = {node for node in online - self._late if not self._nodes[node].pause}
-        nodes = [node for node in able if (node in unknown if node in hosts else away)]
+        keyed = self._names_by_key([node for node in able if (node in unknown if node in hosts else away)])
         hosted, known = defaultdict[int, set[str]](set), frozenset(self.names)
-        for name, node in self._node_of.items():
-            hosted[node].add(name)
-        for node, groups in self._greet(nodes, timeout=timeout).items():
-            names = [name for name in groups if name in known]
-            if not names:
-                self._nodes[node].stage = Stage.OUT
-            elif self._nodes[node].stage is Stage.UNKNOWN:
-                self._nodes[node].stage = Stage.GREETED
-            for name in hosted[node].difference(names):
+        for name, number in self._node_of.items():
+            hosted[number].add(name)
+        for number, reply in self._send(messages.HELLO, messages.pack_hello(self._survey), keyed, timeout=timeout):
+            node, allowed = self._nodes[number], keyed[number]
+            node.groups = tuple(name for name in reply.groups if allowed is None or name in allowed)
+            if strange := sorted(set(reply.groups) - set(node.groups)):
+                log.warning("node %s speaks for %s without its key; that claim is ignored", number, listed(strange))
+            names = [name for name in node.groups if name in known]
+            node.out, node.taken = not names, max(node.taken, 0)
+            for name in hosted[number].difference(names):
                 del self._node_of[name]
             for name in names:
-                if self._node_of.setdefault(name, node) == node:
+                if self._node_of.setdefault(name, number) == number:
                     continue
                 if not self.setup:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
                 log.warning("group '%s' has a node already; another node that speaks for it is left out", name)
 
-    def _greet(self, nodes: Collection[int], *, timeout: float) -> dict[int, tuple[str, ...]]:
-        """Ask nodes for their groups: node -> groups that it may speak for, empty if it cannot take part."""
-        keyed, groups_of = self._names_by_key(nodes), dict[int, tuple[str, ...]]()
-        for node, reply in self._send(messages.HELLO, messages.pack_hello(self._survey), keyed, timeout=timeout):
-            allowed = keyed[node]
-            groups_of[node] = tuple(name for name in reply.groups if allowed is None or name in allowed)
-            self._nodes[node].groups = groups_of[node]
-            if strange := sorted(set(reply.groups) - set(groups_of[node])):
-                log.warning("node %s speaks for %s without its key; that claim is ignored", node, listed(strange))
-        return groups_of
-
     def _names_by_key(self, nodes: Collection[int]) -> dict[int, frozenset[str] | None]:
         """Nodes that may be greeted -> the groups whose keys they have; None if the run does not check keys."""
-        joining = sorted(node for node in nodes if self._nodes[node].stage is not Stage.OUT)
+        joining = sorted(node for node in nodes if not self._nodes[node].out)
         if self._keys is None:
             return dict.fromkeys(joining)
         keyed = {info.node_id: names_of(info, self._keys) for info in self.grid.get_nodes() if info.node_id in joining}
         for node in sorted(node for node, names in keyed.items() if not names):
             log.warning("node %s has no group's key; the node is left out", node)
-            self._nodes[node].stage = Stage.OUT  # it could make the server wait
+            self._nodes[node].out = True  # it could make the server wait
         return {node: names for node, names in keyed.items() if names}
 
     # --- setting up -------------------------------------------------------------------------------------------------
@@ -220,28 +197,26 @@ class Members:
         for node in self._nodes.values():
             node.error, node.pause = node.error if again else 0, max(0, node.pause - 1)
         self._meet(timeout=self.config.run.reply_timeout)
-        for kind, content in self.setup.items():
+        for place, (kind, content) in enumerate(self.setup.items()):
             hosts = {*self._node_of.values()} - self._late
-            lacking = {number for number in hosts if self._nodes[number].stage is SETUP[kind][0]}
+            lacking = {number for number in hosts if self._nodes[number].taken == place}
             for number, reply in self._send(kind, content, lacking):
                 lacking.remove(number)
                 self._take(kind, number, reply)
             for number in sorted(lacking):
                 self._note_failure(number)
         nodes = self._nodes
-        self._node_of = {
-            n: k for n, k in self._node_of.items() if nodes[k].stage is not Stage.OUT and not nodes[k].pause
-        }
+        self._node_of = {n: k for n, k in self._node_of.items() if not (nodes[k].out or nodes[k].pause)}
 
     def _note_failure(self, number: int) -> None:
         """Plan the next try to set up a node, or none if its owner refuses, and log it."""
         node, groups = self._nodes[number], listed(self._nodes[number].groups)
         node.failures += 1
         if node.error > refusals.FORGOTTEN:
-            node.stage = Stage.OUT
+            node.out = True
             log.warning("node %s (%s) refuses, and takes no part", number, groups)
             return
-        node.stage = Stage.UNKNOWN
+        node.taken = UNKNOWN
         node.pause = 2 ** min(node.failures - 1, LONGEST_PAUSE) if node.failures > 1 else 0
         when = f"after {node.pause} more requests" if node.pause else "before the next request"
         log.warning(
@@ -251,8 +226,8 @@ class Members:
     def _take(self, kind: str, number: int, reply: Reply) -> None:
         """Note a node's reply to a setup message."""
         node, own = self._nodes[number], list(self.own(number, reply))
-        node.stage = SETUP[kind][1]
-        if kind == list(self.setup)[-1]:
+        node.taken += 1
+        if node.taken == len(self.setup):
             node.failures = 0
         if kind == messages.CATALOGUE:
             node.answered = {name: reply.fields["answered"][row] for row, name in own}
@@ -284,8 +259,8 @@ class Members:
             node = self._nodes[number]
             if message.has_error():
                 node.error = message.error.code
-                if node.error == refusals.FORGOTTEN and node.stage is not Stage.OUT:
-                    node.stage = Stage.UNKNOWN
+                if node.error == refusals.FORGOTTEN:
+                    node.taken = UNKNOWN
                 log.warning("node %s: %s", number, message.error.reason)
                 continue
             try:

@@ -43,8 +43,10 @@ class Replies:
         return np.stack([array_of.get(group, missing) for group in names])
 
 
-def kept_replies(path: Path, numbers: Mapping[str, Layout]) -> Replies:
-    """Read the replies that `keep_replies` has written; raises a UserError if that fails."""
+def kept_replies(path: Path | None, numbers: Mapping[str, Layout]) -> Replies:
+    """Read the replies that `keep_replies` has written, of no group if there is no file; UserError if that fails."""
+    if path is None or not path.exists():
+        return Replies((), numbers, np.empty((0, 0)))
     try:
         with np.load(path, allow_pickle=False) as file:
             groups, data_GN = tuple(file["groups"].tolist()), file["data"]

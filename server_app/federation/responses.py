@@ -10,7 +10,7 @@ import numpy as np
 
 from appa_flwr.core.arrays import BoolArray, FloatArray, IntArray
 from appa_flwr.protocol import formats
-from appa_flwr.protocol.queries import TARGET_REFERENCE, Catalogue, RewardQuery
+from appa_flwr.protocol.queries import Catalogue
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +22,6 @@ class Responses:
     prediction_JK: FloatArray  # parsed; a row of NaN for an unreadable answer
     format_score_J: FloatArray  # in [0, 1]
     parsed_J: BoolArray  # False for a completely unparseable answer; see `formats.Parsed`
-
-    def reward_query(
-        self, metrics: Sequence[str], *, references: Sequence[str] = (TARGET_REFERENCE,), context_seed: int = 0
-    ) -> RewardQuery:
-        """Build the request for the groups' scores."""
-        return RewardQuery(self.question_J, self.prediction_JK, tuple(metrics), tuple(references), context_seed)
 
 
 def parse_responses(task: str, texts: Sequence[str], question_J: IntArray, catalogue: Catalogue) -> Responses:

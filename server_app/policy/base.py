@@ -3,7 +3,6 @@
 Axis letters: J rows, T response tokens.
 """
 
-import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from appa_flwr.core.errors import UserError, first_line
 from appa_flwr.core.files import cache_folder, stand_in
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
+from server_app import log
 from server_app.policy import gguf, tiny
 from server_app.policy.sequences import longest_row
 
@@ -47,8 +47,6 @@ FETCHED = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
 NOT_FETCHED = "original/*"  # the same weights in a format that is not used here
 
 MARKER = "0.25,0.75"  # placeholder answer: the template's text after it ends the turn
-
-log = logging.getLogger("appa.server")
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,7 @@ def prepare(
     elif config.model == SMOLLM2_MODEL:
         folder = gguf.load_or_unpack(cache_folder(), say=say)
     else:
-        folder = _locate(config.model)
-        hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
+        folder, hub_id = _locate(config.model)
     _check_files(config, Path(folder))
     try:
         model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -164,13 +161,13 @@ def _check_files(config: Config, folder: Path) -> None:
             ) from None
 
 
-def _locate(model: str) -> Path:
-    """Folder of a model's files; the files of a hub id are fetched into the hub's cache."""
+def _locate(model: str) -> tuple[Path, str]:
+    """Folder of a model's files, and its hub id, empty for a local folder; a hub's files are fetched into its cache."""
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return folder
+        return folder, ""
     try:
-        return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED))
+        return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED)), model
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(
             f"model = {model}: no such folder here, and it cannot be fetched from the hub ({first_line(error)}); "

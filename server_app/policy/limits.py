@@ -1,6 +1,5 @@
 """Limits of a pass: how much the memory holds, and whether the numbers are finite."""
 
-import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -8,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from appa_flwr.core.errors import UserError
+from server_app import log
 
 TOKENS = "tokens (ppo.micro-batch-tokens)"
 ANSWERS = "answers"
@@ -15,8 +15,6 @@ FEWEST_TOKENS = 64  # smallest limit of a pass; if memory does not hold such a p
 PROBE_TOKENS = 6  # length of the row that `finite_logits` checks
 
 _T = TypeVar("_T")
-
-log = logging.getLogger("appa.server")
 
 
 class NotFinite(UserError):

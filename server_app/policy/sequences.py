@@ -6,11 +6,12 @@ left), T response tokens (padded right), L tokens of a row in one pass.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from appa_flwr.core.errors import UserError
@@ -130,11 +131,9 @@ def _chunks(rows: Tensor, prompt_J: Tensor, own_J: Tensor, more_J: Tensor, *, to
 
 def pad(rows: Sequence[Sequence[int]], *, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
     """Pad token id lists with zeros to one width: ids and mask, both (J, width)."""
-    width = max(map(len, rows))
-    mask = torch.tensor([[column < len(row) for column in range(width)] for row in rows], device=device)
-    mask = mask.flip(1) if left else mask
-    ids = torch.zeros(mask.shape, dtype=torch.long, device=device)
-    return ids.masked_scatter(mask, torch.tensor([token for row in rows for token in row], device=device)), mask
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    padded = partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
+    return padded(ids).to(device), padded([torch.ones_like(row, dtype=torch.bool) for row in ids]).to(device)
 
 
 @torch.inference_mode(False)  # autograd saves token ids for the embeddings' gradient, and rejects inference tensors

@@ -121,11 +121,7 @@ def corpus(
 
 
 def load_or_build(
-    recipe: TinyRecipe,
-    questions: Sequence[Question],
-    cache: Path,
-    *,
-    progress: Callable[[int, int], None] = lambda step, of: None,
+    recipe: TinyRecipe, questions: Sequence[Question], cache: Path, *, progress: Callable[[int, int], None]
 ) -> Path:
     """Return the folder of the tiny model and its tokenizer; build it if the cache lacks it.
 

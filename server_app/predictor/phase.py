@@ -5,8 +5,6 @@ The scores come from the groups' sums.
 Axis letters: L the sums `pluralllm.scores.SUMS`.
 """
 
-import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from appa_flwr.protocol.queries import SCORES, Catalogue, Query
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.schema import BY_MEAN, WEIGHTS_FILE
 from pluralllm.scores import MEASURES, PREDICTORS, SUMS
+from server_app import log
 from server_app.federation.groups import Groups
 from server_app.federation.replies import TooFew
 from server_app.inputs import RunInputs
@@ -26,18 +25,14 @@ from server_app.predictor.pretraining import pretrain
 ROUNDING = 1e-6
 """The sum of rewards that are all 1 may be slightly above their number."""
 
-log = logging.getLogger("appa.server")
 
-
-def train(
-    run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None, answered: Mapping[str, int]
-) -> None:
+def train(run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Card] | None) -> None:
     """Train or load the weights, let the groups write their target tables, and write the card beside the weights.
 
-    `start` has the untrained weights, `checkpoint` weights and their card to use instead of training, `answered` the
-    number of training questions that each group has answered. Raises the errors of `pretrain`.
+    `start` has the untrained weights, `checkpoint` weights and their card to use instead of training. Raises the errors
+    of `pretrain`.
     """
-    config, path = run.config, run.folder.path / WEIGHTS_FILE
+    config, path, answered = run.config, run.folder.path / WEIGHTS_FILE, run.groups.members.answered()
     phase = run.folder.phase("pluralllm")
     if path.exists() and path.with_suffix(".json").exists():
         phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")

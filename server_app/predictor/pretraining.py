@@ -27,7 +27,6 @@ from pluralllm.residual import SHARES, SHARES_KEY, Shares
 from pluralllm.training import build, step_size_factor, validation_round
 from server_app import flower_quiet
 from server_app.federation.groups import Groups
-from server_app.federation.replies import Replies
 from server_app.predictor.updates import Updates
 
 PROXIMAL_MU = 0.01  # smallest but one of the values that FedProx's authors tried (Li et al. 2020, section 5.3)
@@ -53,10 +52,6 @@ class GroupRounds(FedAvg):
     bases, so its own steps go around these.
     """
 
-    groups: Groups
-    config: Config
-    progress: Progress
-
     def begin(self, groups: Groups, config: Config, progress: Progress) -> None:
         """Set what the rounds need; Flower's own initialisers pass no further arguments on."""
         self.groups, self.config, self.progress = groups, config, progress
@@ -80,16 +75,16 @@ class GroupRounds(FedAvg):
 
         Raises a UserError if no group trained, or the updates cannot be written.
         """
-        with Updates(self.groups.folder or Path(gettempdir()), size=len(join_weights(self._sent))) as updates:
+        start_P, folder = join_weights(self._sent), self.groups.folder or Path(gettempdir())
+        with Updates(folder, groups=self.groups.names, size=len(start_P)) as updates:
             for name, row_N in self._request.rows(replies):
                 numbers = queries.split(row_N, self._request.layouts)
                 if (count := float(numbers["answers"][0])) > 0:
                     updates.put(name, numbers["step"] / count, count=count, loss=float(numbers["loss"][0]) / count)
-            updates.order(self.groups.names)
             if not updates.names:
                 raise UserError(f"PluralLLM round {server_round}: no group trained; the groups' own logs say why")
             self.distances.append(dict(zip(updates.names, updates.distances().tolist(), strict=True)))
-            weight_P, loss = updates.mean(join_weights(self._sent))
+            weight_P, loss = updates.mean(start_P)
         averaged = split_weights(weight_P, {name: array.shape for name, array in self._sent.items()})
         if SHARES_KEY in self._sent:  # it is not trained, and groups cannot change it
             averaged[SHARES_KEY] = self._sent[SHARES_KEY]
@@ -111,9 +106,10 @@ class GroupRounds(FedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Choose the views' shares by the groups' gains."""
         if self._validation is not None:
-            rows = _training_rows(self._validation.read(replies))
-            if len(rows["answers"]):
-                self.shares = _chosen(**rows)
+            gains = self._validation.read(replies)
+            answered_G = gains.each("answers")[:, 0] > 0
+            if answered_G.any():
+                self.shares = _chosen(**{name: gains.each(name)[answered_G] for name in gains.numbers})
 
 
 class _FedProx(FedProx, GroupRounds):
@@ -176,12 +172,6 @@ def pretrain(
 def _single(weights: ArrayRecord) -> ArrayRecord:
     """The weights in float32; the arithmetic of Flower's adaptive strategies ends in float64."""
     return ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in weights.items()})
-
-
-def _training_rows(replies: Replies) -> dict[str, FloatArray]:
-    """Arrays (G, ...) of groups that have answers."""
-    kept_G = replies.each("answers")[:, 0] > 0
-    return {name: replies.each(name)[kept_G] for name in replies.numbers}
 
 
 def _chosen(answers: FloatArray, gain: FloatArray, square: FloatArray) -> Shares:

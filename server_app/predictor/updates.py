@@ -3,7 +3,6 @@
 Axis letters: G groups that trained, P weights.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,27 +15,30 @@ import numpy.typing as npt
 
 from appa_flwr.core.arrays import FloatArray
 from appa_flwr.core.files import writing
+from server_app import log
 
 # of a group, in units of the round's median (norm bounding, Sun et al. 2019); honest groups' reach 1.25
 LARGEST_STEP = 1.5
-
-log = logging.getLogger("appa.server")
 
 
 class Updates:
     """Steps of the groups, each with its number of answers and its mean loss.
 
     The file has no name, and is gone with the process; it lies in `folder`, since temporary folders are often memory.
-    Sums are taken group by group in the order of `names`, which must not depend on who answers first.
+    Sums are taken group by group in the order of `groups`, which must not depend on who answers first.
 
     Raises:
         UserError: the file cannot be written, here or in a method.
     """
 
-    def __init__(self, folder: Path, *, size: int) -> None:
-        self.names: tuple[str, ...] = ()
-        self._folder, self._size = folder, size
+    def __init__(self, folder: Path, *, groups: Sequence[str], size: int) -> None:
+        self._folder, self._groups, self._size = folder, groups, size
         self._of: dict[str, tuple[int, float, float]] = {}  # group -> place in the file, answers, loss
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups that have a step."""
+        return tuple(name for name in self._groups if name in self._of)
 
     def __enter__(self) -> Self:
         with writing(self._folder):
@@ -53,11 +55,6 @@ class Updates:
         self._of[name] = len(self._of), count, loss
         with writing(self._folder):
             self._file.write(step_P.astype(np.float64).tobytes())
-
-    def order(self, names: Sequence[str]) -> None:
-        """Set the order of the groups, once all are there."""
-        self.names = tuple(name for name in names if name in self._of)
-        with writing(self._folder):
             self._file.flush()
 
     def steps(self) -> Iterator[FloatArray]:
@@ -71,9 +68,7 @@ class Updates:
 
         It is NaN for a single group and where the others do not move.
         """
-        total_P = np.zeros(self._size)
-        for step_P in self.steps():
-            total_P += step_P
+        total_P = sum(self.steps(), np.zeros(self._size))
         distance_G = np.full(len(self.names), np.nan)
         for g, step_P in enumerate(self.steps()):
             others_P = (total_P - step_P) / max(1, len(self.names) - 1)

@@ -34,13 +34,12 @@ def scores(run: RunInputs, name: str, answers: Mapping[str, str]) -> dict[str, A
         raise HTTPException(422, f"answers: '{other[0]}' is {problem}")
     config, method = run.config, f"{MODEL}{name}"
     parsed = parse_responses(config.task, [answers[question_id] for question_id in ids], test_J, run.catalogue)
-    kept = list(SUMMARY.read(run.folder.path) or ())
-    if not kept:
+    if not SUMMARY.read(run.folder.path):
         majority_QK = None
         with contextlib.suppress(TooFew):
             majority_QK = ask_votes(run).majority_QK
-        kept = baselines.score_baselines(run, test_J, majority_QK=majority_QK, earlier=[])
-    rows = evaluation.score(run, method, parsed, metrics=evaluation.metric_names(config))
+        baselines.score_baselines(run, test_J, majority_QK=majority_QK)
+    rows = evaluation.score(run, [(method, parsed, evaluation.metric_names(config))])
     run.folder.progress("models", 1, 1, f"{name}: {evaluation.in_words(rows)}", None)
-    run.folder.write(SUMMARY, (*(row for row in kept if row.method != method), *rows))
+    evaluation.add_rows(run, rows)
     return frames.as_json(run.folder.path)

@@ -11,7 +11,6 @@ Axis letter: J answers.
 import asyncio
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +26,7 @@ from appa_flwr.protocol.queries import TARGET_REFERENCE
 from appa_flwr.run.records import ServedAnswer, ServedLine, ServedRound
 from appa_flwr.run.schema import SERVED
 from appa_flwr.run.served import ServedRun, read_runs
+from server_app import log
 from server_app.federation.responses import parse_responses
 from server_app.inputs import RunInputs
 from server_app.reward_rule import RewardRule
@@ -36,7 +36,6 @@ MOST_WAITING = 16_384  # most answers that wait at once, over all runs
 RETRY_SECONDS = 5  # wait of a refused trainer before its next try
 STOPPING = "the service stops; what was scored is kept"
 
-log = logging.getLogger("appa.server")
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]

@@ -83,7 +83,7 @@ def test_by_a_policy_no_more_leaves_than_it_says_and_no_answer_is_compared(owner
 
 def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     world, grid = whole_run
-    assert {asked_for(asked) for asked in grid.requests} == {*SETUP, *queries.KINDS} - {queries.ANSWERS}
+    assert {asked_for(asked) for asked in grid.requests} == {*SETUP, *queries.QUERY_KINDS} - {queries.ANSWERS}
     assert not any(reply.message.has_error() for reply in grid.replies)
     assert audit(grid, world) == []
     written = {path.name: path.read_bytes() for path in world.config.run_folder.rglob("*") if path.is_file()}

@@ -119,7 +119,7 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path, architectu
     worlds, keys = [], {"pluralllm.architecture": architecture, "pluralllm.num-context-questions": 8}
     for name, survey in (("real", SURVEY), ("absurd", absurd_where_held_out(SURVEY, held_out))):
         node = Owned(tmp_path / name, EVERYTHING, survey=survey, **keys).prepared(catalogue)
-        requests = {kind: asked_of(kind, catalogue, node.config) for kind in queries.KINDS}
+        requests = {kind: asked_of(kind, catalogue, node.config) for kind in queries.QUERY_KINDS}
         requests["context seed"] = uniform_request(catalogue, context_seed=4 * (architecture == "attention")).query()
         requests["truth"] = uniform_request(catalogue, references=(queries.TRUTH_REFERENCE,)).query()
         worlds.append({label: node.numbers(asked)[GROUP] for label, asked in requests.items()})
@@ -138,7 +138,7 @@ def test_a_node_that_lacks_what_an_action_needs_says_that_it_has_restarted():
     del restarted.context.state["memory"]
     untargeted = one_node(config_of())
     assert untargeted.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
-    for kind in queries.KINDS:
+    for kind in queries.QUERY_KINDS:
         assert restarted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
     assert restarted.send(messages.TARGETS, messages.pack_weights(weights(config))).error.code == refusals.FORGOTTEN
     for kind in (queries.VOTES, queries.REWARDS):

@@ -65,7 +65,7 @@ def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_d
     wanted, owner_policy, name, tmp_path
 ):
     asked = {"training": 12, "held_out": 10}
-    if wanted in queries.KINDS:
+    if wanted in queries.QUERY_KINDS:
         node = Owned(tmp_path, owner_policy).ready(**asked)
         reply = node.ask(asked_of(wanted, node.catalogue, node.config))
     else:

@@ -142,7 +142,7 @@ def test_a_request_of_another_catalogue_or_config_is_refused(tmp_path):
 def test_votes_and_rewards_need_neither_texts_nor_features(tmp_path):
     node = Owned(tmp_path, "may-leave = ['votes', 'training', 'rewards', 'truth']").ready(training=20, held_out=10)
     references = (queries.TARGET_REFERENCE, queries.TRUTH_REFERENCE)
-    asked = [asked_of(kind, node.catalogue, node.config, references=references) for kind in queries.KINDS]
+    asked = [asked_of(kind, node.catalogue, node.config, references=references) for kind in queries.QUERY_KINDS]
     del node.memory["public"]
     assert {ask.kind for ask in asked if node.ask(ask).has_content()} == {queries.VOTES, queries.REWARDS}
 

@@ -4,19 +4,18 @@ Axis letters: G groups, Q questions, K options, J answers.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from fakes import catalogue_of
-from runs import GROUPS, NODES, TABLES, TEST_J, federated, scoring_node
+from runs import GROUPS, MAY, NODES, TABLES, TEST_J, TRUTHS, federated, scoring_node
 from runs import THREE_CATALOGUE as CATALOGUE
 from small import config_in
 
 from appa_flwr.analysis import ceilings
 from appa_flwr.analysis.ceilings import NotSolved
-from appa_flwr.config import TASK_METRICS, Config
+from appa_flwr.config import TASK_METRICS
 from appa_flwr.protocol import messages, queries, rewards
 from appa_flwr.run import pair_scores
 from appa_flwr.run.pair_scores import PREDICTIONS
@@ -36,10 +35,15 @@ def asked(groups):
     return [messages.unpack_query(message.content)[0].kind for message in pushed if message.metadata.dst_node_id == 0]
 
 
-def baselines(folder):
+def baselines(place):
+    """The run's folder, and the rows of groups one of which lets no answers leave, so that there are no look-ups."""
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    run = RunInputs(Config.load({}), SimpleNamespace(path=folder), federated(NODES, CATALOGUE), CATALOGUE)
-    return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
+    keeping = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]}, may=[word for word in MAY if word != "answers"])
+    config, groups = config_in(place), federated({**NODES, 1: keeping}, CATALOGUE)
+    with RunWriter(config) as folder:
+        run = RunInputs(config, folder, groups, CATALOGUE)
+        server_baselines.score_baselines(run, TEST_J, majority_QK=majority_QK)
+    return folder.path, SUMMARY.read(folder.path)
 
 
 def test_tables_are_rounded_so_that_ties_stay_ties():
@@ -50,9 +54,10 @@ def test_tables_are_rounded_so_that_ties_stay_ties():
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(tmp_path):
     with patch.object(pair_scores, "replace_hashed", wraps=pair_scores.replace_hashed) as written:
-        rows = [row for row in baselines(tmp_path) if row.against == PREDICTIONS]
+        folder, rows = baselines(tmp_path)
+    rows = [row for row in rows if row.against == PREDICTIONS]
     assert written.call_count == 1  # of scores.parquet, for which all of it is read and written
-    single = pair_scores.read(tmp_path).query("against == @PREDICTIONS")
+    single = pair_scores.read(folder).query("against == @PREDICTIONS")
     means = single.groupby(["method", "metric", "group"])["reward"].mean()
     assert means.to_dict() == pytest.approx({(r.method, r.metric, g): r.per_group[g] for r in rows for g in GROUPS})
     found = {(row.method, row.metric): row for row in rows}
@@ -87,7 +92,7 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(tmp_p
         return solved(*targets, metric=metric, objective=objective)
 
     monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
-    found = {(row.method, row.metric) for row in baselines(tmp_path)}
+    found = {(row.method, row.metric) for row in baselines(tmp_path)[1]}
     assert ("ceiling-min", "js") not in found
     assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"]
@@ -100,7 +105,7 @@ def test_ceilings_of_many_groups_are_of_a_sample_and_every_row_says_so(tmp_path,
     groups.config = config
     with RunWriter(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
-        server_baselines.score_baselines(run, TEST_J, majority_QK=None, earlier=[])
+        server_baselines.score_baselines(run, TEST_J, majority_QK=None)
     found = SUMMARY.read(folder.path)
     assert {(row.method in CEILINGS, row.sampled) for row in found} == {
         (False, None),
@@ -130,13 +135,14 @@ def test_there_are_the_rows_that_every_owner_allows(tmp_path, may, wanted, metho
     groups.config = config
     with RunWriter(config) as folder:
         run = RunInputs(config, folder, groups, CATALOGUE)
-        rows = server_baselines.score_baselines(run, TEST_J, majority_QK=TABLES["A"], earlier=[])
+        server_baselines.score_baselines(run, TEST_J, majority_QK=TABLES["A"])
         examples.add_groups(run, TEST_J)
     for q, example in zip(TEST_J, EXAMPLES.read(folder.path), strict=True):
         assert example.survey == {}  # nobody but a simulation's server knows them
         predicted = {name: TABLES[name][q, : len(example.options)] for name in GROUPS}
         told = predicted if "mean-prediction" in methods else {}
         assert example.predictions == {name: pytest.approx(own_K, abs=1e-4) for name, own_K in told.items()}
+    rows = SUMMARY.read(folder.path)
     assert list(dict.fromkeys(row.method for row in rows)) == ["uniform", "majority", *methods]
     by_method = {row.method: row.per_group["A"] for row in rows if row.against == PREDICTIONS}
     assert by_method["majority"] == pytest.approx(1.0)  # by whatever metric, as its own answers to these questions are

@@ -28,7 +28,7 @@ def run_of(folder, nodes=NODES):
 
 def test_a_method_s_rows(tmp_path):
     answers = parse_responses("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
-    rows = evaluation.score(run_of(tmp_path), "ppo", answers, metrics=["js", "cosine"])
+    rows = evaluation.score(run_of(tmp_path), [("ppo", answers, ["js", "cosine"])])
     in_order = [(metric, against) for metric in ("js", "cosine") for against in ("survey", "predictions")]
     assert [(row.method, row.metric, row.against) for row in rows] == [("ppo", *both) for both in in_order]
     words = evaluation.in_words(rows)
@@ -55,7 +55,7 @@ def test_a_method_s_rows(tmp_path):
 
 def test_answers_that_nobody_can_read_have_no_fairness(tmp_path):
     answers = parse_responses("dpa", ["?", "?"], np.array([0, 0]), CATALOGUE)
-    row, _ = evaluation.score(run_of(tmp_path), "base", answers, metrics=JS_ONLY)
+    row, _ = evaluation.score(run_of(tmp_path), [("base", answers, JS_ONLY)])
     assert (row.readable, row.fi, np.isnan(row.fi_readable)) == (0.0, 1.0, True)
 
 
@@ -63,11 +63,11 @@ def test_groups_without_survey_answers_leave_the_truth_empty(tmp_path):
     nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
-    (row,) = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
+    (row,) = evaluation.score(run_of(tmp_path, nodes), [("uniform", answers, JS_ONLY)])
     assert row.against == "predictions"
     assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
-    row, _ = evaluation.score(run_of(tmp_path, nodes), "uniform", answers, metrics=JS_ONLY)
+    row, _ = evaluation.score(run_of(tmp_path, nodes), [("uniform", answers, JS_ONLY)])
     assert row.avg_as == row.min_as == row.per_group["B"]
     assert np.isnan(row.per_group["A"])
     assert "survey: Avg AS" in (words := evaluation.in_words([row]))

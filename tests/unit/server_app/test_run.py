@@ -61,7 +61,8 @@ def test_of_many_groups_the_log_names_ten(tmp_path):
     names = [f"G{number:03}" for number in range(40)]
     groups = gathered({1: replying(*names)}, names)
     with RunWriter(config_in(tmp_path)) as folder:
-        assert len(run.join(RunInputs(groups.config, folder, groups, CATALOGUE), names)) == 40
+        run.join(RunInputs(groups.config, folder, groups, CATALOGUE), names)
+    assert len(groups.members.answered()) == 40
     (line,) = [line.message for line in PROGRESS.read(folder.path) if "answers by group" in line.message]
     assert [name in line for name in names] == [True] * 10 + [False] * 30
     assert "median 2" in line
@@ -104,6 +105,6 @@ def test_the_base_is_scored_in_as_many_bits_as_its_policies_and_sft_trains_on_al
     inputs = SimpleNamespace(base=SimpleNamespace(source=""), prompts=[], train_J=[])
     with RunWriter(config) as folder:
         phases = SimpleNamespace(config=config, folder=folder, catalogue=CATALOGUE)
-        run.start_policy(phases, inputs, SimpleNamespace(sft_QK=None))
+        run.score_and_fine_tune(phases, inputs, SimpleNamespace(sft_QK=None))
     assert scored == {"base": packed}
     assert trained == [False]

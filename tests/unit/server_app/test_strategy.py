@@ -3,7 +3,7 @@
 Axis letters: G groups, J rollouts, Q questions.
 """
 
-from itertools import groupby
+from itertools import groupby, islice, repeat
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +29,7 @@ from server_app.federation.responses import parse_responses
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.policy.ppo import ReferencePass
 from server_app.policy.sample import Rollout, Sequences
-from server_app.questions import QuestionOrder, next_questions
+from server_app.questions import question_batches
 from server_app.reward_rule import RewardRule
 from server_app.strategy import AppaStrategy
 
@@ -70,16 +70,11 @@ class FakeBase:
         return [TEXTS[int(j)] for j in response_JT[:, 0]]
 
 
-class GivenOrder:
-    def take(self, count):
-        return np.array(QUESTIONS[:count])
-
-
 def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(*, done=0, order=None, **keys):
+def build(*, done=0, **keys):
     groups = federated(scoring_nodes(), CATALOGUE, run__min_groups=2)
     config = Config.load({**SETTINGS, **keys_of(keys)})
     engine, lines = FakeEngine(), []
@@ -92,7 +87,7 @@ def build(*, done=0, order=None, **keys):
         inputs,
         engine,
         rule,
-        order or GivenOrder(),
+        repeat(np.array(QUESTIONS)),
         num_iterations=3,
         finished=lambda line, state: lines.append(line),
         done=done,
@@ -215,7 +210,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
     strategy, groups, _, lines = build(eval__every=2)
     curve = ["0.10,0.20,0.30,0.40"]
     answered = parse_responses("dpa", curve, np.array([2]), CATALOGUE)
-    monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs, test_J: answered)
+    monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs: answered)
     strategy.engine.models = SimpleNamespace(policy=None)
     counts, first = [], len(groups.grid._grid.pushed)
     for _ in range(4):
@@ -263,20 +258,23 @@ def test_a_resumed_run_s_rounds_go_on_from_its_last_and_are_scored_by_that_numbe
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():
-    order = QuestionOrder(np.array([3, 5, 8, 13]), seed=2)
-    taken = np.concatenate([order.take(3) for _ in range(8)])  # six passes of four, in bites of three
-    passes = [tuple(taken[i : i + 4].tolist()) for i in range(0, 24, 4)]
+    def taken(size, number, *, seed=2):
+        batches = question_batches(np.array([3, 5, 8, 13]), PPOSection(batch_size=size, answers_per_question=1), seed)
+        return np.concatenate([*islice(batches, number)])
+
+    found = taken(3, 8)  # six passes of four, in bites of three
+    passes = [tuple(found[i : i + 4].tolist()) for i in range(0, 24, 4)]
     assert all(sorted(one) == [3, 5, 8, 13] for one in passes)
     assert len(set(passes)) > 1
-    again = QuestionOrder(np.array([3, 5, 8, 13]), seed=2)
-    assert np.array_equal(np.concatenate([again.take(8) for _ in range(3)]), taken)
-    other = QuestionOrder(np.array([3, 5, 8, 13]), seed=3)
-    assert not np.array_equal(other.take(24), taken)
+    assert np.array_equal(taken(8, 3), found)
+    assert not np.array_equal(taken(24, 1, seed=3), found)
 
 
 def test_a_question_s_answers_stand_side_by_side():
-    rollout = PPOSection(batch_size=6, answers_per_question=3)
-    one_each, three_each = (QuestionOrder(np.arange(10), seed=4) for _ in range(2))
+    one_each, three_each = (
+        question_batches(np.arange(10), PPOSection(batch_size=2 * each, answers_per_question=each), seed=4)
+        for each in (1, 3)
+    )
     for _ in range(7):  # past the end of a pass over the questions
-        first, second = one_each.take(2)
-        assert next_questions(three_each, rollout).tolist() == [first] * 3 + [second] * 3
+        first, second = next(one_each)
+        assert next(three_each).tolist() == [first] * 3 + [second] * 3

@@ -135,10 +135,9 @@ def test_distances_are_to_the_mean_of_the_others_in_its_lengths_and_kept_for_eac
     assert rounds == [{"A": 5 / 4, "B": 5 / 3}] * 2
     # of the first group: nobody else moves, or there is nobody
     for steps_G, distance in (([(3, 4), (0, 0), (0, 0)], np.nan), ([(0, 0), (3, 4)], 1), ([(3, 4)], np.nan)):
-        with Updates(tmp_path, size=2) as updates:
+        with Updates(tmp_path, groups="ABC", size=2) as updates:
             for g, step_P in enumerate(steps_G):
                 updates.put("ABC"[g], np.array(step_P), count=1.0, loss=0.0)
-            updates.order("ABC")
             np.testing.assert_array_equal(updates.distances()[0], distance)
 
 

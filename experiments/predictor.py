@@ -32,7 +32,7 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.types import Survey
 from client_app import predictor
-from client_app.numbers import KINDS, Numbers
+from client_app.numbers import MAKERS, Numbers
 from experiments import entry, study
 from pluralllm.data import GroupData, group_data
 from pluralllm.prediction import GroupPredictor
@@ -140,7 +140,7 @@ def train(
 
     def pending(query: Query) -> SimpleNamespace:
         """See `Groups.pending`; no message is sent."""
-        _, make = KINDS[query.kind]
+        _, make = MAKERS[query.kind]
         rows = [sent(query, name, make(group, query)) for name, group in members.items()]
         shapes = {name: Layout(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
         replies = Replies(tuple(members), shapes, np.stack([flatten(row, shapes) for row in rows]))

@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+import socket
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
@@ -125,18 +126,21 @@ def serve(run: RunInputs) -> None:
         rounds = Rounds(run, closed=closed)
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"
         phase.step(0, 1, f"at {where}, its token in {run.folder.path / TOKEN_FILE}")
-        options: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": END_SECONDS}
-        server = uvicorn.Server(uvicorn.Config(web_app(rounds, run, token), **options))
-
-        async def until_the_end() -> None:
-            running = asyncio.create_task(server.serve(sockets=[listener]))
-            while not (server.should_exit or running.done() or rounds.failed or stop.exists()):
-                await asyncio.sleep(LOOK_SECONDS)
-            await rounds.close()
-            server.should_exit = True
-            await running
-
-        asyncio.run(until_the_end())
+        asyncio.run(until(lambda: rounds.failed or stop.exists(), rounds, run, token, listener))
         stop.unlink(missing_ok=True)
         if rounds.failed:
             raise rounds.failed
+
+
+async def until(
+    ended: Callable[[], object], rounds: Rounds, run: RunInputs, token: str, listener: socket.socket
+) -> None:
+    """Answer requests until `ended` returns a true value, or a signal arrives."""
+    options: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": END_SECONDS}
+    server = uvicorn.Server(uvicorn.Config(web_app(rounds, run, token), **options))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not (server.should_exit or running.done() or ended()):
+        await asyncio.sleep(LOOK_SECONDS)
+    await rounds.close()
+    server.should_exit = True
+    await running

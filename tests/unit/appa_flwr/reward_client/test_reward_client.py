@@ -72,7 +72,7 @@ def test_an_address_that_does_not_answer_is_warned_of_and_stops_the_trainer(serv
     monkeypatch.setattr(client, "SILENCE_SECONDS", 0.0)
     nowhere = "http://127.0.0.1:1"
     with pytest.warns(match=f"{nowhere} .*ConnectError"), pytest.raises(UserError, match=r"no answer .*ConnectError"):
-        call(RemoteGroupRewards(url=nowhere, patience=0.1))
+        call(RemoteGroupRewards(url=nowhere, patience=2.0))
 
 
 def message(*contents):

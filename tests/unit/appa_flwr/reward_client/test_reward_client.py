@@ -68,11 +68,11 @@ def test_retry_after_is_a_number(text, seconds):
     assert client.retry_after(httpx.Response(503, headers={"Retry-After": text}), 3.0) == seconds
 
 
-def test_an_address_that_does_not_answer_is_warned_of_and_stops_the_trainer(service, monkeypatch):
+def test_an_address_that_does_not_answer_is_warned_of_and_stops_the_trainer(monkeypatch):
     monkeypatch.setattr(client, "SILENCE_SECONDS", 0.0)
     nowhere = "http://127.0.0.1:1"
     with pytest.warns(match=f"{nowhere} .*ConnectError"), pytest.raises(UserError, match=r"no answer .*ConnectError"):
-        call(RemoteGroupRewards(url=nowhere, patience=2.0))
+        call(RemoteGroupRewards(nowhere, "a-token", patience=2.0))
 
 
 def message(*contents):

@@ -140,8 +140,9 @@ class Predictor:
     def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
         """Predict a group's answers to all questions of the run, from its answers to some, or to none.
 
-        `answers` are shares by question id; each of these questions is predicted from the others. The result has one
-        row per question and option: `question` (its id), `text`, `option`, `share`.
+        `answers` are shares by question id; each of these questions is predicted from the others. The default network
+        predicts the mean over groups from fewer than two answers. The result has one row per question and option:
+        `question` (its id), `text`, `option`, `share`.
 
         Raises:
             UserError: an unknown question, or shares that do not fit its options or do not sum to 1.

@@ -97,7 +97,7 @@ def round_in_words(line: RuleRound, *more: str) -> str:
 
     Shows the groups' mean reward beside the worst group's; the rule's own reward is on another scale.
     """
-    words = [f"reward {line.group_reward:.3f}"]
+    words = [f"groups' reward {line.group_reward:.3f}"]
     if rewards := [reward for reward in line.rewards.values() if reward is not None]:
         words.append(f"worst group {min(rewards):.3f}")
     words += [f"FI {line.fairness_index:.4f}", f"format {line.format_score:.3f}", *more]

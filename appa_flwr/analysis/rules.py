@@ -141,6 +141,8 @@ class Rule(BaseModel, ABC):
         mean_G = reward_GJ[present_G].mean(axis=1)
         context = RuleContext(history_G[present_G], memory_G[present_G], mean_G, fairness)
         combined = self.combine(training_reward_GJ[present_G], context)
+        if not isinstance(combined, Combination):
+            raise UserError(f"{self._title}: `combine` gives {type(combined).__name__}, and has to give a Combination")
         fell_back = None if combined.fell_back is None else bool(combined.fell_back)
         aggregate_J = self._finite("rewards", combined.aggregate_J, size=reward_GJ.shape[1])
         weight_G = np.zeros(present_G.size)

@@ -216,4 +216,4 @@ def export_prompts(
     from server_app.serve import prompts
 
     written = prompts.export(_config(source, overrides), out, plain=plain)
-    typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))
+    typer.echo(f"{out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

@@ -172,7 +172,10 @@ def five_seeds(config: Config) -> str:
         return ""
     # A checkpoint of one seed fits no other.
     words = _words(config, "seed", "pluralllm.checkpoint")
-    return shlex.join(["python", "-m", "experiments.grid", SEEDS, *words])
+    # A rule of one's own is imported from the folder where the command is given, which is not the clone.
+    own, clone = any(":" in name for name in config.rules), "CLONE/"
+    repeated = shlex.join(["python", "-m", "experiments.grid", clone * own + SEEDS, *words])
+    return f"PYTHONPATH={clone} {repeated}" if own else repeated
 
 
 def _words(config: Config, *apart: str) -> list[str]:

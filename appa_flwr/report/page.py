@@ -118,7 +118,8 @@ def _sections(
         curves = _folded("Curves of its training", drawn["pluralllm"])
         yield "PluralLLM", [scores, by_group, _folded("Steps by group", steps), curves]
     counts = [(key.replace("_", " ").capitalize(), count) for key, count in run.questions or () if count]
-    questions = [(f"{kind} questions", str(count)) for kind, count in counts]
+    among = {"Unanswered": "Unanswered among the training"}
+    questions = [(f"{among.get(kind, kind)} questions", str(count)) for kind, count in counts]
     noise = [("Noise, by the owners' word", run.noise)] if run.noise else []
     yield "Survey", [_facts([("Survey", run.survey or run.config.survey), *noise, *questions])]
     keys = pd.DataFrame(sorted(run.config.flat().items()), columns=["Key", "Value"]).astype(str)

@@ -275,4 +275,5 @@ class QuestionCounts(Record):
 
     def sentence(self) -> str:
         """Text for the log."""
-        return "questions: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self if count)
+        words = {"unanswered": "of them unanswered"}
+        return "questions: " + ", ".join(f"{n} {words.get(name, name.replace('_', ' '))}" for name, n in self if n)

@@ -239,7 +239,7 @@ class Rounds:
             self._refuse(request.run, 409, "a trainer of this name has begun anew")
         batch = self._open.get(request.run) or self._opened(request)
         if kind == "back" and request.round and last >= request.round:
-            self._note(batch, f"goes back from round {last} to {request.round}, as a trainer that begins anew")
+            self._note(batch, f"goes back from round {last} to {request.round}, as a trainer that begins or resumes")
         batch.parts += num_new > 0
         batch.items |= {item.id: item for item in request.items}
         if len(batch.items) >= batch.size:

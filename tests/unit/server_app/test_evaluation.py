@@ -77,7 +77,7 @@ def test_groups_without_survey_answers_leave_the_truth_empty(tmp_path):
 def test_the_log_has_the_reward_of_the_worst_group_that_answered():
     rewards = {"a": None, "b": 0.5, "c": 0.25}
     said = evaluation.round_in_words(iteration(1, rewards=rewards, missing_groups=("a",)))
-    assert "reward 0.700, worst group 0.250, " in said
+    assert "groups' reward 0.700, worst group 0.250, " in said
     assert said.endswith("MISSING: a")
 
 

@@ -78,6 +78,9 @@ def test_the_sentences_have_the_run_s_numbers_and_a_command_for_five_seeds(tmp_p
     assert "a (0.800; after SFT 0.770) worst and b (0.920; after SFT 0.850) best" in third
     words = ["python", "-m", "experiments.grid", "experiments/seeds.toml", "metric=js", "appa.fairness-threshold=0.99"]
     assert shlex.split(opening.five_seeds(run.config)) == words
+    own = run.config.model_copy(update={"rule": "mine:Rule"})
+    words = ["PYTHONPATH=CLONE/", *words[:3], "CLONE/experiments/seeds.toml", "rule=mine:Rule", *words[4:]]
+    assert shlex.split(opening.five_seeds(own)) == words
 
 
 def test_few_held_out_questions_allow_no_verdict():

@@ -160,7 +160,7 @@ async def test_what_two_trainers_of_one_name_would_do_is_said_in_log_and_reply(s
         return [reply.get("notice") for reply in await asyncio.gather(*parts)]
 
     joint = "run 'r': round 1 joins 2 requests, as of one trainer's processes; two trainers need two names"
-    back = "run 'r': goes back from round 2 to 1, as a trainer that begins anew; two trainers need two names"
+    back = "run 'r': goes back from round 2 to 1, as a trainer that begins or resumes; two trainers need two names"
     assert await notices(1) == [joint, joint]
     assert await notices(2) == [None, None]  # said once
     assert (await request(1, ("new", "Q0", TWO[0]), resumed=True))["notice"] == back

@@ -105,6 +105,8 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
     frames = free_answers.diagnose(survey, metric=config.reward_metric, rules=rules, seed=config.seed)
     yield from (tables.show(frame, sign=True) for frame in frames)
     yield free_answers.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
+    if noise := survey.about.noise:
+        yield f"{noise.sentence()}: rules gain less than that, since noise, too, sets groups apart"
 
 
 def _written(
@@ -119,6 +121,9 @@ def _written(
         written += noise.weighed(made.frame, made.codebook, line.cap)
         together = f", {len(earlier) + 1} releases together" if (earlier := made.codebook.releases) else ""
         written.append(f"{line.sentence()}{together}, noted in {codebook}")
+        there = sum(map(len, survey.answers.values()))
+        if gone := (size := len(survey.questions) * len(survey.groups)) - there:
+            written.append(f"{gone} of {size} answers are left out: the noise outweighs them, or nobody was asked")
     if write is not None:
         store.write(survey, write, epsilon=epsilon)
         written.append(f"all groups' answers: {write}")

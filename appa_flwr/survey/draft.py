@@ -12,7 +12,7 @@ from appa_flwr.core.text import clean, plain
 from appa_flwr.survey import roles
 from appa_flwr.survey.codebook import Codebook, Entries, Entry, Item, Listed, Refusals
 from appa_flwr.survey.frames import LEFT_OUT, Column, Frame
-from appa_flwr.survey.names import group_name, same, usual_name
+from appa_flwr.survey.names import group_name, same, some, usual_name
 from appa_flwr.survey.nonanswers import PLACE_OR_NONE, Kinds, Missing, number
 from appa_flwr.survey.respondents import weights
 from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
@@ -132,6 +132,8 @@ def _item(frame: Frame, name: str, missing: Missing, refusals: str) -> Item | st
         why = "options in the order of the alphabet" if len(answers) > MIN_OPTIONS else ""
     elif ordinal and not column.is_ordered and not column.places:
         why = "a scale, since its labels are numbers, or its ends alone have words"
+    elif bare := [code for code in answers if column.labels and code not in column.labels]:
+        why = f"options without a label: {some(bare)}"
     elif not column.labels and any((_leading(code) or 0.0) < 0.0 for code in answers):
         why = "negative codes as points of a scale"
     lists = _lists(frame, column, codes, labels, kinds)
@@ -186,6 +188,7 @@ def _scale(column: Column, answers: Sequence[str], labels: Mapping[str, str]) ->
     if not column.labels or np.isnan(code_K).any():
         return False
     word_K, between_K = code_K[is_word_K], code_K[~is_word_K]
-    if len(word_K) and len(between_K) and word_K.min() < between_K.min() and between_K.max() < word_K.max():
+    # A stray code between labels, which are then more, makes no scale of them.
+    if 1 < len(word_K) <= len(between_K) + 1 and word_K.min() < between_K.min() and between_K.max() < word_K.max():
         return True
     return column.is_ordered or (are_many and not is_word_K.any())

@@ -1,6 +1,7 @@
 """What commands print and write."""
 
 import io
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -19,7 +20,7 @@ from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.schema import write_config
-from appa_flwr.survey import store
+from appa_flwr.survey import noise, store
 from appa_flwr.survey.generate import generate
 
 
@@ -80,6 +81,20 @@ def test_diagnose_shows_every_rule_and_the_best_shared_answers(appa):
     (appa_row,) = [line for line in shown.splitlines() if line.startswith("│ appa ")]
     assert appa_row.split("│")[-2].strip() == "1.000"  # of the iterations take the plain mean
     assert shown.splitlines()[-1].startswith("rules can")
+
+
+def test_noise_says_how_many_answers_it_took_and_that_it_sets_groups_apart(monkeypatch, appa, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(noise, "draw", lambda counts, line: counts / noise.UNITS)
+    people = [f"{group},{n % 2},{n % 3}" for n in range(300) for group in "AB"]
+    people += [f"C,{n % 2},{n % 3 if n < 2 else ''}" for n in range(300)]  # nobody sees two people
+    Path("f.csv").write_text("\n".join(["g,q,r", *people]))
+    appa("survey", "f.csv", "data.group-by=g", "--write", "f.jsonl")
+    (book := Path("f.codebook.toml")).write_text(re.sub(r"(, seen = true|\nguessed = .*)", "", book.read_text()))
+    said = appa("survey", "f.csv", "--codebook", str(book), "--epsilon=4", "--write", "n.jsonl", "--diagnose")
+    assert "1 of 6 answers are left out" in said
+    assert "noise, too, sets groups apart" in said
+    assert "sets groups apart" not in appa("survey", "f.jsonl", "--diagnose")
 
 
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, appa, tmp_path):

@@ -36,6 +36,18 @@ def test_a_declared_missing_code_that_the_owner_moves_to_the_options_counts(tmp_
     }
 
 
+def test_a_stray_code_is_named_and_makes_no_scale(tmp_path):
+    # kin is a nominal list with a stray code; glad is a scale whose ends alone have words
+    table = pd.DataFrame({"g": [1, 2] * 6, "kin": [0, 1, 2, 3, 5, 9] * 2, "glad": [1, 2, 3, 4, 5, 3] * 2})
+    kin = {0: "None", 1: "One", 2: "Two", 3: "More", 9: "It varies"}
+    labels = {"g": {1: "A", 2: "B"}, "kin": kin, "glad": {1: "Not at all", 5: "Very"}}
+    measures = dict.fromkeys(("kin", "glad"), "unknown")
+    pyreadstat.write_sav(table, str(tmp_path / "f.sav"), variable_value_labels=labels, variable_measure=measures)
+    read = convert(tmp_path / "f.sav", group_by="g").codebook.questions
+    assert (read["kin"].ordinal, read["kin"].guessed) == (False, "options without a label: 5")
+    assert (read["glad"].ordinal, "ends alone have words" in read["glad"].guessed) == (True, True)
+
+
 @pytest.mark.parametrize(("name", "size", "places"), [("f.sav", 20, 3), ("f.zsav", 20, 3), ("f.sav", 600, 2 * 32 + 12)])
 def test_the_weight_of_the_header_counts(tmp_path, name, size, places):
     """Its place counts three for a text of 20 bytes, and 32 for each 252 bytes of a very long one."""

@@ -138,7 +138,9 @@ def arrivals(values: Mapping[object, str]) -> Iterator[set[str]]:
     reached, names = set[str](), dict(values)
 
     def place(frame) -> str:
-        return f"{frame.f_globals.get('__name__', '').rpartition('.')[2]}.{frame.f_code.co_qualname}"
+        # A comprehension is a frame of its own before Python 3.12.
+        name = re.sub(r"\.<locals>\.<(list|dict|set)comp>", "", frame.f_code.co_qualname)
+        return f"{frame.f_globals.get('__name__', '').rpartition('.')[2]}.{name}"
 
     def called(frame, event: str, result: object) -> None:
         code, module, given = frame.f_code, frame.f_globals.get("__name__", ""), frame.f_locals

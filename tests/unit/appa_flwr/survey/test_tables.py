@@ -51,5 +51,9 @@ def test_opinionqa_as_published(tmp_path):
     assert survey.respondents == {"D": {"SAFE": 2.0}, "R": {"SAFE": 1.0}}
     assert any("no list of the codebook has: 1 of SAFE" in note for note in survey.about.notes)
     refused("has no column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
+    head, listed = "key,question,references,option_ordinal\n", "['Very', 'Not', 'Maybe', 'Refused']"
+    (wave / "info.csv").write_text(f'{head}SAFE,How safe?,"{listed}","[1.0, 2.0]"\n')
+    (question,) = read_survey(tmp_path, refusals="drop").questions
+    assert (question.options, question.ordinal) == (("Very", "Not", "Maybe"), None)  # one has no place
     (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")
     refused("info.csv: row 2: references: not a list", read_survey, tmp_path)

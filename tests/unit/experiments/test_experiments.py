@@ -152,6 +152,7 @@ def test_a_killed_grid_goes_on_and_ends_with_its_numbers(tmp_path, monkeypatch, 
     lines = [line for line in page.splitlines() if line.endswith("| margin = 0.25 |")]
     assert len(lines) == 2 * 2  # models and rules
     assert "0.610\xa0±0.014 (0.600\xa0to\xa00.620)" in page  # .6, .62: sd .02 / sqrt(2)
+    assert "**+0.050" in page  # a difference has a sign, and is bold where the interval excludes 0
     assert len(list((out / "plots").iterdir())) == 4
 
 

@@ -189,7 +189,11 @@ def test_a_policy_as_it_is_printed_can_be_used(appa, tmp_path):
     policy = tmp_path / "policy.toml"
     policy.write_text(appa("group", "policy"))
     check = ["group", "check", next(iter(written.groups.values())), "--questions", written.questions]
-    assert f"{policy}: can be used" in appa(*check, "--policy", policy)
+    said = appa(*check, "--policy", policy)
+    assert f"{policy}: can be used" in said
+    (name,) = store.read(check[2]).groups
+    answered = len(store.read(check[2]).answers[name])
+    assert [cell.strip() for cell in said.splitlines()[3].split("│")][1:4] == [name, f"{answered}", f"{answered} of 20"]
 
 
 def test_too_few_held_out_questions_are_said(tmp_path, appa, capsys):

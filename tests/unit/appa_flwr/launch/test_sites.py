@@ -156,7 +156,8 @@ def test_what_a_party_has_is_for_its_own_eyes_also_where_it_was_there_before(tmp
         sites.data(name).chmod(0o644)
     made(tmp_path)
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    assert {sites.data(name).stat().st_mode & 0o777 for name in SURVEY.groups} == {0o600}
+    private = [*map(sites.data, SURVEY.groups), sites.server / "server.key"]
+    assert {file.stat().st_mode & 0o777 for file in private} == {0o600}
 
 
 def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monkeypatch):

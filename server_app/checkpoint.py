@@ -20,7 +20,6 @@ class Checkpoint:
     """PPO after a number of completed iterations."""
 
     iteration: int
-    questions: int  # taken for rollouts; they follow from `iteration`
     rule: Mapping[str, Any]  # from `RewardRule.saved`
     engine: Mapping[str, Any]  # from `state_of`
 
@@ -38,7 +37,9 @@ def load(path: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        return Checkpoint(**torch.load(io.BytesIO(read_hashed(path)), map_location="cpu", weights_only=True))
+        fields = torch.load(io.BytesIO(read_hashed(path)), map_location="cpu", weights_only=True)
+        fields.pop("questions", None)  # of earlier checkpoints; it follows from the iteration
+        return Checkpoint(**fields)
     except (OSError, ValueError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise UserError(
             f"{path}: cannot be read ({first_line(error)}); without it the run resumes before PPO"

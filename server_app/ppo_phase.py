@@ -141,8 +141,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         more = f"KL {line.kl:.2f}{jumped}", f"waited {line.seconds['federation_wait']:.2f} s"
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
-            taken = line.iteration * config.ppo.batch_size // config.ppo.answers_per_question
-            checkpoints.save(path, Checkpoint(line.iteration, taken, rule.saved(state), checkpoints.state_of(engine)))
+            checkpoints.save(path, Checkpoint(line.iteration, rule.saved(state), checkpoints.state_of(engine)))
             run.groups.forget_passing()
 
     strategy = AppaStrategy(run, inputs, engine, rule, batches, iterations, keep, done, state)

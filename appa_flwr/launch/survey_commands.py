@@ -106,7 +106,7 @@ def _diagnosis(config: Config, survey: Survey) -> Iterator[Table | str]:
     yield from (tables.show(frame, sign=True) for frame in frames)
     yield free_answers.verdict(frames[1], rule="appa" if config.rule == "average" else config.rule)
     if noise := survey.about.noise:
-        yield f"{noise.sentence()}: rules gain less than that, since noise, too, sets groups apart"
+        yield f"{noise.sentence()}: noise, too, sets groups apart, so on exact answers rules may gain less"
 
 
 def _written(

@@ -111,10 +111,8 @@ def _answers(raw: RawAnswer, cells: dict[str, Any], *, is_own: bool) -> list[Raw
         options = read_list(cells, "options")
         if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
             raise Unusable("options: not a list of texts")
-        raw = raw._replace(options=tuple(plain(code_text(option)) for option in options))
-        if is_own:
-            labels = tuple(map(str, options))
-            raw = raw._replace(options=labels, kinds=tuple(map(_kind, labels)))
+        labels = tuple(str(option) if is_own else plain(code_text(option)) for option in options)
+        raw = raw._replace(options=labels, kinds=tuple(map(_kind, labels)) if is_own else ())
         if "selections" in cells:
             return [_answer(raw, cells | {"group": name, "distribution": mine}) for name, mine in _selections(cells)]
     except Unusable as error:

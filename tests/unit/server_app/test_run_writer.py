@@ -140,9 +140,14 @@ def test_a_token_is_made_once_for_its_owner_alone_and_never_empty(tmp_path):
     assert folder.token() == "\ufffd"  # bytes that are no text are no token that anyone has, and no traceback
 
 
+def test_an_earlier_checkpoint_is_read(tmp_path):
+    torch.save({"iteration": 40, "questions": 320, "rule": {}, "engine": {}}, path := tmp_path / "checkpoint.pt")
+    assert vars(load(path)) == {"iteration": 40, "rule": {}, "engine": {}}
+
+
 @pytest.mark.parametrize("spoil", ["cut", "text", "empty", "code", "other", "list"])
 def test_a_spoilt_checkpoint_is_the_user_s_to_know(spoil, tmp_path):
-    save(path := tmp_path / "checkpoint.pt", Checkpoint(40, 320, {}, {"weights": [torch.ones(2)]}))
+    save(path := tmp_path / "checkpoint.pt", Checkpoint(40, {}, {"weights": [torch.ones(2)]}))
     whole = path.read_bytes()
     path.with_name("checkpoint.pt.sha256").unlink()  # one without a hash is read too
     if spoil in ("code", "other", "list"):  # a pickle that would run something, and two that are no checkpoint

@@ -55,7 +55,7 @@ def methods(intervals: pd.DataFrame, *, rule: str) -> Figure:
         axes.set_yticks(place_of, [style.label(method_name(name, rule)) for name in shown.index])
         axes.set_ylim(place_of[-1] + 0.6, -0.9)
         axes.grid(visible=False, axis="y")
-        axes.set_title("Worst-off group (Min AS, estimated)" if measure == "Min AS" else "Mean of groups (Avg AS)")
+        axes.set_title("Min AS (estimated)" if measure == "Min AS" else "Avg AS")
     return figure
 
 

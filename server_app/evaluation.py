@@ -46,7 +46,8 @@ def greedy_answers(
     batches = np.array_split(inputs.test_J, -(-len(inputs.test_J) // BATCH_SIZE))
     for done, batch in enumerate(batches, start=1):
         prompts = [inputs.prompts[q] for q in batch]
-        texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
+        with run.computing():
+            texts += decode(inputs.base, model, prompts, tokens=run.config.ppo.response_length)
         progress(done, len(batches))
     return parse_responses(run.config.task, texts, inputs.test_J, run.catalogue)
 

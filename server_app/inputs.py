@@ -3,7 +3,8 @@
 Axis letters: G groups, Q questions, K options, J held-out or training questions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class RunInputs:
     catalogue: Catalogue
     origin: str = ""  # of the survey, as a sentence
     own: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)  # a simulation's survey answers, by group
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext  # block in which another rule may use the run
 
     def questions(self, which_Q: IntArray | BoolArray) -> list[Question]:
         """The public questions at these positions of the catalogue, or where this mask is True."""

@@ -2,9 +2,10 @@
 
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -12,24 +13,36 @@ from flwr.app import ArrayRecord
 
 from appa_flwr import report
 from appa_flwr.analysis.rules import State
-from appa_flwr.config import Config
+from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.run import pair_scores, schema
+from appa_flwr.run.read import BY
 from appa_flwr.run.records import KL_JUMP, PPO, Iteration
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
-from appa_flwr.run.schema import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, POLICY, SUMMARY, WEIGHTS_FILE, rule_folder
+from appa_flwr.run.schema import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    METRICS_FILE,
+    POLICY,
+    SFT_MODEL,
+    SUMMARY,
+    WEIGHTS_FILE,
+    rule_folder,
+)
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, flower_quiet
 from server_app.checkpoint import Checkpoint
 from server_app.inputs import PolicyInputs, RunInputs
+from server_app.policy.base import cores
 from server_app.policy.model_card import model_card
-from server_app.policy.models import PolicyModels
+from server_app.policy.models import PolicyModels, load_policy
 from server_app.policy.ppo import PPOEngine
 from server_app.questions import question_batches
 from server_app.reward_rule import RewardRule
 from server_app.run_writer import RunWriter
+from server_app.side_by_side import SideBySide
 from server_app.strategy import AppaStrategy
 
 MODEL_CARD = "README.md"
@@ -40,6 +53,28 @@ _SHARED = (
     WEIGHTS_FILE,
     *(file.name for file in (schema.CARD, schema.QUESTIONS, schema.RULE_VALUES, schema.EXAMPLES)),
 )
+
+
+def rules_at_once(config: Config) -> int:
+    """Number of rules whose policies train at the same time; see `run.rules-at-once`."""
+    # Other models use all cores, or a GPU, one after another, and two of them may not fit into memory.
+    return config.run.rules_at_once or (cores() if config.model == TINY_MODEL else 1)
+
+
+def align_by(run: RunInputs, rules: Sequence[str], inputs: PolicyInputs) -> None:
+    """Align a policy by each of these rules at the same time; a rule whose run has finished is left out."""
+    side_by_side = SideBySide()
+    with ExitStack() as opened:
+        works = []
+        for rule in rules:
+            if (run_by_rule := opened.enter_context(run_by(run, rule))) is not None:
+                run_by_rule = replace(run_by_rule, computing=side_by_side.computing)
+                # All models are loaded first, since loading sets torch's default dtype and its random generator.
+                models = load_policy(run.config, inputs.base, run.folder.path / SFT_MODEL)
+                works.append(partial(align, run_by_rule, models, inputs))
+        opened.enter_context(flower_quiet())  # Flower's lines count a resumed run's rounds from 1
+        if works:
+            side_by_side.do(works)
 
 
 @contextmanager
@@ -70,10 +105,11 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
 
 
 def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
-    """Align the SFT model by the run's rule; the policy and its scores go into the run's folder.
+    """Align the SFT model by the run's rule, in a thread; the policy and its scores go into the run's folder.
 
     The policy is saved before it is scored, so that it is not lost if too few groups answer then.
     """
+    run.folder.log_this_thread()
     train_policy(run, models, inputs)
 
     def card() -> str:
@@ -127,7 +163,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     batches = islice(question_batches(inputs.train_J, config.ppo, child_seed(config.seed, "questions")), done, None)
     made = folder.keep_iterations(done)
     repeated = [*range(done + 1, made + 1)]
-    phase = folder.phase("ppo", done=done)
+    phase = folder.phase(PPO if len(config.rules) == 1 else PPO + BY + config.rule, done=done)
     if made:
         phase.step(done, iterations, f"resumed at iteration {done}" + (f"; repeats {repeated}" if repeated else ""))
 
@@ -142,8 +178,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         phase.step(line.iteration, iterations, evaluation.round_in_words(line, *more))
         if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
             checkpoints.save(path, Checkpoint(line.iteration, rule.saved(state), checkpoints.state_of(engine)))
-            run.groups.forget_passing()
+            run.groups.forget(rule_folder(config.rule))
 
     strategy = AppaStrategy(run, inputs, engine, rule, batches, iterations, keep, done, state)
-    with flower_quiet():  # Flower's lines count a resumed run's rounds from 1
-        strategy.start(run.groups.grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.run.reply_timeout)
+    strategy.start(run.groups.grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.run.reply_timeout)

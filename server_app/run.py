@@ -186,11 +186,9 @@ def align(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:
     evaluate(run, "sft", load_policy(config, inputs.base, sft_model).policy, inputs)
     score_baselines(run, inputs.test_J, majority_QK=votes.majority_QK)
     examples.add_groups(run, inputs.test_J)
-    for rule in config.rules:
-        with ppo_phase.run_by(run, rule) as run_by_rule:
-            if run_by_rule is not None:
-                # No variable holds these models, since the next rule's models need the memory.
-                ppo_phase.align(run_by_rule, load_policy(config, inputs.base, sft_model), inputs)
+    at_once = ppo_phase.rules_at_once(config)
+    for first in range(0, len(config.rules), at_once):
+        ppo_phase.align_by(run, config.rules[first : first + at_once], inputs)
 
 
 def score_and_fine_tune(run: RunInputs, inputs: PolicyInputs, votes: VoteResult) -> None:

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,6 +146,11 @@ class RunWriter:
         """Function of (steps done, steps) that reports progress of work outside a phase, or before the phase begins."""
         return partial(OpenPhase(self, phase, done=0).step, message=message)
 
+    def log_this_thread(self) -> None:
+        """From here on, the log of a run inside another has this thread's messages only: others may train beside it."""
+        if self._above is not None:
+            self._messages.thread = threading.get_ident()
+
     def note(self, text: str) -> str:
         """Add a line with the time to the log, and return the line."""
         line = f"[{time.monotonic() - self._started:6.1f} s] {' '.join(text.split())}"
@@ -158,6 +164,10 @@ class _Messages(logging.Handler):
     def __init__(self, folder: RunWriter) -> None:
         super().__init__()
         self._folder = folder
+        self.thread: int | None = None  # None = messages of all threads
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self.thread in (None, record.thread)
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = "warning: " if record.levelno >= logging.WARNING else ""

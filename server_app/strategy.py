@@ -17,6 +17,7 @@ from appa_flwr.analysis.rules import State
 from appa_flwr.core.arrays import IntArray
 from appa_flwr.protocol.queries import Query, RewardQuery
 from appa_flwr.run.records import Iteration
+from appa_flwr.run.schema import rule_folder
 from server_app import evaluation, log
 from server_app.federation.groups import PendingQuery
 from server_app.federation.replies import TooFew
@@ -63,8 +64,8 @@ class AppaStrategy(Strategy):
     ) -> Iterable[Message]:
         """Sample answers to the next questions; return the messages that ask the groups for their rewards."""
         seconds, settings = dict[str, float](), self.run.config
-        with timed(seconds, "rollout"):
-            question_J = next(self.batches)
+        question_J = next(self.batches)
+        with self.run.computing(), timed(seconds, "rollout"):
             rollout = self.engine.rollout([self.inputs.prompts[q] for q in question_J])
             texts = self.inputs.base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_responses(settings.task, texts, question_J, self.run.catalogue)
@@ -77,7 +78,7 @@ class AppaStrategy(Strategy):
 
         All rules begin with the same model, so the first iteration's replies are for the next rules too.
         """
-        passing = self.done + server_round > 1
+        passing = rule_folder(self.run.config.rule) if self.done + server_round > 1 else ""
         return self.run.groups.pending(query, history=True, passing=passing)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, None]:
@@ -91,7 +92,7 @@ class AppaStrategy(Strategy):
         rewards = now.pending.read(replies)
         now.seconds["federation_wait"] = self.run.groups.grid.seconds_waited
         reward_J, state, fields = self.rule.result(self.state, now.answers, rewards)
-        with timed(now.seconds, "update"):
+        with self.run.computing(), timed(now.seconds, "update"):
             score_J = torch.tensor(reward_J, dtype=torch.float32, device=now.rollout.logprob_JT.device)
             learned = self.engine.update(now.rollout, reference, score_J)
         self.state = state

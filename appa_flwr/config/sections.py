@@ -95,6 +95,11 @@ class RunSection(Section):
         "", "shows each PPO iteration while the run goes on; its package must be installed; empty = no tracker"
     )
     resume: bool = key(False, "continue the run in the run's folder; `appa run --resume` sets this key")
+    rules_at_once: int = key(
+        0,
+        "rules whose policies train at the same time; 0 = one a core for the tiny model, else one after another",
+        ge=0,
+    )
     min_groups: int = key(0, "fewest groups that must reply, or the run ends; 0 = half of them, rounded up", ge=0)
     reply_timeout: float = key(600.0, "seconds that the server waits for groups to join, and for each reply", gt=0)
     group_keys: LocalPath = key("", "TOML file, GROUP = public key of its node; empty = names are not checked")

@@ -16,7 +16,7 @@ from appa_flwr.run.schema import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
 # These keys change no number of a run.
-CHANGEABLE_KEYS = ("run.reply-timeout", "run.tracker", "serve.host", "serve.port")
+CHANGEABLE_KEYS = ("run.reply-timeout", "run.tracker", "run.rules-at-once", "serve.host", "serve.port")
 FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 
 

@@ -24,8 +24,6 @@ from server_app.federation.members import Members
 from server_app.federation.replies import Replies, keep_replies, kept_replies
 from server_app.federation.sanitize import listed, plain
 
-PASSING = "ppo"  # folder inside that of the stored replies
-
 
 class Groups:
     """All groups of a run, and their numbers; `replies` is the folder of stored replies."""
@@ -74,12 +72,12 @@ class Groups:
         timeout = self.config.run.reply_timeout
         return pending.read(self.grid.send_and_receive(pending.messages, timeout=timeout))
 
-    def pending(self, query: Query, *, history: bool = False, passing: bool = False) -> "PendingQuery":
+    def pending(self, query: Query, *, history: bool = False, passing: str = "") -> "PendingQuery":
         """Prepare a request to all groups; first sets up nodes that joined late or have restarted, which may wait.
 
         Only groups without a stored reply are asked, and none if other numbers rest on the stored replies (`history`).
-        Replies are stored for the whole run, or until the next `forget_passing`. Raises a UserError if stored replies
-        cannot be read.
+        Replies are stored for the whole run, or in the folder `passing` until it is forgotten. Raises a UserError if
+        stored replies cannot be read.
         """
         assert self._catalogue is not None
         self.grid.seconds_waited = 0.0
@@ -88,7 +86,7 @@ class Groups:
         path = None
         # Updates of PluralLLM are large, and the run's folder holds PluralLLM's weights anyway.
         if self.folder is not None and query.kind not in (queries.UPDATE, queries.VALIDATION):
-            path = self.folder / (PASSING if passing else "") / f"{digest}.npz"
+            path = self.folder / passing / f"{digest}.npz"
         kept = kept_replies(path, queries.layouts_of(query, self._catalogue))
         pending = PendingQuery(self.members, query, messages.pack_query(query, digest), self._catalogue, path, kept)
         missing = set(self.names) - set(kept.groups)
@@ -100,10 +98,10 @@ class Groups:
             pending.messages = pending.to(missing)
         return pending
 
-    def forget_passing(self) -> None:
-        """Remove the `passing` replies: of PPO's iterations up to a checkpoint, which no resumed run repeats."""
+    def forget(self, passing: str) -> None:
+        """Remove a rule's `passing` replies: of PPO's iterations up to a checkpoint, which no resumed run repeats."""
         if self.folder is not None:
-            shutil.rmtree(self.folder / PASSING, ignore_errors=True)
+            shutil.rmtree(self.folder / passing, ignore_errors=True)
 
 
 @dataclass(eq=False)

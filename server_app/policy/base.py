@@ -207,6 +207,11 @@ def threads(config: Config) -> int:
         if not (chosen.isdecimal() and int(chosen)):
             raise UserError(f"OMP_NUM_THREADS = {chosen!r} must be a whole number above 0")
         return int(chosen)
+    return cores()
+
+
+def cores() -> int:
+    """Physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0))
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
 

@@ -145,7 +145,7 @@ writing_checkpoint = before(files.os, "replace", lambda *to: is_checkpoint(*to) 
 # no kill: the disk takes no more of the second checkpoint
 full_disk = before(files.os, "replace", is_checkpoint, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 # the next line after the second checkpoint of this session
-after_checkpoint = at_step("ppo", 5)
+after_checkpoint = at_step("ppo by appa", 5)
 saving_policy = before(files.os, "rename", lambda _, target: Path(target).name == "policy")
 scoring_policy = at_step("evaluate ppo", 0)
 by_baseline = at_step("ppo by average", 3)
@@ -206,14 +206,14 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         progress = PROGRESS.read(folder)[lines_before:]
         lines_before += len(progress)
         kept, pretrains, tunes = left
-        done = [line.step for line in progress if line.phase == "ppo" and "reward" in line.message]
+        done = [line.step for line in progress if line.phase == "ppo by appa" and "reward" in line.message]
         assert done == list(range(kept + 1, kept + 1 + len(done)))
         messages = [f"{line.phase}: {line.message}" for line in progress]
-        if iterations_before and "ppo: begins" in messages:
-            (text,) = [text for text in messages if text.startswith("ppo: resumed")]
+        if iterations_before and "ppo by appa: begins" in messages:
+            (text,) = [text for text in messages if text.startswith("ppo by appa: resumed")]
             assert [*map(int, re.findall(r"\d+", text))] == [kept, *range(kept + 1, iterations_before + 1)]
         else:
-            assert "ppo: resumed" not in " ".join(messages)
+            assert "ppo by appa: resumed" not in " ".join(messages)
         iterations_before = len(METRICS_FILE.read(folder))
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
@@ -230,3 +230,19 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
     kept = [sorted(path.name for path in (run / "replies").rglob("*")) for run in (folder, unbroken)]
     assert kept[0] == kept[1]
     assert not [*folder.glob("replies/*/*")]  # PPO's, after its last checkpoint
+
+
+def test_rules_side_by_side_give_the_numbers_of_one_after_another(shared, expected, unbroken):
+    config = config_of(shared, "beside", **{"run.rules-at-once": 2})
+    with pytest.MonkeyPatch.context() as patched:
+        by_baseline(patched)
+        with pytest.raises(Killed):
+            session(config)
+    folder = config.run_folder
+    assert len(METRICS_FILE.read(folder / "average")) == 3
+    assert "ppo by appa" in [line.phase for line in PROGRESS.read(folder)]  # it had begun, and ended with the other
+    assert not (folder / "average" / "policy").exists()
+    session(Config.load({**config.flat(), "run.resume": True}))
+    assert results(folder) == expected
+    assert results(folder / "average") == results(unbroken / "average")
+    assert not [*folder.glob("replies/*/*")]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import schema as files_of_run
 from appa_flwr.run.schema import METRICS_FILE
-from server_app import run_writer
+from server_app import log, run_writer
 from server_app.checkpoint import Checkpoint, load, save
 from server_app.federation import groups
 from server_app.policy import base, limits
@@ -121,6 +122,20 @@ def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothi
         folder.append(METRICS_FILE, iteration(1))
     folder.fail("the disk is full")
     assert not (folder.path / "error.txt").exists()
+
+
+def test_the_log_of_a_run_inside_another_has_the_messages_of_its_own_thread(tmp_path):
+    config = config_in(tmp_path, **{"run-name": "outer"})
+    inner_config = Config.load({**config.flat(), "run.output-dir": str(tmp_path / "outer"), "run-name": "inner"})
+    with RunWriter(config) as outer, RunWriter(inner_config, above=outer) as inner:
+        for folder in (outer, inner):
+            folder.log_this_thread()
+        log.warning("of ours")
+        thread = threading.Thread(target=log.warning, args=("of another",))
+        thread.start()
+        thread.join()
+    texts = [(folder.path / "run.log").read_text() for folder in (outer, inner)]
+    assert [("of ours" in text, "of another" in text) for text in texts] == [(True, True), (True, False)]
 
 
 @pytest.mark.parametrize("phases", ["all", "serve"])

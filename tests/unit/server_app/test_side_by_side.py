@@ -1,0 +1,68 @@
+"""Works in threads: what they do at the same time, what never, and how one that fails ends the others."""
+
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from appa_flwr.config import Config
+from server_app import ppo_phase
+from server_app.side_by_side import SideBySide
+
+SECONDS = 10.0  # longest wait for another thread
+
+
+def test_works_compute_at_once_and_hold_the_run_one_at_a_time():
+    side_by_side, meeting = SideBySide(), threading.Barrier(3, timeout=SECONDS)
+    holding, most, rounds = 0, 0, []
+
+    def work(name):
+        nonlocal holding, most
+        for number in range(4):
+            holding += 1
+            most = max(most, holding)
+            rounds.append((name, number))
+            time.sleep(0.002)
+            holding -= 1
+            with side_by_side.computing():
+                meeting.wait()  # passes only if all three are here
+
+    side_by_side.do([lambda name=name: work(name) for name in "ABC"])
+    assert most == 1
+    assert sorted(rounds) == [(name, number) for name in "ABC" for number in range(4)]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["of another thread", "of this thread"])
+def test_an_error_ends_the_others_where_they_next_need_the_run(place):
+    side_by_side, both, ended = SideBySide(), threading.Barrier(2, timeout=SECONDS), []
+
+    def fails():
+        with side_by_side.computing():
+            both.wait()
+        raise ValueError("mine")
+
+    def goes_on():
+        try:
+            with side_by_side.computing():
+                both.wait()
+            for _ in range(1000):
+                with side_by_side.computing():
+                    time.sleep(SECONDS / 1000)
+        except CancelledError:
+            ended.append(True)
+            raise
+
+    works = [goes_on, goes_on]
+    works[place] = fails
+    with pytest.raises(ValueError, match="mine"):
+        side_by_side.do(works)
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("keys", "number"), [({}, 3), ({"model": "smollm2", "policy.tuning": "lora"}, 1), ({"run.rules-at-once": 2}, 2)]
+)
+def test_only_tiny_policies_train_at_once_unless_a_key_says_so(monkeypatch, keys, number):
+    monkeypatch.setattr(ppo_phase, "cores", lambda: 3)
+    assert ppo_phase.rules_at_once(Config.load(keys)) == number

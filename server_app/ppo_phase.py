@@ -17,6 +17,7 @@ from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import formats
 from appa_flwr.run import pair_scores, schema
 from appa_flwr.run.read import BY
 from appa_flwr.run.records import KL_JUMP, PPO, Iteration
@@ -112,13 +113,21 @@ def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
     run.folder.log_this_thread()
     train_policy(run, models, inputs)
 
+    question, tokenizer = run.catalogue.questions[inputs.test_J[0]], inputs.base.tokenizer
+
     def card() -> str:
-        rows = SUMMARY.read(run.folder.path) or ()
-        return model_card(run.config, rows, run.groups.names, survey=run.origin)
+        return model_card(
+            run.config,
+            SUMMARY.read(run.folder.path) or (),
+            run.groups.names,
+            survey=run.origin,
+            prompt=formats.prompt(run.config.task, question.text, question.options, style=run.config.prompt_style),
+            chats=tokenizer.chat_template is not None,
+        )
 
     with replaced_folder(folder := run.folder.path / POLICY) as beside:
         models.save_policy(beside)
-        inputs.base.tokenizer.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
         (beside / MODEL_CARD).write_text(card())
     evaluation.evaluate(run, PPO, models.policy, inputs)
     replace_file(folder / MODEL_CARD, card().encode())

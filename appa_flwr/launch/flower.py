@@ -89,7 +89,7 @@ def launch(config: Config) -> Path:
                 stopped.resume = again
                 raise
         except RunFailed as failed:
-            raise RunFailed(f"{failed}\n{again} continues") from failed
+            raise RunFailed(f"{failed}\n{again} continues once the cause is gone") from failed
     claimed.release()
     return folder
 

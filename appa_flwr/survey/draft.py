@@ -33,6 +33,8 @@ def draft(frame: Frame, group_by: str, weight: str, missing: Missing, refusals: 
     columns = roles.group_columns(frame, group_by)
     if why := roles.several_rows(frame, columns):
         raise UserError(f"{frame.source}: {why}")
+    if repeated := roles.repeated_ids(frame, columns):
+        frame.notes.add("rows with the id of an earlier row, each of which counts", *repeated)
     weight_line, unused = roles.weight(frame, columns, clean(weight))
     weights(frame, weight_line.column)
     groups = {name: _group(frame, name, missing) for name in columns}
@@ -112,6 +114,8 @@ def _item(frame: Frame, name: str, missing: Missing, refusals: str) -> Item | st
     answers = [code for code, (kind, _) in kinds.items() if kind == "answer"]
     refused = [code for code, (kind, _) in kinds.items() if kind == "refusal" and (code in used or column.order)]
     size = len({same(labels[code]) for code in (answers + refused if refusals == "keep" else answers)})
+    if size == 1 and frame.codes(name)[0].min() < 0:
+        return "one answer or an empty cell; if empty means 'not mentioned', write a code for that there"
     if not MIN_OPTIONS <= size <= MAX_OPTIONS:
         return f"not {MIN_OPTIONS} to {MAX_OPTIONS} options that are answers"
     is_numbered = None not in map(_leading, answers)

@@ -187,7 +187,9 @@ def _options(first: RawAnswer, kind_K: Sequence[Kind], notes: Notes, *, refusals
         mine.append(k)
         notes.add_spelling(label, first.options[mine[0]])
         if label == first.options[mine[0]] and len(mine) > 1:
-            notes.add("options and groups that are one", f"several codes are {label!r}")
+            notes.add(
+                "options and groups that are one", f"several codes of {first.question_id or first.text} are {label!r}"
+            )
     return [*places.values()]
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from appa_flwr.survey.frames import Frame, RawAnswer
 from appa_flwr.survey.names import some
 from appa_flwr.survey.nonanswers import code_text
 
+_UNEQUAL: Final = 0.5
 _AMBIGUOUS: Final = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
 
 
@@ -27,6 +28,8 @@ def raw_answers(frame: Frame, codebook: Codebook) -> list[RawAnswer]:
     groups = {column: _placed(frame, column, group, is_group=True) for column, group in codebook.groups.items()}
     if all((group_R < 0).all() for group_R, _ in groups.values()):
         raise UserError(f"{frame.source}: no respondent has a group in {', '.join(groups)}")
+    if heavy := [*_unequal(weight_R, groups)]:
+        frame.notes.add("groups whose weights make them worth few respondents of equal weight", *heavy)
     raws: list[RawAnswer] = []
     for column, item in codebook.questions.items():
         if column not in frame.cells:
@@ -52,6 +55,15 @@ def weights(frame: Frame, column: str) -> FloatArray:
         frame.notes.add(f"{unusable} respondents left out: their weight is not a number >= 0")
     frame.keep(is_usable_R)
     return weight_R[is_usable_R]
+
+
+def _unequal(weight_R: FloatArray, groups: Mapping[str, tuple[IntArray, list[str]]]) -> Iterator[str]:
+    """Groups that are worth less than half of their respondents: Kish's effective number, (sum w)^2 / sum w^2."""
+    for attribute, (group_R, names) in groups.items():
+        for place, name in enumerate(names):
+            mine = weight_R[(group_R == place) & (weight_R > 0.0)]
+            if len(mine) and (worth := mine.sum() ** 2 / (mine**2).sum()) < _UNEQUAL * len(mine):
+                yield f"{full_name(groups, attribute, name)} ({len(mine)} as {worth:.0f})"
 
 
 def has_decimal_comma(frame: Frame, column: str) -> bool:
@@ -103,7 +115,9 @@ def _counted(
     """
     option_R, options = _placed(frame, column, item)
     if several := [label for label, count in Counter(entry.label for entry in item.options).items() if count > 1]:
-        frame.notes.add("options and groups that are one", *(f"several codes are {label!r}" for label in several))
+        frame.notes.add(
+            "options and groups that are one", *(f"several codes of {column} are {label!r}" for label in several)
+        )
     question, answers = question_of(item), list[RawAnswer]()
     for attribute, (group_R, names) in groups.items():
         is_counted_R = (group_R >= 0) & (option_R >= 0)

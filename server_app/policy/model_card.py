@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from pprint import pformat
 
 from huggingface_hub import ModelCardData
 
@@ -10,9 +11,17 @@ from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.core import markdown
 from appa_flwr.core.text import listed
 from appa_flwr.run.records import SummaryRow
+from server_app.policy.base import TEMPLATE_KEYS
 
 # Hub ids of models that have a name of their own in the config; the tiny model is on no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+_CHAT = f"""tokenizer.apply_chat_template(
+    [{{"role": "user", "content": prompt}}],
+    return_dict=True,
+    return_tensors="pt",
+    add_generation_prompt=True,
+    **{TEMPLATE_KEYS},
+)"""
 _PACKED = """
 It was trained and scored on its base in 4 bits; on the base as it is answers and scores differ. So give
 `quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
@@ -20,8 +29,19 @@ bnb_4bit_compute_dtype="DTYPE")` too.
 """
 
 
-def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str) -> str:
-    """A model card in the hub's format, with the rows of summary.json on the training metric."""
+def model_card(
+    config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str, prompt: str, chats: bool
+) -> str:
+    """A model card in the hub's format, with the rows of summary.json on the training metric.
+
+    Args:
+        config: config of the run.
+        rows: rows of summary.json.
+        groups: names of the groups.
+        survey: the survey's origin, as a sentence; empty = the config's.
+        prompt: a prompt that the policy was scored on, for the example.
+        chats: whether the tokenizer has a chat template, in which prompts stand.
+    """
     whole, packed = config.policy.tuning == "full", config.policy.tuning == "qlora"
     library, loader = ("transformers", "AutoModelForCausalLM") if whole else ("peft", "AutoPeftModelForCausalLM")
     base = _HUB_IDS.get(config.model, None if os.path.exists(config.model) else config.model)
@@ -55,9 +75,14 @@ predictions of them. FI of answers that cannot be read is 1, so read it beside `
 
 ```python
 from {library} import {loader}
+from transformers import AutoTokenizer
 
-model = {loader}.from_pretrained("policy")
+model, tokenizer = {loader}.from_pretrained("policy"), AutoTokenizer.from_pretrained("policy")
+prompt = {pformat(prompt, width=100, indent=4) if chr(10) in prompt else repr(prompt)}
+tokens = {_CHAT if chats else 'tokenizer(prompt, return_tensors="pt")'}
+row = model.generate(**tokens, max_new_tokens={config.ppo.response_length}, do_sample=False)[0]
+print(tokenizer.decode(row[tokens["input_ids"].shape[1] :], skip_special_tokens=True))
 ```
 {_PACKED.replace("DTYPE", config.policy.compute_dtype) if packed else ""}
-It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style `{config.prompt_style}`).
+It answers prompts of this form alone (`appa_flwr.protocol.formats.prompt`, style `{config.prompt_style}`).
 """

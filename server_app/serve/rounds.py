@@ -227,6 +227,9 @@ class Rounds:
         if kind == "contradiction":
             waiting = len(opened.items) if opened else 0
             state = f"run '{request.run}' is at round {last}, and {waiting} answers to the next wait"
+            sent = {*past.kept, *(asked.items if asked else ()), *(opened.items if opened else ())}
+            if again := next((item.id for item in request.items if item.id in sent), ""):
+                state += f"; an answer '{again}' has been sent"
             raise HTTPException(409, f"{state}, which these contradict; a trainer that goes back sends resumed = true")
         batches = [*self._open.values(), *([self._asked] if self._asked else [])]
         num_new = opened.num_new(request) if opened and kind == "next" else len(request.items)

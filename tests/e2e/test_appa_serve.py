@@ -108,7 +108,7 @@ def test_a_server_that_is_killed_or_loses_a_worker_goes_on_and_one_that_is_stopp
             ask(RemoteGroupRewards(lost.url, token, patience=5.0), questions[4:], 1)  # whose replies are not kept
         assert lost.process.wait(60) == 1
     assert "WorkerLost: " in (folder / "error.txt").read_text()
-    assert (tmp_path / "out").read_text().endswith(f"\nappa serve --resume {folder} continues\n")
+    assert (tmp_path / "out").read_text().endswith(f"\nappa serve --resume {folder} continues once the cause is gone\n")
     with served(tmp_path, "--resume", str(folder)) as second:
         rewards = RemoteGroupRewards(second.url, token)
         again = ask(rewards, questions, 1)

@@ -86,4 +86,7 @@ def test_a_stopped_run_ends_with_the_signal_s_exit_code_unless_it_serves(appa, m
     assert f"appa run --resume {tmp_path / 'r'} continues" in said
     monkeypatch.setattr(flower, "followed", raising(RunFailed("it broke")))
     said = appa("serve", *(f"{key}={value}" for key, value in (keys | {"run-name": "s"}).items()), code=1)
-    assert said.splitlines()[-2:] == ["appa: it broke", f"appa serve --resume {tmp_path / 's'} continues"]
+    assert said.splitlines()[-2:] == [
+        "appa: it broke",
+        f"appa serve --resume {tmp_path / 's'} continues once the cause is gone",
+    ]

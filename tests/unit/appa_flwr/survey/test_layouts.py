@@ -96,6 +96,24 @@ def test_layouts(case, tmp_path):
     _check(file, case, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "repeats", "note"),
+    [
+        ("caseid", 3, "each of which counts: 3 by caseid"),
+        ("caseid", 0, ""),
+        ("caseid", 70, ""),  # as often as once: a code of something else
+        ("household_id", 3, ""),  # its members
+    ],
+)
+def test_respondents_who_stand_in_several_rows(column, repeats, note, tmp_path):
+    ids = [*range(70), *range(repeats)]
+    rows = [f"{number},{'AB'[k % 2]},{'Yes' if k % 3 else 'No'}" for k, number in enumerate(ids)]
+    (file := tmp_path / "x.csv").write_text("\n".join([f"{column},g,q", *rows]))
+    notes = " | ".join(convert(file, group_by="g").survey.about.notes)
+    assert note in notes
+    assert ("id of an earlier row" in notes) == bool(note)
+
+
 ROWS = 60
 # Columns that no list of a few cells describes; ten blocks of six rows.
 NUMBERED = {

@@ -19,8 +19,9 @@ ROWS = [
 ]
 
 
-def card(**keys):
-    return model_card(Config.load(keys_of(keys)), ROWS, ["A", "B C"], survey="poll.csv (sha256 0123456789ab)")
+def card(*, prompt="Which?", chats=False, **keys):
+    origin = "poll.csv (sha256 0123456789ab)"
+    return model_card(Config.load(keys_of(keys)), ROWS, ["A", "B C"], survey=origin, prompt=prompt, chats=chats)
 
 
 @pytest.mark.parametrize(

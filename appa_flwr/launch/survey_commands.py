@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the readers need pandas, which the commands of a group lack
 
 NUM_WEIGHTIEST = 3  # guesses that are shown
 EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose cost is shown
+TOO_FAR = 50  # points: a larger error leaves nothing of a share
 
 export = typer.Typer(help="Write a survey in the formats of other programs.", no_args_is_help=True)
 
@@ -155,7 +156,11 @@ def _costs(source: str, made: "Conversion", promise: "Promise") -> Iterator[Tabl
     table = Table("error of a share, in points", *names)
     for cost in costs:
         errors = (cost.sampling, *[cost.cap] * len(caps), *(cost.noise * line.sd for line in lines[:-1]))
-        table.add_row(cost.group, f"{cost.respondents:.0f}", *(f"{error:.2g}" for error in errors))
+        table.add_row(
+            cost.group,
+            f"{cost.respondents:.0f}",
+            *(f"{error:.2g}" if error < TOO_FAR else f"over {TOO_FAR}" for error in errors),
+        )
     yield table
     yield from caps
     if small := [cost for cost in costs if cost.noise * sd > cost.sampling]:

@@ -311,6 +311,15 @@ def test_releases_stand_in_the_codebook_one_at_a_time_and_add_up(option, name, t
     assert codebooks.read(tmp_path / "again.toml").releases == releases
 
 
+def test_an_error_that_no_share_can_have_is_not_shown(tmp_path):
+    codebook = book()
+    codebooks.write(codebook, file := tmp_path / "f.toml")
+    cells(12, codebook, np.random.default_rng(4)).to_csv(tmp_path / "f.csv", index=False)
+    code, text = run("survey", tmp_path / "f.csv", "--codebook", file, "--epsilon", "4")
+    assert code == 0
+    assert "over 50" in text
+
+
 def test_costs_by_hand():
     shares = {"q": np.full(4, 0.25), "p": np.array([0.9, 0.1])}
     questions = (Question("q", "?", tuple("abcd")), Question("p", "?", tuple("ab")))

@@ -14,6 +14,7 @@ from appa_flwr.core.arrays import FloatArray
 from appa_flwr.protocol.queries import SCORES, Catalogue, Query
 from appa_flwr.run.records import Card, PredictorScores
 from appa_flwr.run.schema import BY_MEAN, WEIGHTS_FILE
+from pluralllm.residual import SHARES_KEY
 from pluralllm.scores import MEASURES, PREDICTORS, SUMS
 from server_app import log
 from server_app.federation.groups import Groups
@@ -58,8 +59,16 @@ def train(run: RunInputs, start: ArrayRecord, checkpoint: tuple[ArrayRecord, Car
     else:
         card = card.model_copy(update=agreement)
         shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in card.scores.items())
-        phase.step(1, 1, f"JS against survey answers: {shown or 'none'}")
+        phase.step(1, 1, f"JS against survey answers: {shown or 'none'}{_kernels(weights)}")
     write_card(path, card)
+
+
+def _kernels(weights: ArrayRecord) -> str:
+    """Text of the choice among `pluralllm.residual.SHARES`; empty for the attention network."""
+    if SHARES_KEY not in weights:
+        return ""
+    features, plain = weights[SHARES_KEY].numpy()
+    return f"; kernels with learned features count {features:g}, the view without a network {plain:g}"
 
 
 def scores(groups: Groups, catalogue: Catalogue) -> dict[str, Any]:

@@ -193,7 +193,10 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(tmp_path):
     assert len(found.pluralllm.losses) == config.pluralllm.rounds
     assert found.pluralllm.scores.keys() == {"pluralllm", "uniform", "nearest-question"}
     assert card["survey"]["groups"].keys() == card["groups"].keys() == set(run_survey(config).groups)
-    assert tuple(load_file(config.run_folder / WEIGHTS_FILE)[SHARES_KEY].tolist()) in SHARES
+    shares = tuple(load_file(config.run_folder / WEIGHTS_FILE)[SHARES_KEY].tolist())
+    assert shares in SHARES
+    (text,) = [line.message for line in PROGRESS.read(config.run_folder) if (line.phase, line.step) == ("targets", 1)]
+    assert text.endswith("features count {:g}, the view without a network {:g}".format(*shares))
 
 
 def test_a_checkpoint_of_the_attention_stands_for_pretraining(tmp_path):

@@ -113,21 +113,21 @@ def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
     run.folder.log_this_thread()
     train_policy(run, models, inputs)
 
-    question, tokenizer = run.catalogue.questions[inputs.test_J[0]], inputs.base.tokenizer
+    question = run.catalogue.questions[inputs.test_J[0]]
 
     def card() -> str:
         return model_card(
             run.config,
             SUMMARY.read(run.folder.path) or (),
             run.groups.names,
+            inputs.base,
             survey=run.origin,
             prompt=formats.prompt(run.config.task, question.text, question.options, style=run.config.prompt_style),
-            chats=tokenizer.chat_template is not None,
         )
 
     with replaced_folder(folder := run.folder.path / POLICY) as beside:
         models.save_policy(beside)
-        tokenizer.save_pretrained(beside)
+        inputs.base.tokenizer.save_pretrained(beside)
         (beside / MODEL_CARD).write_text(card())
     evaluation.evaluate(run, PPO, models.policy, inputs)
     replace_file(folder / MODEL_CARD, card().encode())

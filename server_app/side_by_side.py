@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from threading import Lock
+from threading import RLock
+
+from server_app import log
 
 
 class SideBySide:
@@ -13,39 +15,49 @@ class SideBySide:
     """
 
     def __init__(self) -> None:
-        self._held, self._failed = Lock(), False
+        self._run, self._stopped = RLock(), False  # an RLock knows the thread that holds it
 
     def do(self, works: Sequence[Callable[[], None]]) -> None:
-        """Do all works, the last in this thread; the error of one ends the others where they next need the run."""
+        """Do all works, the last in this thread, and raise the first error after all have ended.
+
+        An error ends its own work alone. A signal ends the others where they next need the run.
+        """
         *others, own = works
         with ThreadPoolExecutor(max(1, len(others))) as executor:
-            futures = [executor.submit(self._do, work) for work in others]
-            with suppress(CancelledError):  # the error of another follows
-                self._do(own)
-            errors = [future.exception() for future in futures]
+            futures = [executor.submit(self._do, work, alone=False) for work in others]
+            with suppress(CancelledError):  # the signal follows
+                self._do(own, alone=not others)
+            errors = [error for future in futures if (error := future.exception()) is not None]
         for error in errors:
-            if error is not None and not isinstance(error, CancelledError):
+            if not isinstance(error, CancelledError):
                 raise error
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let other works hold the run during the block; raises CancelledError at its end if one of them failed."""
-        self._held.release()
+        """Let other works hold the run during the block; raises CancelledError at its end after a signal."""
+        self._run.release()
         try:
             yield
         finally:
-            self._held.acquire()
+            self._run.acquire()
         self._go_on()
 
-    def _do(self, work: Callable[[], None]) -> None:
-        with self._held:
+    def _do(self, work: Callable[[], None], *, alone: bool) -> None:
+        try:
+            self._run.acquire()
             self._go_on()
-            try:
-                work()
-            except BaseException:
-                self._failed = True
-                raise
+            work()
+        except Exception as error:
+            if not (alone or isinstance(error, CancelledError)):
+                log.warning("one of the policies ends with an error, the others go on: %s", error)
+            raise
+        except BaseException:
+            self._stopped = True
+            raise
+        finally:
+            with suppress(RuntimeError):  # a signal may come while another work holds the run
+                self._run.release()
 
     def _go_on(self) -> None:
-        if self._failed:
+        if self._stopped:
             raise CancelledError

@@ -90,7 +90,10 @@ class AppaStrategy(Strategy):
         with timed(now.seconds, "reference"):
             reference = self.engine.reference_pass(now.rollout.sequences)
         rewards = now.pending.read(replies)
-        now.seconds["federation_wait"] = self.run.groups.grid.seconds_waited
+        now.seconds["federation_wait"], traffic = (
+            self.run.groups.grid.seconds_waited,
+            dict(self.run.groups.grid.traffic),
+        )
         reward_J, state, fields = self.rule.result(self.state, now.answers, rewards)
         with self.run.computing(), timed(now.seconds, "update"):
             score_J = torch.tensor(reward_J, dtype=torch.float32, device=now.rollout.logprob_JT.device)
@@ -100,7 +103,7 @@ class AppaStrategy(Strategy):
             iteration=self.done + server_round,
             num_iterations=self.num_iterations,
             seconds={name: round(value, 4) for name, value in now.seconds.items()},
-            traffic=dict(self.run.groups.grid.traffic),
+            traffic=traffic,
             **(fields | learned),
         )
         return None, None  # no arrays and no metrics for Flower to keep

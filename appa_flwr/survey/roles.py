@@ -90,10 +90,14 @@ def several_rows(frame: Frame, columns: Sequence[str]) -> str:
 
 def repeated_ids(frame: Frame, columns: Sequence[str]) -> list[str]:
     """Columns named like respondents' ids, most of which stand in one row, with the number of further rows."""
-    named = [name for name in frame.cells.columns.difference([*columns], sort=False) if _NAMES["person"].search(name)]
-    sizes = {name: frame.codes(name)[1] for name in named if not _NAMES["cluster"].search(name)}
-    further = {name: sum(size_of.values()) - len(size_of) for name, size_of in sizes.items()}
-    return [f"{count} by {name}" for name, count in further.items() if 0 < count < len(sizes[name])]
+    repeated = []
+    for name in frame.cells.columns.difference([*columns], sort=False):
+        if _NAMES["person"].search(name) and not _NAMES["cluster"].search(name):
+            with suppress(UserError):  # lists
+                size_of = frame.codes(name)[1]
+                if 0 < (further := sum(size_of.values()) - len(size_of)) < len(size_of):
+                    repeated.append(f"{further} by {name}")
+    return repeated
 
 
 def _distinct_pairs(frame: Frame, columns: Sequence[str]) -> Iterator[tuple[str, str]]:

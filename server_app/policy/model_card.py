@@ -11,10 +11,11 @@ from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.core import markdown
 from appa_flwr.core.text import listed
 from appa_flwr.run.records import SummaryRow
-from server_app.policy.base import TEMPLATE_KEYS
+from server_app.policy.base import TEMPLATE_KEYS, Base
 
 # Hub ids of models that have a name of their own in the config; the tiny model is on no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+_PLAIN = 'tokenizer(prompt, return_tensors="pt")'
 _CHAT = f"""tokenizer.apply_chat_template(
     [{{"role": "user", "content": prompt}}],
     return_dict=True,
@@ -30,7 +31,7 @@ bnb_4bit_compute_dtype="DTYPE")` too.
 
 
 def model_card(
-    config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str, prompt: str, chats: bool
+    config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], base: Base, *, survey: str, prompt: str
 ) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric.
 
@@ -38,14 +39,14 @@ def model_card(
         config: config of the run.
         rows: rows of summary.json.
         groups: names of the groups.
+        base: the model that the policy started from.
         survey: the survey's origin, as a sentence; empty = the config's.
         prompt: a prompt that the policy was scored on, for the example.
-        chats: whether the tokenizer has a chat template, in which prompts stand.
     """
     whole, packed = config.policy.tuning == "full", config.policy.tuning == "qlora"
     library, loader = ("transformers", "AutoModelForCausalLM") if whole else ("peft", "AutoPeftModelForCausalLM")
-    base = _HUB_IDS.get(config.model, None if os.path.exists(config.model) else config.model)
-    front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=base, tags=["appa-flwr"])
+    hub_id = _HUB_IDS.get(config.model, None if os.path.exists(config.model) else config.model)
+    front = ModelCardData(library_name=library, pipeline_tag="text-generation", base_model=hub_id, tags=["appa-flwr"])
     scores = [
         [
             row.method + (f", {row.sampled} questions" if row.sampled else ""),
@@ -64,7 +65,7 @@ def model_card(
 
 Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey answers stayed with them, task
 `{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from
-`{base or Path(config.model).name}`.
+`{hub_id or Path(config.model).name}`.
 
 Groups: {listed(groups)}. Survey: {survey or config.survey}.
 
@@ -79,8 +80,9 @@ from transformers import AutoTokenizer
 
 model, tokenizer = {loader}.from_pretrained("policy"), AutoTokenizer.from_pretrained("policy")
 prompt = {pformat(prompt, width=100, indent=4) if chr(10) in prompt else repr(prompt)}
-tokens = {_CHAT if chats else 'tokenizer(prompt, return_tensors="pt")'}
-row = model.generate(**tokens, max_new_tokens={config.ppo.response_length}, do_sample=False)[0]
+tokens = {_PLAIN if base.tokenizer.chat_template is None else _CHAT}.to(model.device)
+ends = {[*base.stop_ids]}
+row = model.generate(**tokens, max_new_tokens={config.ppo.response_length}, eos_token_id=ends, do_sample=False)[0]
 print(tokenizer.decode(row[tokens["input_ids"].shape[1] :], skip_special_tokens=True))
 ```
 {_PACKED.replace("DTYPE", config.policy.compute_dtype) if packed else ""}

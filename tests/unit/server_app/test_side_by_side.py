@@ -1,5 +1,6 @@
 """Works in threads: what they do at the same time, what never, and how one that fails ends the others."""
 
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -34,7 +35,7 @@ def test_works_compute_at_once_and_hold_the_run_one_at_a_time():
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["of another thread", "of this thread"])
-def test_an_error_ends_the_others_where_they_next_need_the_run(place):
+def test_an_error_ends_its_own_work_alone(place, caplog):
     side_by_side, both, ended = SideBySide(), threading.Barrier(2, timeout=SECONDS), []
 
     def fails():
@@ -43,9 +44,33 @@ def test_an_error_ends_the_others_where_they_next_need_the_run(place):
         raise ValueError("mine")
 
     def goes_on():
+        with side_by_side.computing():
+            both.wait()
+        for _ in range(3):
+            with side_by_side.computing():
+                time.sleep(0.01)
+        ended.append(True)
+
+    works = [goes_on, goes_on]
+    works[place] = fails
+    with pytest.raises(ValueError, match="mine"):
+        side_by_side.do(works)
+    assert ended == [True]
+    assert "the others go on: mine" in caplog.text
+
+
+@pytest.mark.parametrize("holding", [False, True], ids=["while it computes", "while another holds the run"])
+def test_a_signal_ends_all(holding):
+    side_by_side, both, ended = SideBySide(), threading.Barrier(2, timeout=SECONDS), []
+
+    def other():
         try:
             with side_by_side.computing():
                 both.wait()
+            if holding:
+                time.sleep(0.2)  # in which the main thread comes to wait for the run
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0.2)
             for _ in range(1000):
                 with side_by_side.computing():
                     time.sleep(SECONDS / 1000)
@@ -53,10 +78,17 @@ def test_an_error_ends_the_others_where_they_next_need_the_run(place):
             ended.append(True)
             raise
 
-    works = [goes_on, goes_on]
-    works[place] = fails
-    with pytest.raises(ValueError, match="mine"):
-        side_by_side.do(works)
+    def own():
+        with side_by_side.computing():
+            both.wait()
+            if holding:
+                time.sleep(0.1)  # until the other holds it
+            else:
+                raise KeyboardInterrupt
+        raise AssertionError("the run was not held by the other")
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.do([other, own])
     assert ended == [True]
 
 

@@ -3,6 +3,8 @@
 Axis letters: G groups, J rollouts, Q questions.
 """
 
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby, islice, repeat
 from types import SimpleNamespace
 
@@ -208,6 +210,14 @@ def test_a_failed_quorum_updates_and_reports_nothing(monkeypatch):
 def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monkeypatch):
     """Three nodes: a round asks each for rewards, every second round for scores of the held-out question too."""
     strategy, groups, _, lines = build(eval__every=2)
+
+    @contextmanager
+    def computing():  # meanwhile another rule asks the groups
+        groups.grid.traffic.clear()
+        groups.grid.seconds_waited = 1e6
+        yield
+
+    strategy.run = replace(strategy.run, computing=computing)
     curve = ["0.10,0.20,0.30,0.40"]
     answered = parse_responses("dpa", curve, np.array([2]), CATALOGUE)
     monkeypatch.setattr(evaluation, "greedy_answers", lambda run, model, inputs: answered)
@@ -225,6 +235,7 @@ def test_flower_s_own_verbs_carry_every_message_of_a_round_and_of_the_curve(monk
         assert (line.traffic["messages_sent"], line.traffic["messages_received"]) == (3, 3)
         assert line.traffic["bytes_sent"] == pytest.approx(size, rel=0.1)  # other texts have other lengths
         assert line.traffic["bytes_received"] > 0
+        assert line.seconds["federation_wait"] < 1e6
     assert [[*line.held_out] for line in lines] == [[], ["survey", "predictions"]] * 2
     # the nodes' truth is their table, so both references have the same scores
     expected = [float(js(np.array([0.1, 0.2, 0.3, 0.4]), TABLES[name][2, :4], [True] * 4)) for name in GROUPS]

@@ -112,6 +112,15 @@ def test_respondents_who_stand_in_several_rows(column, repeats, note, tmp_path):
     notes = " | ".join(convert(file, group_by="g").survey.about.notes)
     assert note in notes
     assert ("id of an earlier row" in notes) == bool(note)
+    lists = pd.DataFrame(
+        {
+            column: [[number] for number in ids],
+            "g": ["A"] * len(ids),
+            "q": ["Yes", "No"] * (len(ids) // 2) + ["No"] * (len(ids) % 2),
+        }
+    )
+    lists.to_parquet(tmp_path / "x.parquet")
+    assert "id of an earlier row" not in " | ".join(convert(tmp_path / "x.parquet", group_by="g").survey.about.notes)
 
 
 ROWS = 60

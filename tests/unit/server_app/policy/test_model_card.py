@@ -1,5 +1,7 @@
 """The aligned policy's card: the hub reads its front matter, a person its scores and how to load it."""
 
+from types import SimpleNamespace
+
 import pytest
 from huggingface_hub import ModelCard
 from report_runs import row
@@ -19,9 +21,10 @@ ROWS = [
 ]
 
 
-def card(*, prompt="Which?", chats=False, **keys):
+def card(**keys):
+    base = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None), stop_ids=(2, 7))
     origin = "poll.csv (sha256 0123456789ab)"
-    return model_card(Config.load(keys_of(keys)), ROWS, ["A", "B C"], survey=origin, prompt=prompt, chats=chats)
+    return model_card(Config.load(keys_of(keys)), ROWS, ["A", "B C"], base, survey=origin, prompt="Which?")
 
 
 @pytest.mark.parametrize(

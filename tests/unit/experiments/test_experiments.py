@@ -21,7 +21,7 @@ from appa_flwr.run.resume import claim
 from appa_flwr.run.schema import write_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
-from experiments import liars, limits, predictor, rules, scale
+from experiments import liars, limits, predictor, rules, run_cost, scale
 from experiments.grid import __main__ as command
 from experiments.grid import grid_results, plan
 from pluralllm.data import GroupData
@@ -237,3 +237,19 @@ def test_each_part_of_a_run_is_measured(tmp_path):
         found = scale.do(tmp_path, part, 3)
         assert found["CPU s"] > 0
         assert all(found[way] > 0 for way in ("bytes to", "bytes from") if part != scale.SCORES), part
+
+
+def test_the_cost_of_a_run_counts_processes_that_nobody_waits_for(tmp_path, capsys, monkeypatch):
+    """A checkout whose run leaves a process behind that computes for half a second, and returns at once."""
+    (package := tmp_path / "busy" / "appa_flwr" / "launch").mkdir(parents=True)
+    busy = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    main = f"import subprocess, sys, time\ndef main():\n    subprocess.Popen([sys.executable, '-c', {busy!r}])\n"
+    (package / "cli.py").write_text(main + "    time.sleep(2)\n    return int('seed=3' not in sys.argv)\n")
+    cpu, seconds = run_cost.cost(tmp_path / "busy", ["seed=3"])
+    assert cpu > 0.5
+    assert seconds > 2.0
+    with pytest.raises(UserError, match="exit code 1"):
+        run_cost.cost(tmp_path / "busy", [])
+    monkeypatch.setattr(run_cost, "cost", lambda checkout, keys: (3.0, 7.0) if checkout.name == "busy" else (6.0, 8.0))
+    run_cost.main(beside=tmp_path / "busy", times=2)
+    assert capsys.readouterr().out.count("| busy | ") == 2

@@ -66,16 +66,16 @@ def align_by(run: RunInputs, rules: Sequence[str], inputs: PolicyInputs) -> None
     """Align a policy by each of these rules at the same time; a rule whose run has finished is left out."""
     side_by_side = SideBySide()
     with ExitStack() as opened:
-        works = []
+        tasks = []
         for rule in rules:
             if (run_by_rule := opened.enter_context(run_by(run, rule))) is not None:
                 run_by_rule = replace(run_by_rule, computing=side_by_side.computing)
                 # All models are loaded first, since loading sets torch's default dtype and its random generator.
                 models = load_policy(run.config, inputs.base, run.folder.path / SFT_MODEL)
-                works.append(partial(align, run_by_rule, models, inputs))
+                tasks.append(partial(align, run_by_rule, models, inputs))
         opened.enter_context(flower_quiet())  # Flower's lines count a resumed run's rounds from 1
-        if works:
-            side_by_side.do(works)
+        if tasks:
+            side_by_side.do(tasks)
 
 
 @contextmanager
@@ -106,13 +106,12 @@ def run_by(run: RunInputs, rule: str) -> Iterator[RunInputs | None]:
 
 
 def align(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
-    """Align the SFT model by the run's rule, in a thread; the policy and its scores go into the run's folder.
+    """Align the SFT model by the run's rule; the policy and its scores go into the run's folder.
 
     The policy is saved before it is scored, so that it is not lost if too few groups answer then.
     """
     run.folder.log_this_thread()
     train_policy(run, models, inputs)
-
     question = run.catalogue.questions[inputs.test_J[0]]
 
     def card() -> str:

@@ -90,10 +90,8 @@ class AppaStrategy(Strategy):
         with timed(now.seconds, "reference"):
             reference = self.engine.reference_pass(now.rollout.sequences)
         rewards = now.pending.read(replies)
-        now.seconds["federation_wait"], traffic = (
-            self.run.groups.grid.seconds_waited,
-            dict(self.run.groups.grid.traffic),
-        )
+        grid = self.run.groups.grid  # it may count another rule's messages from the update on
+        now.seconds["federation_wait"], traffic = grid.seconds_waited, dict(grid.traffic)
         reward_J, state, fields = self.rule.result(self.state, now.answers, rewards)
         with self.run.computing(), timed(now.seconds, "update"):
             score_J = torch.tensor(reward_J, dtype=torch.float32, device=now.rollout.logprob_JT.device)

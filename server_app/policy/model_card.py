@@ -79,7 +79,7 @@ from {library} import {loader}
 from transformers import AutoTokenizer
 
 model, tokenizer = {loader}.from_pretrained("policy"), AutoTokenizer.from_pretrained("policy")
-prompt = {pformat(prompt, width=100, indent=4) if chr(10) in prompt else repr(prompt)}
+prompt = {pformat(prompt, width=100)}
 tokens = {_PLAIN if base.tokenizer.chat_template is None else _CHAT}.to(model.device)
 ends = {[*base.stop_ids]}
 row = model.generate(**tokens, max_new_tokens={config.ppo.response_length}, eos_token_id=ends, do_sample=False)[0]

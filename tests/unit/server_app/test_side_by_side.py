@@ -1,5 +1,6 @@
-"""Works in threads: what they do at the same time, what never, and how one that fails ends the others."""
+"""Tasks in threads: what they do at the same time, what never, and what ends one or all of them."""
 
+import os
 import signal
 import threading
 import time
@@ -14,11 +15,11 @@ from server_app.side_by_side import SideBySide
 SECONDS = 10.0  # longest wait for another thread
 
 
-def test_works_compute_at_once_and_hold_the_run_one_at_a_time():
+def test_tasks_compute_at_once_and_hold_the_run_one_at_a_time():
     side_by_side, meeting = SideBySide(), threading.Barrier(3, timeout=SECONDS)
     holding, most, rounds = 0, 0, []
 
-    def work(name):
+    def task(name):
         nonlocal holding, most
         for number in range(4):
             holding += 1
@@ -29,13 +30,13 @@ def test_works_compute_at_once_and_hold_the_run_one_at_a_time():
             with side_by_side.computing():
                 meeting.wait()  # passes only if all three are here
 
-    side_by_side.do([lambda name=name: work(name) for name in "ABC"])
+    side_by_side.do([lambda name=name: task(name) for name in "ABC"])
     assert most == 1
     assert sorted(rounds) == [(name, number) for name in "ABC" for number in range(4)]
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["of another thread", "of this thread"])
-def test_an_error_ends_its_own_work_alone(place, caplog):
+def test_an_error_ends_its_own_task_alone(place, caplog):
     side_by_side, both, ended = SideBySide(), threading.Barrier(2, timeout=SECONDS), []
 
     def fails():
@@ -51,10 +52,10 @@ def test_an_error_ends_its_own_work_alone(place, caplog):
                 time.sleep(0.01)
         ended.append(True)
 
-    works = [goes_on, goes_on]
-    works[place] = fails
+    tasks = [goes_on, goes_on]
+    tasks[place] = fails
     with pytest.raises(ValueError, match="mine"):
-        side_by_side.do(works)
+        side_by_side.do(tasks)
     assert ended == [True]
     assert "the others go on: mine" in caplog.text
 
@@ -69,7 +70,7 @@ def test_a_signal_ends_all(holding):
                 both.wait()
             if holding:
                 time.sleep(0.2)  # in which the main thread comes to wait for the run
-                signal.raise_signal(signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.2)
             for _ in range(1000):
                 with side_by_side.computing():
@@ -89,6 +90,27 @@ def test_a_signal_ends_all(holding):
 
     with pytest.raises(KeyboardInterrupt):
         side_by_side.do([other, own])
+    assert ended == [True]
+
+
+def test_a_signal_ends_the_others_after_the_main_thread_s_own_task():
+    side_by_side, own_ended, ended = SideBySide(), threading.Event(), []
+
+    def other():
+        with side_by_side.computing():
+            assert own_ended.wait(SECONDS)
+            time.sleep(0.1)  # until the main thread waits for this one
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            for _ in range(1000):
+                with side_by_side.computing():
+                    time.sleep(SECONDS / 1000)
+        except CancelledError:
+            ended.append(True)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.do([other, own_ended.set])
     assert ended == [True]
 
 
